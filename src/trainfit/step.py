@@ -1,0 +1,110 @@
+"""`Step`: what the user gives us, one full training step in ordinary PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainfit.errors import StepError
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Model, optimizer(s) and `run`, a function that performs one whole training step.
+
+    `run` does everything one iteration of the user's loop does: forward, backward, optimizer step,
+    zeroing of gradients. What it returns (normally the loss) is kept until the step ends.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+    run: Callable[[], Any]
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a step at once, where the user's own line is still on the stack."""
+        if not isinstance(self.model, nn.Module):
+            raise StepError(f"Step.model must be a torch.nn.Module, got {type(self.model).__name__}.")
+        if not callable(self.run):
+            raise StepError(f"Step.run must be a function without arguments, got {type(self.run).__name__}.")
+        for optimizer in self.optimizers:
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise StepError(
+                    "Step.optimizer must be a torch.optim.Optimizer, a list of them or None, "
+                    f"got {type(optimizer).__name__}."
+                )
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """All optimizers of the step, as a tuple."""
+        if self.optimizer is None:
+            return ()
+        if isinstance(self.optimizer, Iterable) and not isinstance(self.optimizer, torch.optim.Optimizer):
+            return tuple(self.optimizer)
+        return (self.optimizer,)
+
+    @staticmethod
+    def of(
+        model: nn.Module,
+        inputs: Any,
+        *,
+        loss: Loss | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> Step:
+        """Build the usual step: forward, loss, backward, optimizer step, gradients to None.
+
+        `inputs` is a mapping (keyword arguments), a tuple or list (positional) or one value. `loss` turns
+        the model's output into a scalar; without it the output's `.loss`, its "loss" entry, a scalar
+        output, or the first entry of a tuple is taken. `autocast` runs forward and loss in that dtype.
+        """
+
+        def run() -> torch.Tensor:
+            with torch.autocast(_device_type(model), autocast, enabled=autocast is not None):
+                output = _call(model, inputs)
+                value = loss(output) if loss is not None else find_loss(output)
+            value.backward()  # type: ignore[no-untyped-call]
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                model.zero_grad()
+            return value
+
+        return Step(model=model, optimizer=optimizer, run=run)
+
+
+def find_loss(output: Any) -> torch.Tensor:
+    """Return the scalar loss in a model's output, wherever models usually put it."""
+    candidates: list[Any] = [output]
+    if isinstance(output, Mapping):
+        candidates.append(output.get("loss"))
+    if hasattr(output, "loss"):
+        candidates.append(output.loss)
+    if isinstance(output, tuple | list) and output:
+        candidates.append(output[0])
+    for candidate in candidates:
+        if isinstance(candidate, torch.Tensor) and candidate.numel() == 1:
+            return candidate
+    raise StepError(
+        f"no scalar loss in the model's output of type {type(output).__name__}; "
+        "pass loss=, a function from the output to a scalar tensor."
+    )
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _device_type(model: nn.Module) -> str:
+    parameter = next(model.parameters(), None)
+    return parameter.device.type if parameter is not None else "cpu"
