@@ -1,0 +1,161 @@
+"""Autograd under capture: what it saves for backward, and which node each backward operator belongs to.
+
+Saved tensors: the pack hook keeps metadata only and lets the tensor die, the unpack hook brings it back. So
+the ledger sees when the program alone would have released a storage, and until when autograd needs it.
+
+Nodes: before each backward the graph is walked once and every node gets a hook before and after it. A node
+is attributed to the module in whose forward it was made, by its sequence number: it does not matter what
+the module returned, nor how often it was called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trainfit.capture.ledger import Ledger, LiveStorage
+from trainfit.capture.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
+from trainfit.capture.values import worth_knowing
+
+
+class SavedTensor:
+    """What the pack hook keeps: enough to make the tensor again. Dies when autograd lets go of it."""
+
+    __slots__ = ("_interval", "_layout", "_ledger", "_live")
+
+    def __init__(self, ledger: Ledger, live: LiveStorage, tensor: torch.Tensor) -> None:
+        """Take the place of `tensor`, whose storage is `live`."""
+        self._ledger = ledger
+        self._live = live
+        self._layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+        self._interval = ledger.save(live)
+
+    def restore(self) -> torch.Tensor:
+        """Make the tensor again, over the same storage."""
+        with torch._C._DisableTorchDispatch():
+            return self._ledger.tensor(self._live, *self._layout)
+
+    def __del__(self) -> None:
+        """Tell the ledger that autograd no longer needs the storage."""
+        self._ledger.release_saved(self._live, self._interval)
+
+
+class SavedTensorHooks:
+    """Installs the metadata-only hooks, and can step aside where torch forbids hooks."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Prepare hooks that report to `ledger`."""
+        self._ledger = ledger
+
+    def _pack(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            return tensor
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_meta or not torch._C._has_storage(tensor):
+            return tensor
+        live = self._ledger.find(tensor)
+        if live is None:
+            known = worth_knowing(tensor.dtype, tensor.numel())
+            live = self._ledger.register(tensor, "outside", known=known)
+        if live.reference is None or (live.known and live.backing is None):
+            return tensor
+        return SavedTensor(self._ledger, live, tensor)
+
+    @staticmethod
+    def _unpack(packed: SavedTensor | torch.Tensor) -> torch.Tensor:
+        return packed.restore() if isinstance(packed, SavedTensor) else packed
+
+    def install(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """Return the context manager under which tensors are saved as metadata."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Step aside; tensors saved meanwhile are held as the program holds them."""
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            yield
+        finally:
+            torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)
+
+
+class NodeHooks:
+    """Watches the engine: wraps each backward run and hooks every node of its graph."""
+
+    _MARK = "trainfit"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Report nodes to `recorder`."""
+        self._recorder = recorder
+
+    @contextlib.contextmanager
+    def backward(self, roots: Any, *, creating_graph: bool) -> Iterator[None]:
+        """Watch one run of the engine, which may be nested in another (reentrant checkpointing)."""
+        recorder = self._recorder
+        self._hook_graph(roots)
+        before = (recorder.node, recorder.between_nodes, recorder.creating_graph)
+        recorder.enter_context(BACKWARD)
+        recorder.node, recorder.between_nodes, recorder.creating_graph = NO_NODE, False, creating_graph
+        try:
+            yield
+        finally:
+            recorder.node, recorder.between_nodes, recorder.creating_graph = before
+            recorder.leave_context()
+            recorder.backward_seen = True
+
+    def _hook_graph(self, roots: Any) -> None:
+        pending = [edge[0] for edge in (_gradient_edge(root) for root in roots) if edge is not None]
+        while pending:
+            node = pending.pop()
+            metadata = node.metadata
+            if metadata.get(self._MARK) is self._recorder.rows:
+                continue
+            if self._MARK not in metadata:
+                info_of = _Lookup(self._recorder, node)
+                node.register_prehook(info_of.before)
+                node.register_hook(info_of.after)
+                metadata[self._MARK + " lookup"] = info_of
+            metadata[self._MARK] = self._recorder.rows
+            metadata[self._MARK + " lookup"].info = self._recorder.node_info(node)
+            pending.extend(following for following, _ in node.next_functions if following is not None)
+
+
+class _Lookup:
+    """The two hooks of one node."""
+
+    __slots__ = ("_had_gradient", "_recorder", "info")
+
+    def __init__(self, recorder: Recorder, node: Any) -> None:
+        self._recorder = recorder
+        self.info: NodeInfo = NO_NODE
+        self._had_gradient = False
+
+    def before(self, gradients: Any) -> None:
+        recorder = self._recorder
+        recorder.enter_node(self.info)
+        if self.info.parameter is not None:
+            _label_gradient(recorder, self.info.parameter, gradients)
+
+    def after(self, gradients: Any, outputs: Any) -> None:
+        self._recorder.leave_node(self.info)
+
+
+def _label_gradient(recorder: Recorder, parameter: torch.Tensor, gradients: Any) -> None:
+    """The gradient that arrives at a parameter without one is what becomes its `.grad`."""
+    if parameter.grad is not None:
+        return
+    for gradient in gradients:
+        if isinstance(gradient, torch.Tensor) and gradient.layout is torch.strided:
+            live = recorder.ledger.find(gradient)
+            if live is not None and live.gradient_since is None:
+                live.gradient_since = recorder.ledger.clock
+
+
+def _gradient_edge(root: Any) -> tuple[Any, int] | None:
+    if isinstance(root, torch.autograd.graph.GradientEdge):
+        return (root.node, root.output_nr)
+    if isinstance(root, torch.Tensor) and (root.requires_grad or root.grad_fn is not None):
+        return (torch.autograd.graph.get_gradient_edge(root).node, 0)
+    return None

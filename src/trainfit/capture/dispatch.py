@@ -1,0 +1,333 @@
+"""The dispatch mode: every operator of the step passes here, is recorded, and returns hollow tensors.
+
+It sits below autograd, so autograd, views, version counters and hooks are torch's own. An operator is not
+run, except where its inputs are small and known (see `values.py`): then it runs for real, so that questions
+about values get the answer that a real run would give.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainfit.capture import special
+from trainfit.capture.hollow import tensor_over
+from trainfit.capture.ledger import Ledger, LiveStorage
+from trainfit.capture.metadata import (
+    Call,
+    InputAlias,
+    Key,
+    MetadataOracle,
+    NewTensor,
+    Output,
+    call_key,
+    describe_call,
+)
+from trainfit.capture.operators import Operator, aten, describe
+from trainfit.capture.recorder import Recorder
+from trainfit.capture.values import SELECTIONS, Values, assume_choice, worth_knowing
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+ENGINE_FUNCTION = "_engine_run_backward"
+
+
+class CaptureMode(TorchDispatchMode):
+    """Records operators and gives back plain tensors without data."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the method below in two more frames, on every operator call.
+        return False
+
+    def __init__(self, ledger: Ledger, recorder: Recorder, values: Values) -> None:
+        """Share the ledger, the recorder and the value rules of one capture session."""
+        super().__init__()
+        self.ledger = ledger
+        self.recorder = recorder
+        self.values = values
+        self.oracle = MetadataOracle()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Handle one operator call; `func` is an OpOverload."""
+        if types and not _PLAIN.issuperset(types):
+            # A tensor subclass (DTensor, nested, quantised): it unwraps itself, its parts come back here.
+            return NotImplemented
+        kwargs = kwargs or {}
+        operator = describe(func)
+        if operator.invisible:
+            return func(*args, **kwargs)
+        handler = special.HANDLERS.get(func)
+        if handler is not None:
+            result = handler(self, func, args, kwargs)
+            if result is not special.NOT_SPECIAL:
+                return result
+        if operator.is_view:
+            return self.view(func, args, kwargs)
+        if operator.composite:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if (
+            func is aten.add.Tensor
+            and self.recorder.between_nodes
+            and not kwargs
+            and sys._getframe(1).f_code.co_name == ENGINE_FUNCTION
+            and self.engine_would_add_in_place(args[0])
+        ):
+            func = aten.add_.Tensor
+        return self.compute(func, args, kwargs)
+
+    def view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a view for real: it touches metadata only, and shares storage as it should."""
+        key, tensors = call_key(func, args, kwargs)
+        if tensors and tensors[0].is_meta:
+            return func(*args, **kwargs)
+        call = self.oracle.look_up(key)
+        if call is None:
+            call = self.oracle.remember(Call(describe(func), key, (), single=True))
+        lives = [self.live(tensor) for tensor in tensors]
+        result = func(*args, **kwargs)
+        self.recorder.record(call, lives, (), ())
+        return result
+
+    def compute(
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        kernel: Callable[..., Any] | None = None,
+        shape_args: tuple[Any, ...] | None = None,
+    ) -> Any:
+        """Return the outputs of an operator, run for real if all is known, else hollow.
+
+        `kernel` and `shape_args` replace what determines the outputs' metadata, where it depends on values.
+        """
+        key, tensors = call_key(func, args, kwargs)
+        if _on_meta_device(tensors, kwargs):
+            return func(*args, **kwargs)
+        lives = [self.live(tensor) for tensor in tensors]
+        if shape_args is not None:
+            key = (key, call_key(func, shape_args, {})[0])
+        call = self.oracle.look_up(key)
+        if call is None:
+            call = self.oracle.ask(func, key, args if shape_args is None else shape_args, kwargs, kernel)
+        if self._inputs_known(call.operator, tensors, lives) and _small_outputs(call):
+            return self.run_real(func, call, key, args, kwargs, tensors, lives)
+        return self._hollow(call, args, kwargs, tensors, lives)
+
+    def live(self, tensor: torch.Tensor) -> LiveStorage:
+        """Return the ledger's entry for a tensor, entering storages that torch made out of our sight."""
+        live = self.ledger.find(tensor)
+        if live is None:
+            live = self.ledger.register(tensor, "outside", known=worth_knowing(tensor.dtype, tensor.numel()))
+        return live
+
+    def run_real(
+        self,
+        func: OpOverload,
+        call: Call | None,
+        key: Key,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+        lives: list[LiveStorage],
+    ) -> Any:
+        """Run an operator whose inputs have real values, and keep the values of what it makes."""
+        result = func(*args, **kwargs)
+        if call is None:
+            call = describe_call(func, key, tensors, result)
+        assumption = next((live.assumption for live in lives if live.assumption), None)
+        written = self._written(call.operator, args, kwargs)
+        for live in written:
+            live.known = True
+            live.assumption = assumption
+        created: list[LiveStorage] = []
+        wrapped = self._adopt(result, call.operator, created)
+        for live in created:
+            live.assumption = assumption
+        self.recorder.record(call, lives, written, created)
+        return wrapped
+
+    def _adopt(self, value: Any, operator: Operator, created: list[LiveStorage]) -> Any:
+        """Put the tensors that a real run of an operator made under the ledger's control."""
+        if isinstance(value, torch.Tensor):
+            if self.ledger.find(value) is not None:
+                return value
+            live, storage = self.ledger.adopt(value, operator.name, known=not operator.uninitialised)
+            created.append(live)
+            return tensor_over(storage, value.dtype, value.shape, value.stride(), value.storage_offset())
+        if isinstance(value, list | tuple):
+            return type(value)([self._adopt(item, operator, created) for item in value])
+        return value
+
+    def _hollow(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[torch.Tensor],
+        lives: list[LiveStorage],
+    ) -> Any:
+        operator = call.operator
+        written = self._written(operator, args, kwargs)
+        for live in written:
+            live.known = False
+        new: dict[int, tuple[LiveStorage, torch.UntypedStorage]] = {}
+        results: list[Any] = []
+        for output, argument in zip(call.outputs, operator.returned):
+            if argument is None:
+                results.append(self._make(output, operator, lives, new))
+            else:
+                results.append(args[argument] if isinstance(argument, int) else kwargs[argument])
+        self.recorder.record(call, lives, written, [live for live, _ in new.values()])
+        chosen = SELECTIONS.get(operator.name)
+        if chosen is not None:
+            choice = self.live(results[chosen])
+            if choice.backing is not None:
+                assume_choice(operator.name, tensors[0], results[chosen], choice)
+        return results[0] if call.single else tuple(results)
+
+    def _make(
+        self,
+        output: Output | list[Output],
+        operator: Operator,
+        lives: list[LiveStorage],
+        new: dict[int, tuple[LiveStorage, torch.UntypedStorage]],
+    ) -> Any:
+        """Make one output of an operator that is not run; `new` collects the storages made for it."""
+        if isinstance(output, NewTensor):
+            if output.group not in new:
+                # Memory that may be filled with known values later, or is filled with assumed ones.
+                may_be_known = operator.uninitialised or operator.name in SELECTIONS
+                keep_values = may_be_known and worth_knowing(output.dtype, output.size.numel())
+                new[output.group] = self.ledger.allocate(
+                    output.storage_bytes, operator.name, keep_values=keep_values
+                )
+            storage = new[output.group][1]
+            return tensor_over(storage, output.dtype, output.size, output.stride, output.offset)
+        if isinstance(output, InputAlias):
+            source = lives[output.tensor]
+            return self.ledger.tensor(source, output.dtype, output.size, output.stride, output.offset)
+        if isinstance(output, list):
+            return [self._make(item, operator, lives, new) for item in output]
+        return output
+
+    def _written(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[LiveStorage]:
+        written: list[LiveStorage] = []
+        for where in operator.mutated:
+            if isinstance(where, int):
+                value = args[where] if where < len(args) else None
+            else:
+                value = kwargs.get(where)
+            if isinstance(value, torch.Tensor):
+                written.append(self.live(value))
+            elif isinstance(value, list | tuple):
+                written.extend(self.live(item) for item in value if isinstance(item, torch.Tensor))
+        return written
+
+    def _inputs_known(
+        self, operator: Operator, tensors: list[torch.Tensor], lives: list[LiveStorage]
+    ) -> bool:
+        if operator.overwrites_first and lives:
+            first, tensor = lives[0], tensors[0]
+            covers = tensor.numel() * tensor.element_size() == first.nbytes
+            if not first.known and not (first.backing is not None and covers):
+                return False
+            return all(live.known for live in lives[1:])
+        return all(live.known for live in lives)
+
+    # What Python code does to tensors without an operator call (see `patches.py`) --------------------------
+
+    def allocated_outside(self, tensor: torch.Tensor, producer: str) -> torch.Tensor:
+        """Record a tensor that torch made without an operator call, as if one had made it."""
+        live = self.ledger.register(tensor, producer, known=True)
+        facts = Operator(producer, False, False, False, False, False, False, False, (), (None,))
+        key: Key = (producer, tensor.dtype, tensor.shape)
+        call = self.oracle.look_up(key) or self.oracle.remember(Call(facts, key, (), single=True))
+        self.recorder.record(call, (), (), (live,))
+        return tensor
+
+    def readable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return `tensor` if its values are known, else zeros of its shape, with a warning."""
+        live = self.ledger.find(tensor) if torch._C._has_storage(tensor) else None
+        if live is None:
+            return tensor
+        if live.known:
+            self.values.rely_on(live)
+            return tensor
+        self.values.assume(f"{tensor.numel()} values that depend on data were read and assumed to be zero")
+        with torch.utils._python_dispatch._disable_current_modes():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    def clone_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Copy a storage as `copy.deepcopy` of a tensor does."""
+        source = self.ledger.find_storage(storage)
+        with torch.utils._python_dispatch._disable_current_modes():
+            if source is None or source.backing is None:
+                live, copy = self.ledger.allocate(storage.nbytes(), "storage.clone", keep_values=False)
+            else:
+                real = torch.empty(0, dtype=torch.uint8).set_(source.backing.untyped_storage()).clone()
+                live, copy = self.ledger.adopt(real, "storage.clone", known=source.known)
+                live.assumption = source.assumption
+        facts = Operator("storage.clone", False, False, False, False, False, False, False, (), (None,))
+        key: Key = ("storage.clone", live.nbytes)
+        call = self.oracle.look_up(key) or self.oracle.remember(Call(facts, key, (), single=True))
+        self.recorder.record(call, (source,) if source else (), (), (live,))
+        return copy
+
+    def engine_would_add_in_place(self, buffered: torch.Tensor) -> bool:
+        """Whether autograd's engine, in a real run, adds a second gradient into `buffered` itself.
+
+        It does so when nothing else holds the tensor or its storage, gradient mode is off and the memory is
+        dense. While any dispatch mode is active it never does, so here the decision has to be made for it.
+        """
+        if torch.is_grad_enabled() or buffered.layout is not torch.strided:
+            return False
+        tensor_count, storage_count = self.recorder.unshared_counts
+        if buffered._use_count() > tensor_count:  # type: ignore[attr-defined]
+            return False
+        storage = buffered.untyped_storage()
+        if torch._C._storage_Use_Count(storage._cdata) > storage_count:  # type: ignore[attr-defined]
+            return False
+        live = self.live(buffered)
+        if any(saved.end is None for saved in live.saved):
+            return False
+        return _is_dense(buffered)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps, in some order of dimensions."""
+    expected = 1
+    for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _small_outputs(call: Call) -> bool:
+    return all(_small(output) for output in call.outputs)
+
+
+def _small(output: Output | list[Output]) -> bool:
+    if isinstance(output, list):
+        return all(_small(item) for item in output)
+    return not isinstance(output, NewTensor) or worth_knowing(output.dtype, output.size.numel())
+
+
+def _on_meta_device(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type == "meta":
+        return True
+    return any(tensor.is_meta for tensor in tensors)

@@ -1,0 +1,82 @@
+"""Hollow tensors: ordinary CPU tensors whose storage has a size and an address, but no memory behind it.
+
+A fake tensor is a tensor *subclass*, and code can tell: optimizers check `type(p)`, autograd refuses to
+accumulate in place, models ask "is this tracing?" and take another path. A hollow tensor is a plain
+`torch.Tensor` (or `nn.Parameter`) in every respect; only its bytes are missing. Nothing that looks at it
+can see a difference, so nothing behaves differently.
+
+The addresses lie in one reserved range of virtual memory that is never written: a stray read (printing a
+tensor, say) sees zeros instead of crashing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+_CPU = torch.device("cpu")
+_ALIGNMENT = 64
+_MAP_NORESERVE = 0x4000 if not hasattr(mmap, "MAP_NORESERVE") else mmap.MAP_NORESERVE
+_construct_storage = torch._C._construct_storage_from_data_pointer  # type: ignore[attr-defined]
+
+
+class AddressSpace:
+    """Hands out distinct addresses in a reserved, never touched range of virtual memory."""
+
+    def __init__(self) -> None:
+        """Reserve as much as the system lets us; less only means that addresses repeat sooner."""
+        for terabytes in (32, 8, 1, 1 / 16, 1 / 256):
+            try:
+                self._range = mmap.mmap(-1, int(terabytes * 2**40), flags=_reserve_flags())
+                break
+            except (OSError, ValueError, OverflowError):
+                continue
+        else:
+            raise MemoryError("cannot reserve 4 GiB of virtual address space for capture")
+        self._size = len(self._range)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._range))
+        self._next = 0
+
+    def take(self, nbytes: int) -> int:
+        """Return an address for `nbytes`; addresses start over when the range is used up."""
+        if self._next + nbytes > self._size:
+            self._next = 0
+        address = self._base + self._next
+        self._next += (nbytes + _ALIGNMENT) & -_ALIGNMENT
+        return address
+
+
+def _reserve_flags() -> int:
+    return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+
+
+_addresses: AddressSpace | None = None
+
+
+def hollow_storage(nbytes: int) -> torch.UntypedStorage:
+    """Return a CPU storage of `nbytes` with no memory behind it."""
+    global _addresses
+    if _addresses is None:
+        _addresses = AddressSpace()
+    storage: torch.UntypedStorage = _construct_storage(_addresses.take(nbytes), _CPU, nbytes)
+    return storage
+
+
+def storage_over(backing: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a second storage object over the memory of `backing`, which the caller keeps alive."""
+    storage: torch.UntypedStorage = _construct_storage(backing.data_ptr(), _CPU, backing.nbytes())
+    return storage
+
+
+def tensor_over(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+) -> torch.Tensor:
+    """Return a plain tensor that lays `size` and `stride` over `storage`."""
+    return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)

@@ -1,0 +1,156 @@
+"""What an operator's outputs look like: dtype, shape, strides and storage size, without running it.
+
+torch's own fake tensors answer that, once per distinct call: the answers are remembered by operator and
+input metadata, because models repeat their layers. Operators whose fake kernel is missing or wrong get one
+of ours in `own_kernels.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainfit.capture.operators import Operator, describe
+from trainfit.capture.own_kernels import OWN_KERNELS
+
+
+@dataclass(frozen=True, slots=True)
+class NewTensor:
+    """An output that needs a new storage; outputs with the same `group` share one."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputAlias:
+    """An output that lies over the storage of the input tensor number `tensor`."""
+
+    tensor: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+Output = NewTensor | InputAlias | None | int | float | bool
+Key = tuple[Hashable, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One distinct operator call: what it is, what it returns, and room for the recorder's number."""
+
+    operator: Operator
+    key: Key
+    outputs: tuple[Output | list[Output], ...]
+    single: bool
+    signature: int = -1
+
+
+def call_key(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Key, list[torch.Tensor]]:
+    """Return what identifies this call's metadata, and the tensors among its arguments in order."""
+    tensors: list[torch.Tensor] = []
+    parts: list[Hashable] = [func]
+    for value in args:
+        parts.append(_part(value, tensors))
+    for name in kwargs:
+        parts.append((name, _part(kwargs[name], tensors)))
+    return tuple(parts), tensors
+
+
+def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
+    kind = type(value)
+    if kind is torch.Tensor or kind is nn.Parameter or isinstance(value, torch.Tensor):
+        tensors.append(value)
+        if value.layout is torch.strided:
+            return (value.dtype, value.shape, value.stride())
+        return (value.dtype, value.shape, value.layout)
+    if kind is list or kind is tuple:
+        return tuple([_part(item, tensors) for item in value])
+    if kind is int or value is None or kind is torch.dtype:
+        return value
+    if kind is float or kind is bool:
+        return (kind, value)
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return (kind, value)
+
+
+class MetadataOracle:
+    """Answers "what would this call return?" from memory, from our own kernels, or from fake tensors."""
+
+    def __init__(self) -> None:
+        """Start with nothing remembered."""
+        self._fake_mode = FakeTensorMode(static_shapes=True)
+        self._calls: dict[Key, Call] = {}
+
+    def look_up(self, key: Key) -> Call | None:
+        """Return the remembered call, if it was asked before."""
+        return self._calls.get(key)
+
+    def ask(
+        self,
+        func: OpOverload,
+        key: Key,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        kernel: Callable[..., Any] | None = None,
+    ) -> Call:
+        """Find out what the call returns, and remember it. Raises what the real call would raise."""
+        fakes: list[torch.Tensor] = []
+        with self._fake_mode:
+            fake_args = [self._fake(value, fakes) for value in args]
+            fake_kwargs = {name: self._fake(value, fakes) for name, value in kwargs.items()}
+            result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)
+        return self.remember(describe_call(func, key, fakes, result))
+
+    def remember(self, call: Call) -> Call:
+        """Keep a call for the next time, and return it."""
+        self._calls[call.key] = call
+        return call
+
+    def _fake(self, value: Any, fakes: list[torch.Tensor]) -> Any:
+        if isinstance(value, torch.Tensor):
+            fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+            fakes.append(fake)
+            return fake
+        if isinstance(value, list | tuple):
+            return type(value)(self._fake(item, fakes) for item in value)
+        return value
+
+
+def describe_call(func: OpOverload, key: Key, inputs: Sequence[torch.Tensor], result: Any) -> Call:
+    """Describe a call by what it returned, for inputs and results that are fake or real."""
+    storages = {tensor.untyped_storage()._cdata: number for number, tensor in enumerate(inputs)}
+    groups: dict[int, int] = {}
+    single = not isinstance(result, tuple)
+    outputs = tuple(_output(value, storages, groups) for value in ((result,) if single else result))
+    return Call(describe(func), key, outputs, single)
+
+
+def _output(value: Any, storages: dict[int, int], groups: dict[int, int]) -> Any:
+    # Not a closure in `describe_call`: a function that refers to itself is a reference cycle, and would
+    # keep tensors alive.
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        layout = (value.dtype, value.shape, value.stride(), value.storage_offset())
+        if storage._cdata in storages:
+            return InputAlias(storages[storage._cdata], *layout)
+        group = groups.setdefault(storage._cdata, len(groups))
+        return NewTensor(*layout, storage.nbytes(), group)
+    if isinstance(value, list | tuple):
+        return [_output(item, storages, groups) for item in value]
+    return value

@@ -1,0 +1,172 @@
+"""The few Python functions of torch that have to be replaced while a capture runs, each with its reason."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+from torch import nn
+
+from trainfit.capture.recorder import OPTIMIZER
+
+if TYPE_CHECKING:
+    from trainfit.capture.session import Session
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Set `owner.name = make(original)` and put the original back at the end."""
+    original = getattr(owner, name)
+    own = name in vars(owner)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        if own or not isinstance(owner, type):
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def installed(session: Session) -> Iterator[None]:
+    """Install all replacements for the length of a capture."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(nn.Module, "__call__", lambda original: _module_call(session, original)))
+        for owner in (torch.autograd, torch.autograd.graph):
+            stack.enter_context(
+                replaced(owner, "_engine_run_backward", lambda original: _run_backward(session, original))
+            )
+        stack.enter_context(
+            replaced(torch.autograd.graph, "disable_saved_tensors_hooks", lambda o: _without_hooks(session, o))
+        )
+        for owner in (torch, torch.random):
+            stack.enter_context(replaced(owner, "get_rng_state", lambda o: _random_state(session, o)))
+        stack.enter_context(replaced(torch.Tensor, "tolist", lambda o: _tolist(session, o)))
+        stack.enter_context(replaced(torch.Tensor, "numpy", lambda o: _numpy(session, o)))
+        stack.enter_context(replaced(torch.Tensor, "__array__", lambda o: _array(session, o)))
+        storage = torch.UntypedStorage
+        stack.enter_context(replaced(storage, "clone", lambda o: _clone_storage(session, o)))
+        stack.enter_context(replaced(storage, "resize_", lambda o: _resize_storage(session, o)))
+        for name in ("nbytes", "size", "__len__"):
+            stack.enter_context(replaced(storage, name, lambda o: _storage_size(session, o)))
+        stack.enter_context(_optimizer_hooks(session))
+        yield
+
+
+def _module_call(session: Session, original: Any) -> Any:
+    # Not forward hooks: this also sees calls that raise, and costs less.
+    recorder = session.recorder
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        number = recorder.enter_module(self)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            recorder.leave_module(number)
+
+    return __call__
+
+
+def _run_backward(session: Session, original: Any) -> Any:
+    # The one door into autograd's engine for `backward`, `grad` and reentrant checkpointing.
+    def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        creating_graph = bool(args[2]) if len(args) > 2 else False
+        with session.node_hooks.backward(t_outputs, creating_graph=creating_graph):
+            return original(t_outputs, *args, **kwargs)
+
+    return run
+
+
+def _without_hooks(session: Session, original: Any) -> Any:
+    # torch.func transforms refuse to run while saved-tensor hooks are installed.
+    @contextlib.contextmanager
+    def disable(error_message: str) -> Iterator[None]:
+        with session.saved_tensor_hooks.suspended(), original(error_message):
+            yield
+
+    return disable
+
+
+def _random_state(session: Session, original: Any) -> Any:
+    # The state is a tensor (5 KB on the CPU) made without an operator call; checkpointing keeps many.
+    def get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+        state: torch.Tensor = original(*args, **kwargs)
+        return session.mode.allocated_outside(state, "torch.get_rng_state")
+
+    return get_rng_state
+
+
+def _tolist(session: Session, original: Any) -> Any:
+    # Reads memory directly, without an operator call.
+    def tolist(self: torch.Tensor) -> Any:
+        return original(session.mode.readable(self))
+
+    return tolist
+
+
+def _numpy(session: Session, original: Any) -> Any:
+    def to_numpy(self: torch.Tensor, **kwargs: Any) -> Any:
+        return original(session.mode.readable(self), **kwargs)
+
+    return to_numpy
+
+
+def _array(session: Session, original: Any) -> Any:
+    def __array__(self: torch.Tensor, dtype: Any = None) -> Any:
+        array = session.mode.readable(self).detach().numpy()
+        return numpy.asarray(array, dtype=dtype)
+
+    return __array__
+
+
+def _clone_storage(session: Session, original: Any) -> Any:
+    # copy.deepcopy of a tensor copies its storage byte by byte: hollow storages have no bytes.
+    def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        return session.mode.clone_storage(self)
+
+    return clone
+
+
+def _resize_storage(session: Session, original: Any) -> Any:
+    # FSDP frees and restores parameters this way; it is not an operator call.
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:
+        live = session.ledger.find_storage(self)
+        if live is None:
+            return original(self, size)
+        session.ledger.resize(live, int(size))
+        return self
+
+    return resize_
+
+
+def _storage_size(session: Session, original: Any) -> Any:
+    def size(self: torch.UntypedStorage) -> int:
+        live = session.ledger.find_storage(self)
+        return int(original(self)) if live is None or not live.resizes else live.nbytes
+
+    return size
+
+
+@contextlib.contextmanager
+def _optimizer_hooks(session: Session) -> Iterator[None]:
+    recorder = session.recorder
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.enter_context(OPTIMIZER)
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.leave_context()
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+

@@ -1,0 +1,204 @@
+"""The recorder: turns operator calls, module calls and backward nodes into the rows of a trace.
+
+Rows are kept as cheap tuples while the step runs; `session.py` makes the `Trace` of them at the end.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainfit.capture.ledger import Ledger, LiveStorage
+from trainfit.capture.metadata import Call
+
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+
+@dataclass(slots=True, eq=False)
+class ModuleCall:
+    """One call of a module. Positions are operator counts; -1 means "did not happen"."""
+
+    module: int
+    parent: int
+    recompute: bool
+    forward_start: int
+    forward_end: int = -1
+    backward_start: int = -1
+    backward_end: int = -1
+
+
+@dataclass(slots=True)
+class NodeInfo:
+    """What is known of a backward node: the module call it belongs to, or the parameter it feeds."""
+
+    call: int
+    module: int
+    sequence: int
+    parameter: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Row:
+    """One recorded operator call."""
+
+    call: Call
+    phase: str
+    module: int
+    module_call: int
+    recompute: bool
+    sequence: int
+    reads: Sequence[LiveStorage]
+    writes: Sequence[LiveStorage]
+    creates: Sequence[LiveStorage]
+    live_bytes: int
+
+
+NO_NODE = NodeInfo(-1, -1, -1)
+
+
+class Recorder:
+    """Collects the rows of the step that is being recorded."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Start with an empty recording."""
+        self.ledger = ledger
+        self.module_index: Callable[[Any], int] = lambda module: -1
+        self.parameter_module: dict[int, int] = {}
+        # Counts that torch reports, inside the dispatch mode, for a gradient buffer that nothing shares.
+        self.unshared_counts = (0, 0)
+        # What runs now, innermost last: (BACKWARD or OPTIMIZER, number of modules active when it began).
+        self.contexts: list[tuple[str, int]] = []
+        self.between_nodes = False
+        self.node = NO_NODE
+        self.creating_graph = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Drop what was recorded and begin a new recording at time 0."""
+        self.ledger.restart_clock()
+        self.rows: list[Row] = []
+        self.calls: list[ModuleCall] = []
+        self.stack: list[int] = []
+        self.backward_pre_order: list[int] = []
+        self.backward_seen = False
+        self._boundaries: list[int] = [-1]
+        self._boundary_calls: list[int] = [-1]
+
+    def record(
+        self,
+        call: Call,
+        reads: Sequence[LiveStorage],
+        writes: Sequence[LiveStorage],
+        creates: Sequence[LiveStorage],
+    ) -> None:
+        """Append one operator call and move the clock."""
+        ledger = self.ledger
+        phase, recompute = self._phase()
+        if phase is BACKWARD and not recompute:
+            module_call, module, sequence = self.node.call, self.node.module, self.node.sequence
+        else:
+            module_call = self.stack[-1] if self.stack else -1
+            module = self.calls[module_call].module if module_call >= 0 else -1
+            sequence = _sequence_number()
+            if recompute and module < 0:
+                module = self.node.module
+        number = ledger.clock
+        for live in creates:
+            live.producer_op = number
+        self.rows.append(
+            Row(call, phase, module, module_call, recompute, sequence, reads, writes, creates, ledger.live_bytes)
+        )
+        ledger.clock = number + 1
+
+    def _phase(self) -> tuple[str, bool]:
+        """Return the phase of the next operator, and whether it computes something again."""
+        if not self.contexts:
+            if self.backward_seen and not self.stack and not torch.is_grad_enabled():
+                # Clipping, unscaling, averaging: what happens to gradients and weights around the optimizer.
+                return OPTIMIZER, False
+            return FORWARD, False
+        context, modules = self.contexts[-1]
+        if context is BACKWARD:
+            # Inside backward gradients are recorded only while a checkpointed part is computed again.
+            return BACKWARD, torch.is_grad_enabled() and not self.creating_graph
+        # A closure that an optimizer calls (LBFGS) runs forward inside the optimizer's step.
+        return (FORWARD if len(self.stack) > modules else OPTIMIZER), False
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether the engine is running, innermost or not."""
+        return any(context is BACKWARD for context, _ in self.contexts)
+
+    def enter_context(self, context: str) -> None:
+        """Backward or an optimizer's step begins."""
+        self.contexts.append((context, len(self.stack)))
+
+    def leave_context(self) -> None:
+        """The innermost backward or optimizer step has ended."""
+        self.contexts.pop()
+
+    # Module calls ---------------------------------------------------------------------------------------
+
+    def enter_module(self, module: Any) -> int:
+        """A module's forward begins; returns the number of the call."""
+        number = len(self.calls)
+        recompute = self.in_backward
+        parent = self.stack[-1] if self.stack else -1
+        self.calls.append(ModuleCall(self.module_index(module), parent, recompute, self.ledger.clock))
+        self.stack.append(number)
+        self._boundaries.append(_sequence_number())
+        self._boundary_calls.append(number)
+        return number
+
+    def leave_module(self, number: int) -> None:
+        """A module's forward has ended, normally or not."""
+        if number >= len(self.calls):
+            return  # the recording was restarted inside the call
+        while self.stack and self.stack.pop() != number:
+            pass
+        self.calls[number].forward_end = self.ledger.clock
+        self._boundaries.append(_sequence_number())
+        self._boundary_calls.append(self.stack[-1] if self.stack else -1)
+
+    def current_module(self) -> int:
+        """Return the module whose forward or backward is running, or -1."""
+        if self.stack:
+            return self.calls[self.stack[-1]].module
+        return self.node.module if self.in_backward else -1
+
+    # Backward nodes -------------------------------------------------------------------------------------
+
+    def node_info(self, node: Any) -> NodeInfo:
+        """Find the module call in whose forward an autograd node was made, by its sequence number."""
+        parameter = getattr(node, "variable", None)
+        if parameter is not None:
+            return NodeInfo(-1, self.parameter_module.get(id(parameter), -1), -1, parameter)
+        sequence = node._sequence_nr()
+        call = self._boundary_calls[bisect.bisect_right(self._boundaries, sequence) - 1]
+        return NodeInfo(call, self.calls[call].module if call >= 0 else -1, sequence)
+
+    def enter_node(self, info: NodeInfo) -> None:
+        """A backward node begins to run."""
+        self.node = info
+        self.between_nodes = False
+        call = info.call
+        started: list[int] = []
+        while call >= 0 and self.calls[call].backward_start < 0:
+            self.calls[call].backward_start = self.ledger.clock
+            started.append(call)
+            call = self.calls[call].parent
+        self.backward_pre_order.extend(reversed(started))
+
+    def leave_node(self, info: NodeInfo) -> None:
+        """A backward node has run; what follows until the next node is the engine's own work."""
+        self.between_nodes = True
+        call = info.call
+        while call >= 0:
+            self.calls[call].backward_end = self.ledger.clock
+            call = self.calls[call].parent

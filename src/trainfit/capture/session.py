@@ -1,0 +1,82 @@
+"""A capture session: builds the step on hollow tensors, runs it until it is steady, records one step."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from trainfit.capture import patches
+from trainfit.capture.autograd import NodeHooks, SavedTensorHooks
+from trainfit.capture.dispatch import CaptureMode
+from trainfit.capture.ledger import Ledger
+from trainfit.capture.modules import ModuleTable
+from trainfit.capture.recorder import Recorder
+from trainfit.capture.values import Values
+from trainfit.step import Step
+
+
+class Session:
+    """Everything one capture shares: ledger, recorder, value rules, hooks and the dispatch mode."""
+
+    def __init__(self) -> None:
+        """Prepare a session; nothing is patched until `active` is entered."""
+        self.ledger = Ledger()
+        self.recorder = Recorder(self.ledger)
+        self.modules = ModuleTable()
+        self.recorder.module_index = self.modules.index
+        self.values = Values(lambda: self.modules.name(self.recorder.current_module()))
+        self.mode = CaptureMode(self.ledger, self.recorder, self.values)
+        self.saved_tensor_hooks = SavedTensorHooks(self.ledger)
+        self.node_hooks = NodeHooks(self.recorder)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Run ordinary PyTorch code on hollow tensors."""
+        with patches.installed(self), self.saved_tensor_hooks.install(), self.mode, _no_cycle_collection():
+            self._calibrate()
+            yield
+
+    def _calibrate(self) -> None:
+        """Learn the reference counts of a gradient buffer that nothing shares, as the mode sees them."""
+        seen: list[tuple[int, int]] = []
+
+        def observe(buffered: torch.Tensor) -> bool:
+            storage = buffered.untyped_storage()
+            seen.append((buffered._use_count(), torch._C._storage_Use_Count(storage._cdata)))
+            return False
+
+        self.mode.engine_would_add_in_place = observe  # type: ignore[method-assign]
+        try:
+            leaf = torch.ones(8, 8, requires_grad=True)
+            hub = leaf * 2.0
+            ((hub * 3.0) + hub.exp()).sum().backward()
+        finally:
+            del self.mode.engine_would_add_in_place  # type: ignore[method-assign]
+        assert len(seen) == 1, "the calibration graph must make the engine add exactly once"
+        self.recorder.unshared_counts = seen[0]
+
+    def record_step(self, step: Step) -> Any:
+        """Record one run of the step; what it returns is the caller's to keep until the end."""
+        gc.collect()
+        self.recorder.restart()
+        return step.run()
+
+
+@contextlib.contextmanager
+def _no_cycle_collection() -> Iterator[None]:
+    """Keep the collector of reference cycles out: when it runs is chance, and it frees tensors."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+Build = Callable[[], Step]

@@ -1,0 +1,157 @@
+"""Known values: which small tensors are computed for real, and what is assumed where nothing is known.
+
+Token ids, masks, positions, counts, random draws and constants decide what a model does. They are small and
+their inputs are known, so they are computed for real. What depends on weights or activations is not known;
+a question about it is answered with a stated assumption and a warning that names the line.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from trainfit.capture.ledger import LiveStorage
+
+_INTEGER_LIMIT = 1 << 20
+_FLOAT_LIMIT = 1 << 16
+_OUR_FOLDER = str(Path(__file__).resolve().parents[1])
+_TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
+
+
+def worth_knowing(dtype: torch.dtype, numel: int) -> bool:
+    """Whether a tensor is small enough to be computed for real."""
+    return numel <= (_FLOAT_LIMIT if dtype.is_floating_point or dtype.is_complex else _INTEGER_LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """An answer that the capture had to assume: what, where in the model, where in the code."""
+
+    text: str
+    module: str
+    source: str
+
+    def __str__(self) -> str:
+        """Say it in one sentence."""
+        where = f" in {self.module}" if self.module else ""
+        return f"{self.text}{where} ({self.source})"
+
+
+class Values:
+    """Answers questions about values, and remembers what had to be assumed."""
+
+    def __init__(self, current_module: Callable[[], str]) -> None:
+        """`current_module` names the module that is running, for the warnings."""
+        self._current_module = current_module
+        self.assumptions: dict[Assumption, None] = {}
+
+    def assume(self, text: str) -> None:
+        """Note an assumption, once per place."""
+        self.assumptions[Assumption(text, self._current_module(), user_line())] = None
+
+    def rely_on(self, live: LiveStorage) -> None:
+        """Note that shapes or control flow now rest on values that were themselves assumed."""
+        if live.assumption:
+            self.assume(live.assumption)
+
+    def scalar(self, tensor: torch.Tensor, live: LiveStorage) -> bool | int | float | complex:
+        """Answer `.item()` of a one-element tensor."""
+        if live.known:
+            self.rely_on(live)
+            known: bool | int | float | complex = torch.ops.aten._local_scalar_dense(tensor)
+            return known
+        value = _plausible(tensor.dtype, live.producer)
+        self.assume(f"a value that depends on data ({live.producer}) was assumed to be {value}")
+        return value
+
+
+def _plausible(dtype: torch.dtype, producer: str) -> bool | int | float:
+    """Return the value that a healthy training step would most likely have."""
+    if dtype is torch.bool:
+        # all(isfinite(x)) and all(mask) hold; any(isnan(x)) and stopping tests do not.
+        return "all" in producer or "isfinite" in producer
+    return 1.0 if dtype.is_floating_point else 1
+
+
+# Operators that choose by value, and which of their outputs is the choice.
+SELECTIONS: dict[str, int] = {
+    "aten.topk.default": 1,
+    "aten.sort.default": 1,
+    "aten.sort.stable": 1,
+    "aten.argmax.default": 0,
+    "aten.argmin.default": 0,
+    "aten.max.dim": 1,
+    "aten.min.dim": 1,
+    "aten.multinomial.default": 0,
+}
+
+
+def assume_choice(name: str, source: torch.Tensor, indices: torch.Tensor, live: LiveStorage) -> None:
+    """Give the chosen indices of a selection over unknown values balanced, valid values.
+
+    Routers of mixture-of-experts models choose by `topk` or `argmax`. With balanced indices everything that
+    follows (counts, offsets, masks, gathers) is computed for real and is consistent.
+    """
+    dimension = _reduced_dimension(source, indices)
+    choices = source.shape[dimension] if source.dim() else 1
+    indices.copy_(_balanced_indices(indices.shape, dimension, choices))
+    live.known = True
+    live.assumption = (
+        f"memory depends on data: the choices of {name} were assumed to be spread evenly over {choices}"
+    )
+
+
+def _reduced_dimension(source: torch.Tensor, indices: torch.Tensor) -> int:
+    """Return the dimension of `source` that the indices run over: the one where the shapes differ."""
+    if source.dim() == indices.dim():
+        for dimension in range(source.dim()):
+            if source.shape[dimension] != indices.shape[dimension]:
+                return dimension
+    return source.dim() - 1
+
+
+def _balanced_indices(shape: torch.Size, dimension: int, choices: int) -> torch.Tensor:
+    count = 1
+    for length in shape:
+        count *= length
+    if not shape:
+        return torch.zeros((), dtype=torch.int64)
+    flat = torch.arange(count) % max(choices, 1)
+    if dimension >= len(shape):
+        return flat.reshape(shape)
+    moved = list(shape)
+    moved.append(moved.pop(dimension))
+    return flat.reshape(moved).movedim(-1, dimension)
+
+
+def user_line() -> str:
+    """Return `file:line` of the innermost frame that is neither torch's nor ours."""
+    frame = user_frame()
+    if frame is None:
+        return "unknown line"
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def user_frame() -> FrameType | None:
+    """Return the innermost frame on the stack that is neither torch's nor ours."""
+    for frame, _ in reversed(list(traceback.walk_stack(None))[::-1]):
+        if is_user_file(frame.f_code.co_filename):
+            return frame
+    return None
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a source file belongs to the user (or a library of theirs), not to torch or to us."""
+    if filename.startswith("<"):
+        return False
+    return not filename.startswith((_OUR_FOLDER, _TORCH_FOLDER)) or "/trainfit/models/" in filename
+
+
+def _short(filename: str) -> str:
+    parts = Path(filename).parts
+    return str(Path(*parts[-3:])) if len(parts) > 3 else filename

@@ -1,0 +1,98 @@
+"""Mixtral (Jiang et al. 2024): a Llama whose feed-forward is a choice of two experts per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainfit.models.llama import GroupedQueryAttention, Rotation, SwiGLU, initialise
+from trainfit.models.losses import next_token_loss
+
+
+@dataclass(frozen=True)
+class MixtralConfig:
+    """Shape of a Mixtral. The defaults are Mixtral-8x7B's."""
+
+    vocab_size: int = 32000
+    layers: int = 32
+    heads: int = 32
+    kv_heads: int = 8
+    hidden: int = 4096
+    feed_forward: int = 14336
+    experts: int = 8
+    experts_per_token: int = 2
+    rope_theta: float = 1e6
+    norm_epsilon: float = 1e-5
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
+class MixtureOfExperts(nn.Module):
+    """Send each token to its best experts and add up what they return, weighted by the router.
+
+    The load-balancing loss is left out: it reads only the router's scores, a few numbers per token.
+    """
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        self.experts_per_token = config.experts_per_token
+        self.router = nn.Linear(config.hidden, config.experts, bias=False)
+        self.experts = nn.ModuleList(
+            SwiGLU(config.hidden, config.feed_forward) for _ in range(config.experts)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        tokens = hidden.flatten(end_dim=-2)
+        scores, chosen = self.router(tokens).topk(self.experts_per_token, dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(tokens.dtype)
+        combined = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            # How many tokens an expert gets depends on their values: these two have a data-dependent shape.
+            rows, slots = torch.nonzero(chosen == number, as_tuple=True)
+            answer = expert(tokens[rows]) * weights[rows, slots, None]
+            combined.index_add_(0, rows, answer.to(combined.dtype))
+        return combined.view_as(hidden)
+
+
+class Block(nn.Module):
+    """Attention and experts, each normalised before and added back after."""
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden, eps=config.norm_epsilon)
+        self.attention = GroupedQueryAttention(config.hidden, config.heads, config.kv_heads)
+        self.mixture_norm = nn.RMSNorm(config.hidden, eps=config.norm_epsilon)
+        self.mixture = MixtureOfExperts(config)
+
+    def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotation)
+        added: Tensor = self.mixture(self.mixture_norm(hidden))
+        return hidden + added
+
+
+class Mixtral(nn.Module):
+    """The language model: logits for `tokens`, or the mean next-token loss when `labels` are given."""
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.hidden)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.hidden, eps=config.norm_epsilon)
+        self.head = nn.Linear(config.hidden, config.vocab_size, bias=False)
+        self.apply(initialise)
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        hidden = self.token_embedding(tokens)
+        rotation = Rotation.of_positions(
+            tokens.shape[1], self.config.head_size, self.config.rope_theta, like=hidden
+        )
+        for block in self.blocks:
+            hidden = block(hidden, rotation)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits if labels is None else next_token_loss(logits, labels)

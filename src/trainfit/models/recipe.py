@@ -1,0 +1,205 @@
+"""The usual training step around a model: parameter dtype, autocast, gradient scaling, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from trainfit.errors import OptionError
+from trainfit.step import Loss, Step, find_loss
+
+Dtype = Literal["fp32", "bf16", "bf16-autocast", "fp16-autocast"]
+OptimizerName = Literal["adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "sgd", "none"]
+
+# Beyond these a size is a typing mistake; torch would answer with an overflow deep inside a kernel.
+_RANGES = {"batch": (1, 1_000_000), "seq": (2, 100_000_000), "image_size": (1, 65_536)}
+
+_AUTOCAST_DTYPES = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What the user asked of the step; None where they left the choice to the target.
+
+    `seq` is tokens (audio samples for raw audio models), `image_size` the side of a square image in pixels.
+    `device` is where the step would run: "cpu", "cuda" or "cuda:N".
+    """
+
+    batch: int | None = None
+    seq: int | None = None
+    image_size: int | None = None
+    dtype: Dtype | None = None
+    optimizer: OptimizerName | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values at once, naming the possible ones."""
+        for name, (smallest, largest) in _RANGES.items():
+            _check_range(name, getattr(self, name), smallest, largest)
+        _check_choice("dtype", self.dtype, get_args(Dtype))
+        _check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        _check_device(self.device)
+
+    def given(self) -> dict[str, int | str]:
+        """Return the options that the user set. The device is not among them: every step has one."""
+        named = {
+            "batch": self.batch,
+            "seq": self.seq,
+            "image_size": self.image_size,
+            "dtype": self.dtype,
+            "optimizer": self.optimizer,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def refuse(self, name: str, what: str) -> None:
+        """Raise if the user set the option `name`, which means nothing to `what`."""
+        if name in self.given():
+            raise OptionError(f"{flag_of(name)} does not apply to {what}.")
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda", without its number."""
+        return self.device.partition(":")[0]
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        """What the weights and floating inputs are stored in: autocast keeps float32 weights."""
+        return torch.bfloat16 if self.dtype == "bf16" else torch.float32
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """What forward computes in where autocast allows it, or None without autocast."""
+        return _AUTOCAST_DTYPES.get(self.dtype or "fp32")
+
+
+def training_step(
+    model: nn.Module, inputs: Mapping[str, Any], options: StepOptions, loss: Loss | None = None
+) -> Step:
+    """Put `model` on the device and wrap it in one whole training step.
+
+    `inputs` are the keyword arguments of the model, already on the device. `loss` turns the model's output
+    into a scalar; without it the output is searched for one, as in `Step.of`.
+    """
+    model = _in_parameter_dtype(model, options.parameter_dtype).to(options.device).train()
+    optimizer = _make_optimizer(model, options.optimizer or "adamw")
+    loss_of = loss if loss is not None else find_loss
+
+    def forward() -> torch.Tensor:
+        with torch.autocast(
+            options.device_type, options.autocast_dtype, enabled=options.autocast_dtype is not None
+        ):
+            return loss_of(model(**inputs))
+
+    if options.dtype == "fp16-autocast":
+        run = _scaled_run(forward, model, optimizer, options.device_type)
+    else:
+        run = _plain_run(forward, model, optimizer)
+    return Step(model=model, optimizer=optimizer, run=run)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Create floating tensors in `dtype` inside the block.
+
+    A model built so never exists in float32, and the buffers it asks for in float32 by name stay so.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _in_parameter_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    # Only if needed: `.to(dtype)` would also convert buffers that a model keeps in float32 on purpose.
+    if all(parameter.dtype == dtype for parameter in model.parameters() if parameter.is_floating_point()):
+        return model
+    return model.to(dtype)
+
+
+def _make_optimizer(model: nn.Module, name: OptimizerName) -> torch.optim.Optimizer | None:
+    # The learning rates are the usual ones; they change no memory and no time.
+    match name:
+        case "adamw":
+            return torch.optim.AdamW(model.parameters(), lr=3e-4)
+        case "adamw-foreach":
+            return torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True)
+        case "adamw-fused":
+            return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+        case "adamw-for-loop":
+            return torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False, fused=False)
+        case "sgd":
+            return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        case "none":
+            return None
+
+
+def _plain_run(
+    forward: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> Callable[[], torch.Tensor]:
+    def run() -> torch.Tensor:
+        loss = forward()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            model.zero_grad()
+        return loss
+
+    return run
+
+
+def _scaled_run(
+    forward: Callable[[], torch.Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    device_type: str,
+) -> Callable[[], torch.Tensor]:
+    """Scale the loss so that small float16 gradients do not vanish, and skip steps that overflow."""
+    scaler = torch.amp.GradScaler(device_type)
+
+    def run() -> torch.Tensor:
+        loss = forward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if optimizer is not None:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        else:
+            model.zero_grad()
+        return loss
+
+    return run
+
+
+def _check_range(name: str, value: object, smallest: int, largest: int) -> None:
+    if value is None:
+        return
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not smallest <= int(value) <= largest:  # type: ignore[call-overload]
+        flag = flag_of(name)
+        raise OptionError(f"{flag} must be a whole number from {smallest} to {largest:,}, got {value!r}.")
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise OptionError(f"{flag_of(name)} must be one of {', '.join(allowed)}, got {value!r}.")
+
+
+def _check_device(device: str) -> None:
+    kind, colon, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
+        raise OptionError(f"the device of a step must be cpu, cuda or cuda:N, got {device!r}.")
+
+
+def flag_of(name: str) -> str:
+    """Return the command-line spelling of an option."""
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,5 @@
+"""What the user points at, as a function that builds a `Step`: `load` is the way in."""
+
+from trainfit.targets.parse import Target, load
+
+__all__ = ["Target", "load"]

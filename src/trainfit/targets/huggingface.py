@@ -1,0 +1,155 @@
+"""Targets that are a Hugging Face config: the model is built from it with fresh weights, offline."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainfit.errors import MissingExtra, TargetError, TrainfitError
+from trainfit.models.recipe import StepOptions, training_step
+from trainfit.step import Step
+from trainfit.targets.huggingface_inputs import fill_sizes, fit_config, make_inputs
+from trainfit.targets.huggingface_tasks import Task, choose_task
+
+INSTALL_LINE = "pip install -c constraints.txt 'trainfit[hf]'"
+_OLDEST_VERSION = 5
+
+
+def load_config(location: str, options: StepOptions, task: str | None) -> Callable[[], Step]:
+    """Read the config at `location` and return the function that builds its step.
+
+    The config, the task and the options are checked now; the model is built when the function is called.
+    """
+    transformers = _import_transformers()
+    file = _config_file(location)
+    config = _parse(transformers, file)
+    chosen = choose_task(config, task, file)
+    options = fill_sizes(config, chosen, _with_dtype(config, options))
+
+    def build() -> Step:
+        # Fitted anew each time, because transformers writes the dtype it was given into the config.
+        fitted = fit_config(config, chosen, options)
+        model = _make_model(transformers, fitted, chosen, options.parameter_dtype)
+        return training_step(model, make_inputs(fitted, chosen, options), options)
+
+    return build
+
+
+def _import_transformers() -> ModuleType:
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise TargetError(f"transformers is installed but cannot be imported: {error}") from error
+        raise MissingExtra(
+            f"hf: targets need transformers, which is not installed:\n  {INSTALL_LINE}"
+        ) from None
+    if int(transformers.__version__.partition(".")[0]) < _OLDEST_VERSION:
+        raise MissingExtra(
+            f"hf: targets need transformers {_OLDEST_VERSION} or newer, not {transformers.__version__}:\n"
+            f"  {INSTALL_LINE}"
+        )
+    module: ModuleType = transformers
+    return module
+
+
+def _config_file(location: str) -> Path:
+    if not location:
+        raise TargetError(
+            "hf: needs a config.json or the folder that holds one, as in hf:my-model/config.json."
+        )
+    path = Path(location).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if file.is_file():
+        return file
+    if path.is_dir():
+        raise TargetError(f"the folder {location!r} holds no config.json.")
+    raise TargetError(
+        f"there is no file or folder {location!r}, and trainfit does not download. For a model on the hub, "
+        f"fetch its config first: hf download OWNER/NAME config.json --local-dir FOLDER, then use hf:FOLDER."
+    )
+
+
+def _parse(transformers: ModuleType, file: Path) -> Any:
+    values = _read_json_object(file)
+    model_type = values.get("model_type")
+    known = transformers.CONFIG_MAPPING
+    if not isinstance(model_type, str):
+        raise TargetError(f'{file} has no "model_type", so it is not the config of a transformers model.')
+    if model_type not in known:
+        close = difflib.get_close_matches(model_type, list(known), n=3)
+        meant = f" Did you mean {' or '.join(close)}?" if close else ""
+        remote = " Code that a config names is never run." if "auto_map" in values else ""
+        raise TargetError(
+            f"{file}: transformers {transformers.__version__} has no model_type {model_type!r}.{meant}"
+            f"{remote}"
+        )
+    try:
+        config = known[model_type].from_dict(values)
+    except Exception as error:
+        raise TargetError(f"{file}: transformers refuses this config: {_one_line(error)}") from error
+    for part in (config, config.get_text_config()):
+        if getattr(part, "use_cache", False):
+            part.use_cache = False  # a cache is for generating; in training it would only hold memory
+    return config
+
+
+def _read_json_object(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise TargetError(f"{file} is not readable as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise TargetError(f"{file} holds a JSON {type(values).__name__}, not an object.")
+    return values
+
+
+def _with_dtype(config: Any, options: StepOptions) -> StepOptions:
+    """Without --dtype, take what the config says, as transformers itself does.
+
+    Float16 weights cannot be trained as they are; bfloat16 is the 16-bit type that can.
+    """
+    if options.dtype is not None:
+        return options
+    return replace(options, dtype="bf16" if config.dtype in (torch.bfloat16, torch.float16) else "fp32")
+
+
+def _make_model(transformers: ModuleType, config: Any, task: Task, dtype: torch.dtype) -> nn.Module:
+    auto_class = getattr(transformers, task.auto_class)
+    try:
+        with _offline():
+            model: nn.Module = auto_class.from_config(config, dtype=dtype, trust_remote_code=False)
+    except (TrainfitError, AssertionError):
+        raise
+    except Exception as error:
+        raise TargetError(
+            f"transformers cannot build {config.model_type} for {task.name}: {_one_line(error)}"
+        ) from error
+    return model
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep transformers from downloading inside the block (kernels, backbones)."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:300]}"

@@ -1,0 +1,108 @@
+"""What a Hugging Face model can be trained for, and how a config says which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from trainfit.errors import OptionError, TargetError
+
+TaskName = Literal[
+    "speech-seq2seq",
+    "seq2seq-lm",
+    "masked-lm",
+    "causal-lm",
+    "image-classification",
+    "ctc",
+    "text-classification",
+]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training task: transformers' class that builds a model for it, and its table of models."""
+
+    name: TaskName
+    auto_class: str
+    table: str
+
+
+# In the order in which a model_type alone decides. An encoder-decoder is also listed as causal and masked
+# (its halves), and an encoder also as causal (turned into a decoder): what it was made for comes first.
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
+        Task("seq2seq-lm", "AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+        Task("masked-lm", "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+        Task("causal-lm", "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+        Task(
+            "image-classification",
+            "AutoModelForImageClassification",
+            "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        ),
+        Task("ctc", "AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
+        Task(
+            "text-classification",
+            "AutoModelForSequenceClassification",
+            "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+        ),
+    )
+}
+
+# Bare models and pre-training mixtures name no task of their own: their model_type decides.
+_UNDECIDED_ENDINGS = ("Model", "ForPreTraining")
+
+
+def choose_task(config: Any, requested: str | None, file: Path) -> Task:
+    """Return the task to train: the one requested, else the architecture's, else the model type's."""
+    possible = [task for task in TASKS.values() if config.model_type in _table(task)]
+    if requested is not None:
+        return _requested_task(config, requested, possible)
+    architecture = _architecture(config)
+    for task in possible:
+        if architecture in _class_names(_table(task)[config.model_type]):
+            return task
+    if architecture is not None and not architecture.endswith(_UNDECIDED_ENDINGS):
+        raise TargetError(
+            f"{file} is for {architecture}, whose training inputs trainfit does not know. {_advice(possible)}"
+        )
+    if not possible:
+        raise TargetError(
+            f"{file}: there is no training task for model_type {config.model_type!r}. {_advice(possible)}"
+        )
+    return possible[0]
+
+
+def _requested_task(config: Any, requested: str, possible: list[Task]) -> Task:
+    if requested not in TASKS:
+        raise OptionError(f"--task must be one of {', '.join(get_args(TaskName))}, got {requested!r}.")
+    if TASKS[requested] not in possible:
+        raise TargetError(
+            f"transformers has no {config.model_type} model for the task {requested}. {_advice(possible)}"
+        )
+    return TASKS[requested]
+
+
+def _architecture(config: Any) -> str | None:
+    architectures = config.architectures
+    return str(architectures[0]) if architectures else None
+
+
+def _table(task: Task) -> dict[str, str | tuple[str, ...]]:
+    from transformers.models.auto import modeling_auto
+
+    table: dict[str, str | tuple[str, ...]] = getattr(modeling_auto, task.table)
+    return table
+
+
+def _class_names(entry: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _advice(possible: list[Task]) -> str:
+    own_function = "write the step yourself and use file.py:function"
+    if not possible:
+        return f"{own_function.capitalize()}."
+    return f"Pass --task {' or '.join(task.name for task in possible)}, or {own_function}."
