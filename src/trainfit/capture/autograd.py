@@ -24,14 +24,14 @@ from trainfit.capture.values import worth_knowing
 class SavedTensor:
     """What the pack hook keeps: enough to make the tensor again. Dies when autograd lets go of it."""
 
-    __slots__ = ("_interval", "_layout", "_ledger", "_live")
+    __slots__ = ("_hold", "_layout", "_ledger", "_live")
 
     def __init__(self, ledger: Ledger, live: LiveStorage, tensor: torch.Tensor) -> None:
         """Take the place of `tensor`, whose storage is `live`."""
         self._ledger = ledger
         self._live = live
         self._layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
-        self._interval = ledger.save(live)
+        self._hold = ledger.save(live)
 
     def restore(self) -> torch.Tensor:
         """Make the tensor again, over the same storage."""
@@ -40,7 +40,7 @@ class SavedTensor:
 
     def __del__(self) -> None:
         """Tell the ledger that autograd no longer needs the storage."""
-        self._ledger.release_saved(self._live, self._interval)
+        self._ledger.release_saved(self._live, self._hold)
 
 
 class SavedTensorHooks:
@@ -106,56 +106,44 @@ class NodeHooks:
             recorder.backward_seen = True
 
     def _hook_graph(self, roots: Any) -> None:
-        pending = [edge[0] for edge in (_gradient_edge(root) for root in roots) if edge is not None]
+        recorder = self._recorder
+        pending = [node for node in (_gradient_node(root) for root in roots) if node is not None]
         while pending:
             node = pending.pop()
-            metadata = node.metadata
-            if metadata.get(self._MARK) is self._recorder.rows:
+            watch = node.metadata.get(self._MARK)
+            if watch is None:
+                watch = node.metadata[self._MARK] = _NodeWatch(recorder)
+                node.register_prehook(watch.before)
+                node.register_hook(watch.after)
+            elif watch.recording == recorder.number:
                 continue
-            if self._MARK not in metadata:
-                info_of = _Lookup(self._recorder, node)
-                node.register_prehook(info_of.before)
-                node.register_hook(info_of.after)
-                metadata[self._MARK + " lookup"] = info_of
-            metadata[self._MARK] = self._recorder.rows
-            metadata[self._MARK + " lookup"].info = self._recorder.node_info(node)
+            watch.recording = recorder.number
+            watch.info = recorder.node_info(node)
             pending.extend(following for following, _ in node.next_functions if following is not None)
 
 
-class _Lookup:
+class _NodeWatch:
     """The two hooks of one node."""
 
-    __slots__ = ("_had_gradient", "_recorder", "info")
+    __slots__ = ("_recorder", "info", "recording")
 
-    def __init__(self, recorder: Recorder, node: Any) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.info: NodeInfo = NO_NODE
-        self._had_gradient = False
+        self.recording = -1
 
     def before(self, gradients: Any) -> None:
-        recorder = self._recorder
-        recorder.enter_node(self.info)
-        if self.info.parameter is not None:
-            _label_gradient(recorder, self.info.parameter, gradients)
+        self._recorder.enter_node(self.info)
+        if self.info.parameter is not None and self.info.parameter.grad is None:
+            self._recorder.gradient_arrives(gradients)
 
     def after(self, gradients: Any, outputs: Any) -> None:
         self._recorder.leave_node(self.info)
 
 
-def _label_gradient(recorder: Recorder, parameter: torch.Tensor, gradients: Any) -> None:
-    """The gradient that arrives at a parameter without one is what becomes its `.grad`."""
-    if parameter.grad is not None:
-        return
-    for gradient in gradients:
-        if isinstance(gradient, torch.Tensor) and gradient.layout is torch.strided:
-            live = recorder.ledger.find(gradient)
-            if live is not None and live.gradient_since is None:
-                live.gradient_since = recorder.ledger.clock
-
-
-def _gradient_edge(root: Any) -> tuple[Any, int] | None:
+def _gradient_node(root: Any) -> Any:
     if isinstance(root, torch.autograd.graph.GradientEdge):
-        return (root.node, root.output_nr)
-    if isinstance(root, torch.Tensor) and (root.requires_grad or root.grad_fn is not None):
-        return (torch.autograd.graph.get_gradient_edge(root).node, 0)
+        return root.node
+    if isinstance(root, torch.Tensor) and root.requires_grad:
+        return torch.autograd.graph.get_gradient_edge(root).node
     return None

@@ -20,8 +20,8 @@ storage_address = torch._C._storage_id  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True, eq=False)
-class SavedInterval:
-    """One tensor saved for backward: held by autograd from `start` to `end` (None while held)."""
+class Hold:
+    """One holder's hold on a storage: from `start` to `end` (None while it lasts)."""
 
     start: int
     end: int | None = None
@@ -32,59 +32,58 @@ class LiveStorage:
     """A storage during capture. Lives longer than the torch storage while autograd has it saved."""
 
     nbytes: int
-    born: int
+    start: int
     producer: str
-    category: str | None = None
+    initial_bytes: int = 0
     producer_op: int = -1
     index: int = -1
-    program_end: int | None = None
-    freed: int | None = None
+    end: int | None = None
     holders: int = 0
-    saved: list[SavedInterval] = field(default_factory=list)
+    program: list[Hold] = field(default_factory=list)
+    saved: list[Hold] = field(default_factory=list)
     gradient_since: int | None = None
     resizes: list[tuple[int, int]] = field(default_factory=list)
-    reference: weakref.ref[torch.UntypedStorage] | None = None
+    reference: _StorageReference | None = None
     backing: torch.Tensor | None = None
     """Real memory with this storage's bytes, for small storages; None when hollow."""
     known: bool = False
-    """Whether `backing` holds the values that a real run would have."""
+    """Whether the memory holds the values that a real run would have."""
     assumption: str | None = None
     """What was assumed to get the values, when they are not the real run's."""
-    counted: bool = True
-    """False for memory that torch's allocator does not own (NumPy arrays, mapped files)."""
 
 
 class _StorageReference(weakref.ref[torch.UntypedStorage]):
-    __slots__ = ("address", "live")
+    """Notices when the last tensor over a storage is gone."""
+
+    __slots__ = ("address", "hold", "live")
     live: LiveStorage
+    hold: Hold
     address: int
 
 
 class Ledger:
     """Registers storages, notices their release, and keeps the running total of live bytes."""
 
-    def __init__(self) -> None:
-        """Start empty, at time 0."""
+    def __init__(self, granularity: int = 1) -> None:
+        """Start empty, at time 0; the device hands out memory in multiples of `granularity` bytes."""
         self.clock = 0
         self.live_bytes = 0
         self.alive: dict[int, LiveStorage] = {}
         self.created: list[LiveStorage] = []
         self._by_address: dict[int, LiveStorage] = {}
+        self._granularity = granularity
 
     def restart_clock(self) -> None:
-        """Begin a new recording at time 0; what is alive now becomes persistent (born at -1)."""
+        """Begin a new recording at time 0; what is alive now becomes persistent (start -1)."""
         self.clock = 0
         self.created = list(self.alive.values())
         for live in self.created:
-            live.born = -1
-            live.producer_op = -1
-            live.index = -1
-            live.saved = [s for s in live.saved if s.end is None]
-            for saved in live.saved:
-                saved.start = -1
+            live.start = live.producer_op = live.index = -1
+            live.program = _still_held(live.program)
+            live.saved = _still_held(live.saved)
+            live.initial_bytes = live.nbytes
             live.resizes = []
             live.gradient_since = None if live.gradient_since is None else -1
-            live.program_end = None if live.program_end is None else -1
 
     def find(self, tensor: torch.Tensor) -> LiveStorage | None:
         """Return the entry of a tensor's storage, if it has one."""
@@ -98,7 +97,7 @@ class Ledger:
         """Make a new storage: hollow, or with real memory behind it when `keep_values`."""
         if keep_values:
             return self.adopt(torch.empty(nbytes, dtype=torch.uint8), producer, known=False)
-        live = LiveStorage(nbytes, self.clock, producer)
+        live = LiveStorage(self._rounded(nbytes), self.clock, producer)
         storage = hollow_storage(nbytes)
         self._enter(live, storage)
         return live, storage
@@ -108,7 +107,8 @@ class Ledger:
     ) -> tuple[LiveStorage, torch.UntypedStorage]:
         """Make a new storage over the memory of `real`, which the entry keeps alive."""
         backing = real.untyped_storage()
-        live = LiveStorage(backing.nbytes(), self.clock, producer, backing=real, known=known)
+        nbytes = self._rounded(backing.nbytes())
+        live = LiveStorage(nbytes, self.clock, producer, backing=real, known=known)
         storage = storage_over(backing)
         self._enter(live, storage)
         return live, storage
@@ -116,8 +116,10 @@ class Ledger:
     def register(self, tensor: torch.Tensor, producer: str, *, known: bool) -> LiveStorage:
         """Enter a storage that torch made outside our sight (a constant, a loaded or NumPy array)."""
         storage = tensor.untyped_storage()
-        live = LiveStorage(storage.nbytes(), self.clock, producer, known=known)
-        live.counted = storage.resizable()
+        # Memory that torch's allocator does not own (NumPy arrays, mapped files) cannot be resized, and is
+        # not counted: on a CPU it is not in the allocator's figures either.
+        nbytes = self._rounded(storage.nbytes()) if storage.resizable() else 0
+        live = LiveStorage(nbytes, self.clock, producer, known=known)
         self._enter(live, storage)
         return live
 
@@ -134,37 +136,42 @@ class Ledger:
             self._hold(live, storage)
         return tensor_over(storage, dtype, size, stride, offset)
 
-    def save(self, live: LiveStorage) -> SavedInterval:
+    def save(self, live: LiveStorage) -> Hold:
         """Autograd begins to hold `live`."""
-        interval = SavedInterval(self.clock)
-        live.saved.append(interval)
+        hold = Hold(self.clock)
+        live.saved.append(hold)
         live.holders += 1
-        return interval
+        return hold
 
-    def release_saved(self, live: LiveStorage, interval: SavedInterval) -> None:
+    def release_saved(self, live: LiveStorage, hold: Hold) -> None:
         """Autograd lets go of one saved tensor."""
-        interval.end = self.clock
+        hold.end = self.clock
         self._release(live)
 
     def resize(self, live: LiveStorage, nbytes: int) -> None:
         """Change a storage's size in place, as FSDP does to free and restore parameters."""
-        if live.counted:
-            self.live_bytes += nbytes - live.nbytes
+        nbytes = self._rounded(nbytes)
+        self.live_bytes += nbytes - live.nbytes
         live.nbytes = nbytes
         live.resizes.append((self.clock, nbytes))
+
+    def _rounded(self, nbytes: int) -> int:
+        return -(-nbytes // self._granularity) * self._granularity
 
     def _enter(self, live: LiveStorage, storage: torch.UntypedStorage) -> None:
         self.created.append(live)
         self.alive[id(live)] = live
-        if live.counted:
-            self.live_bytes += live.nbytes
+        self.live_bytes += live.nbytes
+        live.initial_bytes = live.nbytes
         self._hold(live, storage)
 
     def _hold(self, live: LiveStorage, storage: torch.UntypedStorage) -> None:
         reference = _StorageReference(storage, self._storage_died)
         reference.live = live
+        reference.hold = Hold(self.clock)
         reference.address = storage._cdata
         live.reference = reference
+        live.program.append(reference.hold)
         live.holders += 1
         self._by_address[reference.address] = live
 
@@ -173,15 +180,21 @@ class Ledger:
         live = reference.live
         if self._by_address.get(reference.address) is live:
             del self._by_address[reference.address]
-        if live.program_end is None:
-            live.program_end = self.clock
+        reference.hold.end = self.clock
         self._release(live)
 
     def _release(self, live: LiveStorage) -> None:
         live.holders -= 1
         if live.holders == 0:
-            live.freed = self.clock
+            live.end = self.clock
             live.backing = None
             del self.alive[id(live)]
-            if live.counted:
-                self.live_bytes -= live.nbytes
+            self.live_bytes -= live.nbytes
+
+
+def _still_held(holds: list[Hold]) -> list[Hold]:
+    """Drop what has ended and let the rest begin before the recording."""
+    kept = [hold for hold in holds if hold.end is None]
+    for hold in kept:
+        hold.start = -1
+    return kept

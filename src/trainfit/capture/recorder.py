@@ -31,6 +31,8 @@ class ModuleCall:
     forward_end: int = -1
     backward_start: int = -1
     backward_end: int = -1
+    backward_left: int = -1
+    """Number of backward nodes that had run when the last one of this call had."""
 
 
 @dataclass(slots=True)
@@ -77,15 +79,20 @@ class Recorder:
         self.between_nodes = False
         self.node = NO_NODE
         self.creating_graph = False
+        self.number = 0
         self.restart()
 
     def restart(self) -> None:
         """Drop what was recorded and begin a new recording at time 0."""
         self.ledger.restart_clock()
+        self.number += 1
         self.rows: list[Row] = []
         self.calls: list[ModuleCall] = []
         self.stack: list[int] = []
+        self.forward_post_order: list[int] = []
         self.backward_pre_order: list[int] = []
+        self._arrived: list[LiveStorage] = []
+        self._events = 0
         self.backward_seen = False
         self._boundaries: list[int] = [-1]
         self._boundary_calls: list[int] = [-1]
@@ -111,6 +118,8 @@ class Recorder:
         number = ledger.clock
         for live in creates:
             live.producer_op = number
+        if creates and phase is BACKWARD and self.node.parameter is not None and self._arrived:
+            self._gradient_is_a_copy(creates)
         self.rows.append(
             Row(call, phase, module, module_call, recompute, sequence, reads, writes, creates, ledger.live_bytes)
         )
@@ -143,6 +152,24 @@ class Recorder:
         """The innermost backward or optimizer step has ended."""
         self.contexts.pop()
 
+    def gradient_arrives(self, gradients: Sequence[Any]) -> None:
+        """A gradient reaches a parameter that has none yet: it becomes the parameter's `.grad`."""
+        self._arrived = []
+        for gradient in gradients:
+            if isinstance(gradient, torch.Tensor) and gradient.layout is torch.strided:
+                live = self.ledger.find(gradient)
+                if live is not None and live.gradient_since is None:
+                    live.gradient_since = self.ledger.clock
+                    self._arrived.append(live)
+
+    def _gradient_is_a_copy(self, creates: Sequence[LiveStorage]) -> None:
+        """Autograd could not take the arriving gradient over and copied it: the copy is the `.grad`."""
+        for live in self._arrived:
+            live.gradient_since = None
+        for live in creates:
+            live.gradient_since = live.start
+        self._arrived = []
+
     # Module calls ---------------------------------------------------------------------------------------
 
     def enter_module(self, module: Any) -> int:
@@ -163,6 +190,7 @@ class Recorder:
         while self.stack and self.stack.pop() != number:
             pass
         self.calls[number].forward_end = self.ledger.clock
+        self.forward_post_order.append(number)
         self._boundaries.append(_sequence_number())
         self._boundary_calls.append(self.stack[-1] if self.stack else -1)
 
@@ -198,7 +226,13 @@ class Recorder:
     def leave_node(self, info: NodeInfo) -> None:
         """A backward node has run; what follows until the next node is the engine's own work."""
         self.between_nodes = True
+        self._events += 1
         call = info.call
         while call >= 0:
             self.calls[call].backward_end = self.ledger.clock
+            self.calls[call].backward_left = self._events
             call = self.calls[call].parent
+
+    def backward_post_order(self) -> list[int]:
+        """Return the calls in the order in which their backward ended, inner before outer."""
+        return sorted(self.backward_pre_order, key=lambda n: (self.calls[n].backward_left, -n))

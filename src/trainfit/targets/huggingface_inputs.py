@@ -64,13 +64,13 @@ def fit_config(config: Any, task: Task, options: StepOptions) -> Any:
     if options.image_size is not None and hasattr(config, "image_size"):
         is_pair = isinstance(config.image_size, list | tuple)
         fitted.image_size = [options.image_size] * 2 if is_pair else options.image_size
-    text = fitted.get_text_config(decoder=True)
     # Without them the model cannot shift labels into decoder inputs, or find the end of a padded text.
     if task.name in ("seq2seq-lm", "speech-seq2seq", "text-classification"):
-        if getattr(text, "pad_token_id", None) is None:
-            text.pad_token_id = 0
-        if getattr(text, "decoder_start_token_id", None) is None:
-            text.decoder_start_token_id = text.pad_token_id
+        for part in (fitted, fitted.get_text_config()):
+            if getattr(part, "pad_token_id", None) is None:
+                part.pad_token_id = 0
+            if getattr(part, "decoder_start_token_id", None) is None:
+                part.decoder_start_token_id = part.pad_token_id
     return fitted
 
 
@@ -104,7 +104,12 @@ def _translation_inputs(config: Any, options: StepOptions) -> Inputs:
 
 
 def _text_class_inputs(config: Any, options: StepOptions) -> Inputs:
-    return {"input_ids": _tokens(config, options), "labels": _class_labels(config, options)}
+    tokens = _tokens(config, options)
+    if config.is_encoder_decoder and config.eos_token_id is not None:
+        # Such a classifier reads the position of the end token, of which every text must have one.
+        tokens = tokens.masked_fill(tokens == config.eos_token_id, 0 if config.eos_token_id else 1)
+        tokens[:, -1] = config.eos_token_id
+    return {"input_ids": tokens, "labels": _class_labels(config, options)}
 
 
 def _image_class_inputs(config: Any, options: StepOptions) -> Inputs:

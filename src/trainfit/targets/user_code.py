@@ -139,8 +139,8 @@ def _refuse_missing(missing: list[str], label: str) -> None:
     if len(flags) == len(missing):
         raise TargetError(f"{label} needs {', '.join(missing)}; pass {' '.join(flags)}, or give a default.")
     raise TargetError(
-        f"{label} needs the argument {', '.join(missing)}, but it is called without arguments; "
-        f"give a default. Only parameters named {', '.join(_OPTION_NAMES)} are filled in from the command line."
+        f"{label} needs {', '.join(missing)}, but it is called without arguments; give a default. "
+        f"Only parameters named {', '.join(_OPTION_NAMES)} are filled in from the command line."
     )
 
 

@@ -1,0 +1,245 @@
+"""From what the recorder collected to a `Trace`: numbers instead of objects, and a category for each storage."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainfit import trace as t
+from trainfit.capture.ledger import LiveStorage
+from trainfit.capture.metadata import Call, NewTensor
+from trainfit.capture.recorder import BACKWARD, FORWARD, Row
+from trainfit.step import Step
+
+if TYPE_CHECKING:
+    from trainfit.capture.session import Session
+
+
+def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
+    """Make the trace of the step that the session has recorded."""
+    recorder = session.recorder
+    rows = recorder.rows
+    lives = session.ledger.created
+    for number, live in enumerate(lives):
+        live.index = number
+    signatures, signature_of = _signatures(rows)
+    categories = _categories(session, step, rows)
+    forward_ops = _ForwardOps(rows)
+    ops = tuple(
+        t.Op(
+            signature=signature_of[id(row.call)],
+            phase=row.phase,
+            module=row.module,
+            call=row.module_call,
+            recompute=row.recompute,
+            forward_op=forward_ops.of(row),
+            reads=_numbers(row.reads),
+            writes=_numbers(row.writes),
+            creates=_numbers(row.creates),
+        )
+        for row in rows
+    )
+    persistent = sum(live.initial_bytes for live in lives if live.start < 0)
+    return t.Trace(
+        target=target,
+        device=device,
+        torch=torch.__version__,
+        signatures=signatures,
+        ops=ops,
+        storages=tuple(_storage(live, category) for live, category in zip(lives, categories)),
+        modules=_modules(session),
+        calls=tuple(_call(call, len(rows)) for call in recorder.calls),
+        forward_post_order=tuple(recorder.forward_post_order),
+        backward_pre_order=tuple(recorder.backward_pre_order),
+        backward_post_order=tuple(recorder.backward_post_order()),
+        observed_peak_bytes=max((row.live_bytes for row in rows), default=persistent),
+        warnings=tuple(str(assumption) for assumption in session.values.assumptions),
+    )
+
+
+def _numbers(lives: Iterable[LiveStorage]) -> tuple[int, ...]:
+    return tuple([live.index for live in lives])
+
+
+class _ForwardOps:
+    """Finds the forward op that made an autograd node, by sequence numbers, which only grow."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = [n for n, row in enumerate(rows) if row.phase is FORWARD or row.recompute]
+        self._sequences = [rows[n].sequence for n in self._rows]
+
+    def of(self, row: Row) -> int:
+        if row.phase is not BACKWARD or row.recompute or row.sequence < 0:
+            return -1
+        # A node takes its number just before its op is dispatched: the op is the first that sees a larger one.
+        position = bisect.bisect_right(self._sequences, row.sequence)
+        return self._rows[position] if position < len(self._rows) else -1
+
+
+def _signatures(rows: list[Row]) -> tuple[tuple[t.Signature, ...], dict[int, int]]:
+    table: dict[t.Signature, int] = {}
+    number_of: dict[int, int] = {}
+    for row in rows:
+        if id(row.call) not in number_of:
+            signature = _signature(row.call)
+            number_of[id(row.call)] = table.setdefault(signature, len(table))
+    return tuple(table), number_of
+
+
+def _signature(call: Call) -> t.Signature:
+    inputs: list[t.TensorSpec] = []
+    arguments = [_argument(part, inputs) for part in call.key[1:]]
+    operator = call.operator
+    return t.Signature(
+        name=operator.name,
+        inputs=tuple(inputs),
+        outputs=tuple(_output_specs(call.outputs)),
+        arguments=", ".join(arguments),
+        view=operator.is_view,
+        in_place=bool(operator.mutated),
+        random=operator.random,
+        collective=operator.collective,
+    )
+
+
+def _argument(part: Hashable, inputs: list[t.TensorSpec]) -> str:
+    """Write one part of a call's key as text, with `T0, T1, ...` for the tensors."""
+    if isinstance(part, tuple):
+        if len(part) == 3 and isinstance(part[0], torch.dtype) and isinstance(part[1], torch.Size):
+            stride = part[2] if isinstance(part[2], tuple) else ()
+            inputs.append(t.TensorSpec(_dtype_name(part[0]), tuple(part[1]), stride))
+            return f"T{len(inputs) - 1}"
+        if len(part) == 2 and isinstance(part[0], type):
+            return repr(part[1])
+        if len(part) == 2 and isinstance(part[0], str):
+            return f"{part[0]}={_argument(part[1], inputs)}"
+        return "[" + ", ".join(_argument(item, inputs) for item in part) + "]"
+    return repr(part)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _output_specs(outputs: Iterable[Any]) -> Iterator[t.TensorSpec]:
+    for output in outputs:
+        if isinstance(output, NewTensor):
+            yield t.TensorSpec(_dtype_name(output.dtype), tuple(output.size), output.stride)
+        elif isinstance(output, list):
+            yield from _output_specs(output)
+
+
+def _categories(session: Session, step: Step, rows: list[Row]) -> list[str]:
+    """Label each storage: what it is known to be first, else by where it was made."""
+    ledger = session.ledger
+    labels: dict[int, str] = {}
+
+    def label(tensors: Iterable[Any], category: str) -> None:
+        for tensor in tensors:
+            for part in strided_parts(tensor):
+                live = ledger.find(part)
+                if live is not None:
+                    labels.setdefault(live.index, category)
+
+    for root in session.modules.roots:
+        label(root.parameters(), "parameter")
+        label(root.buffers(), "buffer")
+        label((p.grad for p in root.parameters() if p.grad is not None), "gradient")
+    for optimizer in step.optimizers:
+        for group in optimizer.param_groups:
+            label(group["params"], "parameter")
+        for state in optimizer.state.values():
+            label(_tensors(state), "optimizer_state")
+    return [labels.get(live.index) or _category_by_origin(live, rows) for live in ledger.created]
+
+
+def _category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
+    if live.gradient_since is not None:
+        return "gradient"
+    if live.producer_op < 0:
+        return "input"
+    row = rows[live.producer_op]
+    if row.call.operator.collective:
+        return "communication"
+    return "activation" if row.phase == FORWARD or row.recompute else "temporary"
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors with storages that a tensor consists of: itself, or its flattened parts."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from strided_parts(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout is torch.strided and not tensor.is_meta:
+        yield tensor
+
+
+def _storage(live: LiveStorage, category: str) -> t.Storage:
+    holders = [t.Interval("program", hold.start, hold.end) for hold in live.program]
+    holders += [t.Interval("autograd", hold.start, hold.end) for hold in live.saved]
+    if live.gradient_since is not None:
+        holders.append(t.Interval("gradient", live.gradient_since, live.end))
+    if category == "optimizer_state":
+        holders.append(t.Interval("optimizer", live.start, live.end))
+    return t.Storage(
+        bytes=live.initial_bytes,
+        category=category,
+        producer=live.producer_op,
+        start=live.start,
+        end=live.end,
+        holders=tuple(holders),
+        resizes=tuple(live.resizes),
+    )
+
+
+def _modules(session: Session) -> tuple[t.Module, ...]:
+    seen: set[int] = set()
+
+    def own_bytes(tensors: Iterable[torch.Tensor]) -> int:
+        total = 0
+        for tensor in tensors:
+            for part in strided_parts(tensor):
+                live = session.ledger.find(part)
+                if live is not None and live.index not in seen:
+                    seen.add(live.index)
+                    total += live.nbytes
+        return total
+
+    return tuple(
+        t.Module(
+            name=entry.name,
+            class_name=entry.class_name,
+            parent=entry.parent,
+            parameter_bytes=own_bytes(entry.module.parameters(recurse=False)),
+            buffer_bytes=own_bytes(entry.module.buffers(recurse=False)),
+        )
+        for entry in session.modules.entries
+    )
+
+
+def _call(call: Any, ops: int) -> t.ModuleCall:
+    return t.ModuleCall(
+        module=call.module,
+        parent=call.parent,
+        recompute=call.recompute,
+        forward_start=call.forward_start,
+        forward_end=call.forward_end if call.forward_end >= 0 else ops,
+        backward_start=call.backward_start,
+        backward_end=call.backward_end,
+    )

@@ -1,0 +1,199 @@
+"""`Trace`: one steady training step as plain data. What every later stage reads, and nothing else.
+
+Time is counted in operators. A storage with `start=7, end=9` is alive while ops 7 and 8 run. What was there
+before the step has `start=-1`; what is still there after it has `end=None`.
+
+A storage's `holders` say who kept it alive and when: the `program` (Python variables, and the engine's own
+buffers), `autograd` (saved for backward, one interval per saved tensor), `gradient` (it is some parameter's
+`.grad`), `optimizer` (it is optimizer state). The storage is free when the last of them lets go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+PHASES = ("forward", "backward", "optimizer")
+CATEGORIES = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "activation",
+    "optimizer_state",
+    "input",
+    "temporary",
+    "communication",
+)
+HOLDERS = ("program", "autograd", "gradient", "optimizer")
+WORKSPACE_SOURCES = ("none", "formula", "measured", "unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Metadata of one tensor argument or result."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A distinct operator call: name and argument metadata. Many ops share one.
+
+    `workspace_bytes` is what the kernel allocates and frees inside itself on the trace's device, on top of
+    its results; `workspace_source` says where the figure comes from.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    arguments: str
+    view: bool
+    in_place: bool
+    random: bool
+    collective: bool
+    workspace_bytes: int = 0
+    workspace_source: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One dispatched operator call. Numbers refer to the trace's tables; -1 means "none"."""
+
+    signature: int
+    phase: str
+    module: int
+    call: int
+    recompute: bool
+    forward_op: int
+    """For an op in backward: the forward op that it differentiates."""
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    creates: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One holder's hold on a storage: from `start` until before `end` (None: beyond the step)."""
+
+    holder: str
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One block of device memory; views share it."""
+
+    bytes: int
+    category: str
+    producer: int
+    start: int
+    end: int | None
+    holders: tuple[Interval, ...]
+    resizes: tuple[tuple[int, int], ...] = ()
+    """(time, new size) for storages that are resized in place; `bytes` is the size at `start`."""
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the storage existed before the step."""
+        return self.start < 0
+
+    def held_by(self, holder: str) -> Iterator[Interval]:
+        """Yield the intervals of one kind of holder."""
+        return (interval for interval in self.holders if interval.holder == holder)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One module: its qualified name, which begins with the root's class name, and what it owns itself."""
+
+    name: str
+    class_name: str
+    parent: int
+    parameter_bytes: int
+    buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module, in op positions; backward positions are -1 where none of it ran."""
+
+    module: int
+    parent: int
+    recompute: bool
+    forward_start: int
+    forward_end: int
+    backward_start: int
+    backward_end: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One steady-state step: ops, storages, modules, and who keeps what alive."""
+
+    target: str
+    device: str
+    """The kind of device the step was captured for: `cpu` or `cuda`."""
+    torch: str
+    signatures: tuple[Signature, ...]
+    ops: tuple[Op, ...]
+    storages: tuple[Storage, ...]
+    modules: tuple[Module, ...]
+    calls: tuple[ModuleCall, ...]
+    forward_post_order: tuple[int, ...]
+    """Calls in the order in which their forward ended."""
+    backward_pre_order: tuple[int, ...]
+    """Calls in the order in which their backward began."""
+    backward_post_order: tuple[int, ...]
+    """Calls in the order in which their backward ended."""
+    observed_peak_bytes: int
+    """The most bytes the recorder saw alive at once (without workspaces)."""
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def forward_pre_order(self) -> tuple[int, ...]:
+        """Calls in the order in which their forward began, without recomputation."""
+        return tuple(number for number, call in enumerate(self.calls) if not call.recompute)
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Bytes alive before the step begins."""
+        return sum(storage.bytes for storage in self.storages if storage.persistent)
+
+    def op_name(self, op: int) -> str:
+        """Return the operator name of op number `op`."""
+        return self.signatures[self.ops[op].signature].name
+
+    def module_name(self, module: int) -> str:
+        """Return a module's qualified name, or `Global` for what runs outside of modules."""
+        return self.modules[module].name if module >= 0 else "Global"
+
+    def call_names(self, order: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the module names of a list of calls."""
+        return tuple(self.modules[self.calls[number].module].name for number in order)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each storage the ops that read it, in order."""
+        found: list[list[int]] = [[] for _ in self.storages]
+        for number, op in enumerate(self.ops):
+            for storage in dict.fromkeys(op.reads):
+                found[storage].append(number)
+        return tuple(tuple(numbers) for numbers in found)
+
+    def backward_readers(self, storage: int) -> tuple[int, ...]:
+        """Return the ops of backward (not of recomputation) that read a storage."""
+        return tuple(
+            number
+            for number in self.readers[storage]
+            if self.ops[number].phase == "backward" and not self.ops[number].recompute
+        )
+
+    def check(self) -> None:
+        """Check every invariant; see `trace_check.py`, which states them in words."""
+        from trainfit.trace_check import check
+
+        check(self)
