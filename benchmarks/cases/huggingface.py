@@ -26,10 +26,10 @@ def create(auto_class: str, model_type: str, sizes: Sizes) -> nn.Module:
     """Create a model in training mode; `auto_class` is an Auto class or the name of a model class."""
     import transformers
 
-    torch.manual_seed(0)
+    transformers.set_seed(0)
     config = transformers.AutoConfig.for_model(model_type, **sizes)
     model_class = getattr(transformers, auto_class)
-    model = model_class.from_config(config) if auto_class.startswith("Auto") else model_class(config)
+    model = model_class.from_config(config) if auto_class.startswith("AutoModel") else model_class(config)
     return model.train()
 
 
@@ -423,10 +423,9 @@ STATE_SPACE: dict[str, Sizes] = {
     },
     "zamba": {
         **SMALL_MOE,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 5,
         "num_key_value_heads": 4,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
+        "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid"],
         "batch": 2,
         "sequence": 64,
     },
@@ -475,7 +474,6 @@ RECURRENT: dict[str, Sizes] = {
         "num_attention_heads": 4,
         "attention_window_size": 64,
     },
-    "xlstm": {"vocab_size": 2000, "hidden_size": 128, "num_hidden_layers": 2, "num_heads": 4},
     "qwen3_next": {
         **SMALL_MOE,
         "num_hidden_layers": 4,

@@ -28,13 +28,18 @@ from .huggingface import (
 
 
 def image_classifier(
-    model_type: str, batch: int = 8, image_size: int = 96, optimizer: str = "adamw", **sizes: Any
+    model_type: str,
+    batch: int = 8,
+    image_size: int = 96,
+    model_class: str = "AutoModelForImageClassification",
+    optimizer: str = "adamw",
+    **sizes: Any,
 ) -> Build:
     """One label for each image."""
 
     def build() -> Step:
-        sized = {**sizes, "image_size": image_size, "num_labels": 10}
-        model = create("AutoModelForImageClassification", model_type, sized)
+        sized = {"image_size": image_size, **sizes, "num_labels": 10}
+        model = create(model_class, model_type, sized)
         inputs = {
             "pixel_values": torch.randn(batch, 3, image_size, image_size),
             "labels": torch.randint(0, 10, (batch,)),
@@ -132,7 +137,8 @@ def detection(
     """Boxes and classes, against fixed targets for every query instead of matched ones."""
 
     def build() -> Step:
-        model = create("AutoModelForObjectDetection", model_type, {**sizes, "num_labels": 10})
+        sized = {**sizes, "image_size": [image_size, image_size], "num_labels": 10}
+        model = create("AutoModelForObjectDetection", model_type, sized)
 
         def loss(output: Any) -> torch.Tensor:
             classes = torch.zeros(output.logits.shape[:2], dtype=torch.long)
@@ -174,7 +180,7 @@ PYRAMID = {"depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 4, 8]}
 
 VISION_TRANSFORMERS: dict[str, Sizes] = {
     "vit": VIT_LIKE,
-    "deit": {**VIT_LIKE, "optimizer": "momentum"},
+    "deit": {**VIT_LIKE, "model_class": "DeiTForImageClassification", "optimizer": "momentum"},
     "beit": VIT_LIKE,
     "data2vec-vision": VIT_LIKE,
     "swin": {"embed_dim": 48, "depths": [2, 2, 2], "num_heads": [3, 6, 12], "window_size": 6},
@@ -185,24 +191,21 @@ VISION_TRANSFORMERS: dict[str, Sizes] = {
     "vit_msn": VIT_LIKE,
     "pvt": {**PYRAMID, "hidden_sizes": [32, 64, 128, 256]},
     "pvt_v2": {**PYRAMID, "hidden_sizes": [32, 64, 128, 256]},
-    "hiera": {
-        "embed_dim": 48,
-        "depths": [1, 2, 2, 1],
-        "image_size": 224,
-        "batch": 2,
+    "cvt": {"embed_dim": [32, 64, 128], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
+    "levit": {
+        "hidden_sizes": [64, 96, 128],
+        "num_attention_heads": [2, 3, 4],
+        "depths": [2, 2, 2],
+        "model_class": "LevitForImageClassification",
+        "batch": 16,
     },
-    "cvt": {"embed_dim": [32, 64, 128], "num_heads": [1, 2, 4], "depth": [1, 1, 2]},
-    "levit": {"hidden_sizes": [64, 96, 128], "num_attention_heads": [2, 3, 4], "depths": [2, 2, 2]},
     "mobilevit": {
         "hidden_sizes": [48, 64, 80],
         "neck_hidden_sizes": [16, 24, 32, 48, 64, 80, 160],
         "image_size": 64,
     },
     "mobilevitv2": {"width_multiplier": 0.5, "image_size": 64},
-    "clip_vision_model": {},
-    "siglip_vision_model": {},
 }
-del VISION_TRANSFORMERS["clip_vision_model"], VISION_TRANSFORMERS["siglip_vision_model"]
 
 CONVOLUTIONAL: dict[str, Sizes] = {
     "resnet": {"hidden_sizes": [64, 128, 256, 256], "depths": [1, 2, 2, 1], "embedding_size": 32},
@@ -217,20 +220,29 @@ CONVOLUTIONAL: dict[str, Sizes] = {
         "batch": 4,
     },
     "regnet": {"hidden_sizes": [32, 64, 128, 256], "depths": [1, 1, 2, 1], "groups_width": 16},
-    "bit": {"hidden_sizes": [64, 128, 256, 256], "depths": [1, 1, 2, 1], "embedding_size": 32},
+    "bit": {
+        "hidden_sizes": [128, 256, 256, 256],
+        "depths": [1, 1, 2, 1],
+        "embedding_size": 32,
+        "num_groups": 16,
+    },
     "poolformer": {"hidden_sizes": [32, 64, 128, 256], "depths": [1, 1, 2, 1]},
     "focalnet": {"embed_dim": 32, "depths": [1, 1, 2, 1]},
     "swiftformer": {"embed_dims": [24, 32, 48, 96], "depths": [1, 1, 2, 1]},
-    "textnet": {},
 }
-del CONVOLUTIONAL["textnet"]
 
 VIDEO_TRANSFORMERS: dict[str, Sizes] = {
-    "videomae": {**VIT_LIKE, "num_frames": 8},
-    "vivit": {**VIT_LIKE, "num_frames": 8, "tubelet_size": [2, 8, 8]},
+    "videomae": {**VIT_LIKE, "num_frames": 8, "batch": 4},
+    "vivit": {
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_frames": 8,
+        "tubelet_size": [2, 8, 8],
+    },
     "timesformer": {**VIT_LIKE, "num_frames": 4},
 }
-del VIDEO_TRANSFORMERS["vivit"]["patch_size"]
 
 # --------------------------------------------------------------------------------------------- audio
 
@@ -262,6 +274,7 @@ def speech_features_ctc(
         model = create("AutoModelForCTC", model_type, sizes)
         inputs = {
             "input_features": torch.randn(batch, frames, features),
+            "attention_mask": torch.ones(batch, frames, dtype=torch.long),
             "labels": torch.randint(5, 30, (batch, 8)),
         }
         return training_step(model, inputs, optimizer)
@@ -290,7 +303,7 @@ def speech_seq2seq(
 
 
 def audio_classifier(
-    model_type: str, shape: tuple[int, ...], batch: int = 4, optimizer: str = "adamw", **sizes: Any
+    model_type: str, shape: tuple[int, ...], batch: int = 8, optimizer: str = "adamw", **sizes: Any
 ) -> Build:
     """One label for each recording; `shape` is that of one recording."""
 
@@ -336,7 +349,7 @@ SPEECH_CTC: dict[str, Sizes] = {
     "unispeech": WAV2VEC2_LIKE,
     "unispeech-sat": {**WAV2VEC2_LIKE, "optimizer": "momentum"},
     "data2vec-audio": {**WAV2VEC2_LIKE, "num_conv_pos_embeddings": 2},
-    "wav2vec2-conformer": WAV2VEC2_LIKE,
+    "wav2vec2-conformer": {**WAV2VEC2_LIKE, "vocab_size": 32},
     "sew": {
         "hidden_size": 128,
         "intermediate_size": 384,
@@ -576,9 +589,8 @@ IMAGE_TEXT_CONTRAST: dict[str, Sizes] = {
             "image_size": 64,
             "width_coefficient": 0.5,
             "depth_coefficient": 0.5,
-            "hidden_dim": 128,
         },
-        "projection_dim": 128,
+        "projection_dim": 160,
     },
 }
 
@@ -650,7 +662,7 @@ VISUAL_QUESTIONS: dict[str, Sizes] = {
 
 
 def forecast(
-    model_type: str, model_class: str, batch: int = 16, optimizer: str = "adamw", **sizes: Any
+    model_type: str, model_class: str, batch: int = 64, optimizer: str = "adamw", **sizes: Any
 ) -> Build:
     """A series continued from its past, with the known values of the future as targets."""
 
@@ -749,7 +761,7 @@ CASES = [
         "detection",
         detection,
         {
-            "yolos": {**VIT_LIKE, "image_size": [128, 128], "num_detection_tokens": 20},
+            "yolos": {**VIT_LIKE, "num_detection_tokens": 20},
             "detr": {
                 "backbone_config": {
                     "model_type": "resnet",
@@ -758,12 +770,14 @@ CASES = [
                     "embedding_size": 32,
                     "out_features": ["stage4"],
                 },
-                "d_model": 128,
+                "d_model": 192,
                 "encoder_layers": 2,
                 "decoder_layers": 2,
-                "encoder_ffn_dim": 256,
-                "decoder_ffn_dim": 256,
-                "num_queries": 20,
+                "encoder_ffn_dim": 512,
+                "decoder_ffn_dim": 512,
+                "num_queries": 50,
+                "batch": 4,
+                "image_size": 192,
             },
         },
         convolutions=True,

@@ -1,5 +1,104 @@
-"""trainfit: does a PyTorch training step fit, how long does it take, how to make it fit."""
+"""trainfit: does a PyTorch training step fit, before a GPU is rented?
 
-from trainfit.step import Step
+Names load on first use, so that `import trainfit` and the command line do not wait for torch. No module may
+have the name of a public function: importing `trainfit.x` would hide the function `x` behind the module.
+"""
 
-__all__ = ["Step"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from trainfit.api import Estimate, Peak, capture, estimate, verify
+    from trainfit.devices import Device, find_device
+    from trainfit.errors import (
+        CaptureError,
+        DeviceError,
+        FileFormatError,
+        MemoryGuard,
+        MissingExtra,
+        OptionError,
+        StepError,
+        TargetError,
+        TrainfitError,
+        UserCodeError,
+    )
+    from trainfit.models.recipe import StepOptions
+    from trainfit.module_stats import ModuleStats
+    from trainfit.simulate import Timeline
+    from trainfit.step import Step
+    from trainfit.store import load_trace, save_trace
+    from trainfit.trace import Trace
+    from trainfit.verification import Measurement, Verification
+
+_HOME = {
+    "trainfit.api": ("Estimate", "Peak", "capture", "estimate", "verify"),
+    "trainfit.devices": ("Device", "find_device"),
+    "trainfit.errors": (
+        "CaptureError",
+        "DeviceError",
+        "FileFormatError",
+        "MemoryGuard",
+        "MissingExtra",
+        "OptionError",
+        "StepError",
+        "TargetError",
+        "TrainfitError",
+        "UserCodeError",
+    ),
+    "trainfit.models.recipe": ("StepOptions",),
+    "trainfit.module_stats": ("ModuleStats",),
+    "trainfit.simulate": ("Timeline",),
+    "trainfit.step": ("Step",),
+    "trainfit.store": ("load_trace", "save_trace"),
+    "trainfit.trace": ("Trace",),
+    "trainfit.verification": ("Measurement", "Verification"),
+}
+_HOME_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "CaptureError",
+    "Device",
+    "DeviceError",
+    "Estimate",
+    "FileFormatError",
+    "Measurement",
+    "MemoryGuard",
+    "MissingExtra",
+    "ModuleStats",
+    "OptionError",
+    "Peak",
+    "Step",
+    "StepError",
+    "StepOptions",
+    "TargetError",
+    "Timeline",
+    "Trace",
+    "TrainfitError",
+    "UserCodeError",
+    "Verification",
+    "__version__",
+    "capture",
+    "estimate",
+    "find_device",
+    "load_trace",
+    "save_trace",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module it lives in."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'trainfit' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(__all__)

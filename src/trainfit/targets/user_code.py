@@ -52,6 +52,7 @@ def load_module(name: str, function: str, options: StepOptions) -> Callable[[], 
         raise TargetError(f"{name!r} is neither a file that ends in .py nor the dotted name of a module.")
     # As `python -m` does, so that a package in the current folder is found.
     _make_importable(os.getcwd())
+    importlib.invalidate_caches()  # or a file written a moment ago may not be seen
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -201,7 +202,9 @@ def _drop_own_frames(report: traceback.TracebackException) -> None:
     kept = [
         frame
         for frame in report.stack
-        if not _is_own_frame(frame) and not frame.filename.startswith("<frozen importlib")
+        if not _is_own_frame(frame)
+        and not frame.filename.startswith("<frozen importlib")
+        and frame.filename != importlib.__file__
     ]
     report.stack = traceback.StackSummary.from_list(kept)
     for behind in (report.__cause__, report.__context__):

@@ -15,7 +15,7 @@ from types import FrameType
 
 import torch
 
-from trainfit.capture.ledger import LiveStorage
+from trainfit.capturing.ledger import LiveStorage
 
 _INTEGER_LIMIT = 1 << 20
 _FLOAT_LIMIT = 1 << 16

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from trainfit.capture.ledger import Ledger, LiveStorage
-from trainfit.capture.metadata import Call
+from trainfit.capturing.ledger import Ledger, LiveStorage
+from trainfit.capturing.metadata import Call
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 

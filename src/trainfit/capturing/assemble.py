@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainfit import arguments
 from trainfit import trace as t
-from trainfit.capture.ledger import LiveStorage
-from trainfit.capture.metadata import Call, NewTensor
-from trainfit.capture.recorder import BACKWARD, FORWARD, Row
+from trainfit.capturing.ledger import LiveStorage
+from trainfit.capturing.metadata import Call, NewTensor
+from trainfit.capturing.recorder import BACKWARD, FORWARD, Row
 from trainfit.step import Step
 
 if TYPE_CHECKING:
-    from trainfit.capture.session import Session
+    from trainfit.capturing.session import Session
 
 
 def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
@@ -91,13 +92,19 @@ def _signatures(rows: list[Row]) -> tuple[tuple[t.Signature, ...], dict[int, int
 
 def _signature(call: Call) -> t.Signature:
     inputs: list[t.TensorSpec] = []
-    arguments = [_argument(part, inputs) for part in call.key[1:]]
+    positional: list[Any] = []
+    keyword: dict[str, Any] = {}
+    for part in call.key[1:]:
+        if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str):
+            keyword[part[0]] = _argument(part[1], inputs)
+        else:
+            positional.append(_argument(part, inputs))
     operator = call.operator
     return t.Signature(
         name=operator.name,
         inputs=tuple(inputs),
         outputs=tuple(_output_specs(call.outputs)),
-        arguments=", ".join(arguments),
+        arguments=arguments.encode(positional, keyword),
         view=operator.is_view,
         in_place=bool(operator.mutated),
         random=operator.random,
@@ -105,19 +112,26 @@ def _signature(call: Call) -> t.Signature:
     )
 
 
-def _argument(part: Hashable, inputs: list[t.TensorSpec]) -> str:
-    """Write one part of a call's key as text, with `T0, T1, ...` for the tensors."""
+def _argument(part: Any, inputs: list[t.TensorSpec]) -> Any:
+    """Encode one part of a call's key as `arguments.py` describes."""
     if isinstance(part, tuple):
         if len(part) == 3 and isinstance(part[0], torch.dtype) and isinstance(part[1], torch.Size):
             stride = part[2] if isinstance(part[2], tuple) else ()
             inputs.append(t.TensorSpec(_dtype_name(part[0]), tuple(part[1]), stride))
-            return f"T{len(inputs) - 1}"
+            return {"tensor": len(inputs) - 1}
         if len(part) == 2 and isinstance(part[0], type):
-            return repr(part[1])
-        if len(part) == 2 and isinstance(part[0], str):
-            return f"{part[0]}={_argument(part[1], inputs)}"
-        return "[" + ", ".join(_argument(item, inputs) for item in part) + "]"
-    return repr(part)
+            return _argument(part[1], inputs)
+        return [_argument(item, inputs) for item in part]
+    for kind in ("dtype", "layout", "memory_format"):
+        if isinstance(part, getattr(torch, kind)):
+            return {kind: str(part).removeprefix("torch.")}
+    if isinstance(part, torch.device):
+        return {"device": str(part)}
+    if part is None or isinstance(part, bool | int | str):
+        return part
+    if isinstance(part, float | complex):
+        return arguments.encode_number(part)
+    return {"other": repr(part)}
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -10,10 +10,10 @@ import numpy
 import torch
 from torch import nn
 
-from trainfit.capture.recorder import OPTIMIZER
+from trainfit.capturing.recorder import OPTIMIZER
 
 if TYPE_CHECKING:
-    from trainfit.capture.session import Session
+    from trainfit.capturing.session import Session
 
 
 @contextlib.contextmanager

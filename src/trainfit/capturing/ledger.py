@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trainfit.capture.hollow import hollow_storage, storage_over, tensor_over
+from trainfit.capturing.hollow import hollow_storage, storage_over, tensor_over
 
 storage_address = torch._C._storage_id  # type: ignore[attr-defined]
 

@@ -9,14 +9,22 @@ from typing import Any
 
 import torch
 
-from trainfit.capture import patches
-from trainfit.capture.autograd import NodeHooks, SavedTensorHooks
-from trainfit.capture.dispatch import CaptureMode
-from trainfit.capture.ledger import Ledger
-from trainfit.capture.modules import ModuleTable
-from trainfit.capture.recorder import Recorder
-from trainfit.capture.values import Values
+from trainfit.capturing import patches
+from trainfit.capturing.assemble import assemble
+from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
+from trainfit.capturing.dispatch import CaptureMode
+from trainfit.capturing.ledger import Ledger
+from trainfit.capturing.modules import ModuleTable
+from trainfit.capturing.recorder import Recorder
+from trainfit.capturing.values import Values
+from trainfit.profiler import no_cycle_collection
 from trainfit.step import Step
+from trainfit.trace import Trace
+from trainfit.workspace import with_measured_workspaces
+
+
+Build = Callable[[], Step]
+Progress = Callable[[str], None]
 
 
 class Session:
@@ -36,7 +44,7 @@ class Session:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Run ordinary PyTorch code on hollow tensors."""
-        with patches.installed(self), self.saved_tensor_hooks.install(), self.mode, _no_cycle_collection():
+        with patches.installed(self), self.saved_tensor_hooks.install(), self.mode, no_cycle_collection():
             self._calibrate()
             yield
 
@@ -66,17 +74,23 @@ class Session:
         return step.run()
 
 
-@contextlib.contextmanager
-def _no_cycle_collection() -> Iterator[None]:
-    """Keep the collector of reference cycles out: when it runs is chance, and it frees tensors."""
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-Build = Callable[[], Step]
+def capture(
+    build: Build, *, device: str = "cpu", target: str = "step", progress: Progress | None = None
+) -> Trace:
+    """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run."""
+    report = progress or (lambda stage: None)
+    session = Session()
+    report("building the model")
+    with session.active():
+        step = build()
+        report("first step")
+        step.run()
+        report("recording")
+        result = session.record_step(step)
+        trace = assemble(session, step, target, device)
+        del result
+    if device == "cpu":
+        report("measuring workspaces")
+        trace = with_measured_workspaces(trace)
+    trace.check()
+    return trace

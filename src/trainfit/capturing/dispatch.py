@@ -15,10 +15,10 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainfit.capture import special
-from trainfit.capture.hollow import tensor_over
-from trainfit.capture.ledger import Ledger, LiveStorage
-from trainfit.capture.metadata import (
+from trainfit.capturing import special
+from trainfit.capturing.hollow import tensor_over
+from trainfit.capturing.ledger import Ledger, LiveStorage
+from trainfit.capturing.metadata import (
     Call,
     InputAlias,
     Key,
@@ -28,9 +28,9 @@ from trainfit.capture.metadata import (
     call_key,
     describe_call,
 )
-from trainfit.capture.operators import Operator, aten, describe
-from trainfit.capture.recorder import Recorder
-from trainfit.capture.values import SELECTIONS, Values, assume_choice, worth_knowing
+from trainfit.capturing.operators import Operator, aten, describe
+from trainfit.capturing.recorder import Recorder
+from trainfit.capturing.values import SELECTIONS, Values, assume_choice, worth_knowing
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 ENGINE_FUNCTION = "_engine_run_backward"
@@ -194,6 +194,8 @@ class CaptureMode(TorchDispatchMode):
             choice = self.live(results[chosen])
             if choice.backing is not None:
                 assume_choice(operator.name, tensors[0], results[chosen], choice)
+        if not results:
+            return None
         return results[0] if call.single else tuple(results)
 
     def _make(

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from trainfit.capture.ledger import Ledger, LiveStorage
-from trainfit.capture.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
-from trainfit.capture.values import worth_knowing
+from trainfit.capturing.ledger import Ledger, LiveStorage
+from trainfit.capturing.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
+from trainfit.capturing.values import worth_knowing
 
 
 class SavedTensor:

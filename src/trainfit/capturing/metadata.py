@@ -16,8 +16,8 @@ from torch import nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainfit.capture.operators import Operator, describe
-from trainfit.capture.own_kernels import OWN_KERNELS
+from trainfit.capturing.operators import Operator, describe
+from trainfit.capturing.own_kernels import OWN_KERNELS
 
 
 @dataclass(frozen=True, slots=True)

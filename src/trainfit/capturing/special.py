@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from trainfit.capture.metadata import call_key, describe_call
-from trainfit.capture.operators import aten
+from trainfit.capturing.metadata import call_key, describe_call
+from trainfit.capturing.operators import aten
 
 if TYPE_CHECKING:
-    from trainfit.capture.dispatch import CaptureMode
+    from trainfit.capturing.dispatch import CaptureMode
 
 NOT_SPECIAL = object()
 Arguments = tuple[Any, ...]

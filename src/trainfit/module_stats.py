@@ -1,0 +1,179 @@
+"""What each module needs: bytes before, after and at the peak of its forward, backward and recomputation.
+
+One snapshot per call, as PyTorch's memory tracker keeps them, but read off the timeline afterwards instead
+of being collected while the step runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainfit.simulate import Bytes, Timeline
+from trainfit.trace import CATEGORIES, Trace
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes alive on the device before, after and at the peak of one stretch of a module's work."""
+
+    before: dict[str, int]
+    after: dict[str, int]
+    peak: dict[str, int]
+    peak_op: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Total bytes at the peak."""
+        return sum(self.peak.values())
+
+
+@dataclass(frozen=True)
+class CallSnapshot:
+    """The snapshots of one call. A call that recomputes has no backward of its own."""
+
+    call: int
+    recompute: bool
+    forward: Span
+    backward: Span | None
+
+
+@dataclass(frozen=True)
+class ModuleStats:
+    """One module with everything below it. Bytes are predicted; seconds are None until costs exist."""
+
+    name: str
+    class_name: str
+    depth: int
+    calls: int
+    parameter_bytes: int
+    buffer_bytes: int
+    gradient_bytes: int
+    activation_bytes: int
+    """What its forward left alive for backward: activations made inside that outlive the call."""
+    peak_bytes: int
+    """Bytes alive on the device, of whatever kind, when the module's own work needs the most."""
+    at_peak_bytes: int
+    """Bytes made inside the module that are alive at the peak of the whole step."""
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+
+
+def snapshots(timeline: Timeline, module: str) -> tuple[CallSnapshot, ...]:
+    """Return the snapshots of every call of the module with this name."""
+    trace = timeline.trace
+    found: list[CallSnapshot] = []
+    for number, call in enumerate(trace.calls):
+        if trace.modules[call.module].name != module:
+            continue
+        backward = None
+        if call.backward_start >= 0:
+            backward = _span(timeline, call.backward_start, call.backward_end)
+        forward = _span(timeline, call.forward_start, call.forward_end)
+        found.append(CallSnapshot(number, call.recompute, forward, backward))
+    return tuple(found)
+
+
+def _span(timeline: Timeline, start: int, end: int) -> Span:
+    """Take the snapshots of ops `start` to `end - 1`."""
+    if end <= start:
+        now = _categories_before(timeline, start)
+        return Span(now, now, now, -1)
+    during = np.asarray(timeline.live_bytes[start:end]) + timeline.workspace_bytes[start:end]
+    peak_op = start + int(during.argmax())
+    peak = _as_dict(timeline.by_category[:, peak_op])
+    peak["temporary"] += int(timeline.workspace_bytes[peak_op])
+    return Span(_categories_before(timeline, start), _categories_before(timeline, end), peak, peak_op)
+
+
+def _categories_before(timeline: Timeline, op: int) -> dict[str, int]:
+    """Return the bytes alive between op `op - 1` and op `op`: without what op `op` itself creates."""
+    trace = timeline.trace
+    if op >= len(trace.ops):
+        found = dict.fromkeys(CATEGORIES, 0)
+        for storage in trace.storages:
+            if storage.end is None:
+                found[storage.category] += storage.resizes[-1][1] if storage.resizes else storage.bytes
+        return found
+    found = _as_dict(timeline.by_category[:, op])
+    for storage_number in trace.ops[op].creates:
+        storage = trace.storages[storage_number]
+        found[storage.category] -= storage.bytes
+    return found
+
+
+def _as_dict(column: Bytes) -> dict[str, int]:
+    return dict(zip(CATEGORIES, (int(value) for value in column)))
+
+
+def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
+    """Sum up every module with what is below it; linear in ops, storages and the depth of the tree."""
+    trace = timeline.trace
+    count = len(trace.modules)
+    parameters = [module.parameter_bytes for module in trace.modules]
+    buffers = [module.buffer_bytes for module in trace.modules]
+    gradients = [0] * count
+    activations = [0] * count
+    at_peak = [0] * count
+    calls = [0] * count
+    for call in trace.calls:
+        calls[call.module] += not call.recompute
+    for storage in trace.storages:
+        if storage.producer < 0:
+            continue
+        op = trace.ops[storage.producer]
+        if op.module < 0:
+            continue
+        if storage.category == "gradient":
+            gradients[op.module] += storage.bytes
+        elif storage.category == "activation" and any(True for _ in storage.held_by("autograd")):
+            activations[op.module] += 0 if op.recompute else storage.bytes
+        if storage.start <= timeline.peak_op and (storage.end is None or timeline.peak_op < storage.end):
+            at_peak[op.module] += storage.bytes
+    # Children come after their parents, so one pass from the end adds every module to its ancestors.
+    for number in reversed(range(count)):
+        parent = trace.modules[number].parent
+        if parent >= 0:
+            for column in (parameters, buffers, gradients, activations, at_peak):
+                column[parent] += column[number]
+    peaks = _own_peaks(timeline)
+    return tuple(
+        ModuleStats(
+            name=module.name,
+            class_name=module.class_name,
+            depth=_depth(trace, number),
+            calls=calls[number],
+            parameter_bytes=parameters[number],
+            buffer_bytes=buffers[number],
+            gradient_bytes=gradients[number],
+            activation_bytes=activations[number],
+            peak_bytes=peaks[number],
+            at_peak_bytes=at_peak[number],
+        )
+        for number, module in enumerate(trace.modules)
+    )
+
+
+def _own_peaks(timeline: Timeline) -> list[int]:
+    """Return for each module the most bytes alive while any op of it, or of a module below it, runs."""
+    trace = timeline.trace
+    during = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
+    peaks = np.zeros(len(trace.modules) + 1, dtype=np.int64)
+    modules = np.fromiter((op.module for op in trace.ops), dtype=np.int64, count=len(trace.ops))
+    np.maximum.at(peaks, modules, during)  # module -1 lands in the last place
+    for number in reversed(range(len(trace.modules))):
+        parent = trace.modules[number].parent
+        if parent >= 0:
+            peaks[parent] = max(peaks[parent], peaks[number])
+    return [int(peak) for peak in peaks[:-1]]
+
+
+def _depth(trace: Trace, module: int) -> int:
+    depth = 0
+    while (module := trace.modules[module].parent) >= 0:
+        depth += 1
+    return depth
+
+
+

@@ -1,0 +1,95 @@
+"""Ground truth on the CPU: every allocation and free that torch's allocator makes, from its profiler."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Allocated bytes within a range: when it began, the most, and when it ended."""
+
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    seconds: float
+
+
+class AllocationLog:
+    """Allocation events of one profiled stretch of code, and named ranges in it."""
+
+    def __init__(self) -> None:
+        """Start empty; `profile_allocations` fills the log when its block ends."""
+        self._times: list[int] = []
+        self._totals: list[int] = []
+        self._ranges: dict[str, tuple[int, int]] = {}
+
+    @contextlib.contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """Mark a stretch of code, to ask for its usage later."""
+        with record_function(f"trainfit:{name}"):
+            yield
+
+    def usage(self, name: str) -> Usage:
+        """Return what happened within the range `name`, relative to the start of the profile."""
+        start, end = self._ranges[name]
+        first = bisect.bisect_left(self._times, start)
+        last = bisect.bisect_right(self._times, end)
+        before = self._totals[first - 1] if first else 0
+        inside = self._totals[first:last]
+        return Usage(
+            start_bytes=before,
+            peak_bytes=max(inside, default=before) if inside else before,
+            end_bytes=inside[-1] if inside else before,
+            seconds=(end - start) / 1e9,
+        )
+
+    def _read(self, profile: Any) -> None:
+        from torch._C._profiler import _EventType
+
+        events: list[tuple[int, int]] = []
+        pending = list(profile.profiler.kineto_results.experimental_event_tree())
+        while pending:
+            event = pending.pop()
+            if event.tag == _EventType.Allocation:
+                events.append((event.start_time_ns, event.extra_fields.alloc_size))
+            elif event.name.startswith("trainfit:"):
+                self._ranges[event.name.removeprefix("trainfit:")] = (event.start_time_ns, event.end_time_ns)
+            pending.extend(event.children)
+        total = 0
+        for time, size in sorted(events, key=lambda event: event[0]):
+            total += size
+            self._times.append(time)
+            self._totals.append(total)
+
+
+@contextlib.contextmanager
+def profile_allocations() -> Iterator[AllocationLog]:
+    """Log every allocation of the CPU allocator while the block runs."""
+    log = AllocationLog()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
+        yield log
+    log._read(profile)
+
+
+@contextlib.contextmanager
+def no_cycle_collection() -> Iterator[None]:
+    """Keep the collector of reference cycles out: when it runs is chance, and it frees tensors."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

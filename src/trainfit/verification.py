@@ -1,0 +1,140 @@
+"""Run the real step on this machine and compare what was measured with what was predicted."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from trainfit import capturing
+from trainfit.devices import Device
+from trainfit.errors import MemoryGuard
+from trainfit.profiler import no_cycle_collection, profile_allocations
+from trainfit.simulate import simulate
+from trainfit.step import Step
+from trainfit.trace import Trace
+from trainfit.units import format_bytes
+
+SEED = 0
+_SAFE_SHARE = 0.9
+"""Share of the machine's free memory above which a real run needs `force`."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one real, steady step did."""
+
+    peak_bytes: int
+    persistent_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Predicted against measured. `seconds` is the wall time of each stage of the verification itself."""
+
+    target: str
+    device: Device
+    trace: Trace
+    predicted_peak_bytes: int
+    predicted_persistent_bytes: int
+    measured: Measurement
+    warnings: tuple[str, ...]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def error(self) -> float:
+        """Relative error of the predicted peak: (predicted - measured) / measured."""
+        return (self.predicted_peak_bytes - self.measured.peak_bytes) / self.measured.peak_bytes
+
+
+def verify_step(
+    build: Callable[[], Step],
+    device: Device,
+    *,
+    target: str,
+    force: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Verification:
+    """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced."""
+    begin = time.perf_counter()
+    report = progress or (lambda stage: None)
+    trace = capturing.capture(build, device=device.kind, target=target, progress=progress)
+    timeline = simulate(trace)
+    captured = time.perf_counter()
+    if not force:
+        guard_memory(timeline.peak_bytes, device)
+    report("real run")
+    measured = measure_step(build, device.kind)
+    end = time.perf_counter()
+    return Verification(
+        target=target,
+        device=device,
+        trace=trace,
+        predicted_peak_bytes=timeline.peak_bytes,
+        predicted_persistent_bytes=timeline.persistent_bytes,
+        measured=measured,
+        warnings=trace.warnings,
+        seconds={"capture": captured - begin, "measure": end - captured, "total": end - begin},
+    )
+
+
+def guard_memory(peak_bytes: int, device: Device) -> None:
+    """Refuse a real run whose predicted peak does not fit into this machine's free memory."""
+    free = torch.cuda.mem_get_info()[0] if device.kind == "cuda" else free_host_bytes()
+    if peak_bytes > _SAFE_SHARE * free:
+        raise MemoryGuard(
+            f"the real step would need {format_bytes(peak_bytes)} (predicted), and this machine has "
+            f"{format_bytes(free)} free. Use a smaller batch, or --force to run it all the same."
+        )
+
+
+def free_host_bytes() -> int:
+    """Return the host memory that can be had without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def measure_step(build: Callable[[], Step], kind: str) -> Measurement:
+    """Build and run the real step twice, and measure the second, steady one."""
+    if kind == "cuda":
+        return _measure_cuda(build)
+    torch.manual_seed(SEED)
+    with no_cycle_collection(), profile_allocations() as log:
+        step = build()
+        step.run()
+        gc.collect()
+        with log.range("step"):
+            result = step.run()
+    del result
+    usage = log.usage("step")
+    return Measurement(usage.peak_bytes, usage.start_bytes, usage.seconds)
+
+
+def _measure_cuda(build: Callable[[], Step]) -> Measurement:
+    torch.manual_seed(SEED)
+    outside = torch.cuda.memory_allocated()
+    with no_cycle_collection():
+        step = build()
+        step.run()
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        persistent = torch.cuda.memory_allocated() - outside
+        begin = time.perf_counter()
+        result = step.run()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        peak = torch.cuda.max_memory_allocated() - outside
+    del result
+    return Measurement(peak, persistent, seconds)

@@ -1,0 +1,72 @@
+"""Measure workspaces on this machine: run each operator once and read the profiler's allocation events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trainfit.profiler import AllocationLog, profile_allocations
+from trainfit.trace import Signature
+from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
+
+LARGEST_BYTES = 1 << 30
+LARGEST_PRODUCT = 4e10
+"""Multiply-adds up to which an operator is run to look at its memory (about a second on two cores)."""
+
+# Their output depends on values, which are not in the signature.
+_DEPENDS_ON_VALUES = ("nonzero", "unique", "masked_select", "bincount", "repeat_interleave")
+_cache: dict[tuple[Signature, int], int] = {}
+
+
+def measure_workspaces(signatures: Sequence[Signature]) -> list[int | None]:
+    """Return each signature's workspace bytes on this machine's CPU; None where it cannot be run."""
+    threads = torch.get_num_threads()
+    missing = [s for s in dict.fromkeys(signatures) if (s, threads) not in _cache and _worth_running(s)]
+    if missing:
+        with profile_allocations() as log:
+            ran = [signature for signature in missing if _run(signature, log)]
+        for signature in ran:
+            _cache[signature, threads] = _workspace(log, str(id(signature)))
+    return [_cache.get((signature, threads)) for signature in signatures]
+
+
+def _worth_running(signature: Signature) -> bool:
+    specs = (*signature.inputs, *signature.outputs)
+    nbytes = sum(math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs)
+    return nbytes <= LARGEST_BYTES and _multiply_adds(signature) <= LARGEST_PRODUCT
+
+
+def _multiply_adds(signature: Signature) -> float:
+    """Return an upper bound of the multiply-adds of products and convolutions; 0 for all else."""
+    if not any(word in signature.name for word in ("mm", "conv", "attention", "linear", "lstm", "gru")):
+        return 0.0
+    sizes = sorted((math.prod(spec.shape) for spec in signature.inputs), reverse=True)[:2]
+    outputs = sum(math.prod(spec.shape) for spec in signature.outputs)
+    # For a matrix product this is exactly m * n * k; for the others it is of the right order.
+    return math.sqrt(math.prod(float(size) for size in sizes) * outputs)
+
+
+def _run(signature: Signature, log: AllocationLog) -> bool:
+    """Run the operator once inside a range named after the signature; say whether that worked."""
+    if any(word in signature.name for word in _DEPENDS_ON_VALUES):
+        return False
+    if "index" in signature.name and any(spec.dtype == "bool" for spec in signature.inputs[1:]):
+        return False
+    try:
+        function = find_operator(signature.name)
+        positional, keyword = make_arguments(signature)
+        with torch.no_grad(), log.range(str(id(signature))):
+            result: Any = function(*positional, **keyword)
+        del result
+    except (CannotReplay, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+        # An operator that does not accept made-up inputs is listed by the caller as not measured.
+        return False
+    return True
+
+
+def _workspace(log: AllocationLog, name: str) -> int:
+    usage = log.usage(name)
+    return max(usage.peak_bytes - usage.end_bytes, 0)
