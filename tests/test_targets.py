@@ -91,8 +91,9 @@ def test_task_is_for_hf_only(target: str) -> None:
 def test_built_in_learns_its_batch(name: str, dtype: Any) -> None:
     torch.manual_seed(0)
     seq = 16 if PRESETS[name].seq else None
-    target = load(name, StepOptions(batch=4, seq=seq, dtype=dtype))
+    target = load(name, StepOptions(batch=2, seq=seq, dtype=dtype))
     step = target.build()
+    # Three, because with float16 the first may overflow: the scaler then skips it and lowers its scale.
     losses = [step.run().item() for _ in range(3)]
     assert (target.name, target.kind) == (name, "built-in")
     assert losses[-1] < losses[0]
@@ -229,8 +230,8 @@ def test_file_that_is_not_python() -> None:
         (USER_STEP, "biuld", "user.py has no function 'biuld'. Did you mean build?"),
         (USER_STEP, "zzz", "user.py has no function 'zzz'; it defines build."),
         ("x = 1", "zzz", "user.py has no function 'zzz'; it defines none."),
-        ("build = 3", "build", "'build' in user.py is a int, not a function."),
-        ("build = None", "build", "'build' in user.py is a NoneType, not a function."),
+        ("build = 3", "build", "'build' in user.py is of type int, not a function."),
+        ("build = None", "build", "'build' in user.py is of type NoneType, not a function."),
         (
             "def build(config): ...",
             "build",

@@ -135,10 +135,12 @@ def _unknown(name: str) -> str:
     known = [device.name for device in known_devices()]
     close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     if close:
-        return f"there is no device {name!r}. Did you mean {' or '.join(close)}? `trainfit devices` lists all."
+        return (
+            f"there is no device {name!r}. Did you mean {' or '.join(close)}? `trainfit devices` lists all."
+        )
     return (
-        f"there is no device {name!r}. Write cpu (this machine), cuda (the GPU in it), the path of a JSON file "
-        f"of your own, or one of {', '.join(known)}."
+        f"there is no device {name!r}. Write cpu (this machine), cuda (the GPU in it), a JSON file of your "
+        f"own, or one of {', '.join(known)}."
     )
 
 

@@ -59,7 +59,11 @@ class CaptureMode(TorchDispatchMode):
         if types and not _PLAIN.issuperset(types):
             # A tensor subclass (DTensor, nested, quantised): it unwraps itself, its parts come back here.
             return NotImplemented
-        kwargs = kwargs or {}
+        # What a function mode makes user code believe (see `retarget/device.py`) is not for us.
+        with torch._C.DisableTorchFunction():
+            return self._handle(func, args, kwargs or {})
+
+    def _handle(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = describe(func)
         if operator.invisible:
             return func(*args, **kwargs)
@@ -79,7 +83,7 @@ class CaptureMode(TorchDispatchMode):
             func is aten.add.Tensor
             and self.recorder.between_nodes
             and not kwargs
-            and sys._getframe(1).f_code.co_name == ENGINE_FUNCTION
+            and sys._getframe(2).f_code.co_name == ENGINE_FUNCTION
             and self.engine_would_add_in_place(args[0])
         ):
             func = aten.add_.Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -11,24 +11,10 @@ import torch
 from torch import nn
 
 from trainfit.capturing.recorder import OPTIMIZER
+from trainfit.capturing.replacing import replaced
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Set `owner.name = make(original)` and put the original back at the end."""
-    original = getattr(owner, name)
-    own = name in vars(owner)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        if own or not isinstance(owner, type):
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
 
 
 @contextlib.contextmanager

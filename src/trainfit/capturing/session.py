@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from trainfit.capturing import patches
 from trainfit.capturing.assemble import assemble
@@ -16,13 +17,18 @@ from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.modules import ModuleTable
 from trainfit.capturing.recorder import Recorder
-from trainfit.capturing.values import Values
+from trainfit.capturing.retarget import retargeted_to_cuda
+from trainfit.capturing.values import Values, user_line_of
+from trainfit.errors import CaptureError, StepError
 from trainfit.profiler import no_cycle_collection
 from trainfit.step import Step
 from trainfit.trace import Trace
-from trainfit.workspace import with_measured_workspaces
+from trainfit.user_errors import raise_as_user_error
+from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
 
 
+CUDA_BLOCK_BYTES = 512
+"""torch's CUDA allocator hands out memory in multiples of this."""
 Build = Callable[[], Step]
 Progress = Callable[[str], None]
 
@@ -30,9 +36,10 @@ Progress = Callable[[str], None]
 class Session:
     """Everything one capture shares: ledger, recorder, value rules, hooks and the dispatch mode."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
-        self.ledger = Ledger()
+        self.device = device
+        self.ledger = Ledger(granularity=CUDA_BLOCK_BYTES if device == "cuda" else 1)
         self.recorder = Recorder(self.ledger)
         self.modules = ModuleTable()
         self.recorder.module_index = self.modules.index
@@ -44,9 +51,11 @@ class Session:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Run ordinary PyTorch code on hollow tensors."""
+        retargeted = retargeted_to_cuda() if self.device == "cuda" else contextlib.nullcontext()
         with patches.installed(self), self.saved_tensor_hooks.install(), self.mode, no_cycle_collection():
             self._calibrate()
-            yield
+            with retargeted:
+                yield
 
     def _calibrate(self) -> None:
         """Learn the reference counts of a gradient buffer that nothing shares, as the mode sees them."""
@@ -79,18 +88,52 @@ def capture(
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run."""
     report = progress or (lambda stage: None)
-    session = Session()
-    report("building the model")
+    session = Session(device)
     with session.active():
-        step = build()
+        report("building the model")
+        step = _user_code(build, "building the step")
+        _refuse_unusable(step)
         report("first step")
-        step.run()
+        _user_code(step.run, "the step")
+        if not session.recorder.backward_seen:
+            raise StepError(
+                "the step runs no backward: run() must call loss.backward() (or torch.autograd.grad)."
+            )
         report("recording")
-        result = session.record_step(step)
+        result = _user_code(lambda: session.record_step(step), "the step")
         trace = assemble(session, step, target, device)
         del result
     if device == "cpu":
         report("measuring workspaces")
         trace = with_measured_workspaces(trace)
+    else:
+        trace = with_gpu_workspaces(trace)
     trace.check()
     return trace
+
+
+def _user_code(function: Callable[[], Any], doing: str) -> Any:
+    try:
+        return function()
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise CaptureError(
+            f"{user_line_of(error)} asks for values that only a real run has ({error}); "
+            "capture cannot follow it."
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise_as_user_error(error, doing)
+
+
+def _refuse_unusable(step: Any) -> None:
+    """Refuse what cannot be captured, before it runs."""
+    if not isinstance(step, Step):
+        raise StepError(f"the function must return a trainfit.Step, but it returned a {type(step).__name__}.")
+    parameters = list(step.model.parameters())
+    if not parameters:
+        raise StepError(f"the model ({type(step.model).__name__}) has no parameters: there is nothing to train.")
+    if any(parameter.is_meta for parameter in parameters):
+        raise StepError(
+            "the model is on the meta device; build it on an ordinary device: capture allocates nothing anyway."
+        )
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise StepError("no parameter of the model requires a gradient: there is nothing to train.")

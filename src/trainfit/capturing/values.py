@@ -139,10 +139,18 @@ def user_line() -> str:
 
 def user_frame() -> FrameType | None:
     """Return the innermost frame on the stack that is neither torch's nor ours."""
-    for frame, _ in reversed(list(traceback.walk_stack(None))[::-1]):
+    for frame, _ in traceback.walk_stack(None):
         if is_user_file(frame.f_code.co_filename):
             return frame
     return None
+
+
+def user_line_of(error: BaseException) -> str:
+    """Return `file:line` of the innermost user frame in an exception's traceback."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_user_file(frame.f_code.co_filename):
+            return f"{_short(frame.f_code.co_filename)}:{line}"
+    return "unknown line"
 
 
 def is_user_file(filename: str) -> bool:

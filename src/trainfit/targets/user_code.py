@@ -9,18 +9,16 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
-import trainfit
-from trainfit.errors import OptionError, StepError, TargetError, TrainfitError, UserCodeError
+from trainfit.errors import OptionError, StepError, TargetError
 from trainfit.models.recipe import StepOptions, flag_of
 from trainfit.step import Step
+from trainfit.user_errors import raise_as_user_error
 
-_OWN_FOLDER = str(Path(trainfit.__file__).parent) + os.sep
 _OPTION_NAMES = ("batch", "seq", "image_size", "dtype", "optimizer", "device")
 
 
@@ -67,27 +65,13 @@ def load_module(name: str, function: str, options: StepOptions) -> Callable[[], 
     return _caller(module, name, function, options)
 
 
-def raise_as_user_error(error: BaseException, doing: str) -> NoReturn:
-    """Raise `error` as a UserCodeError that shows the user's frames, unless the mistake is not theirs.
-
-    Our own exceptions already speak to the user. An exception whose innermost frame is in trainfit is a
-    mistake of ours and stays as it is. `doing` completes the sentence "... raised".
-    """
-    if isinstance(error, TrainfitError) or _raised_by_us(error):
-        raise error
-    report = traceback.TracebackException.from_exception(error)
-    _drop_own_frames(report)
-    summary = " ".join(traceback.format_exception_only(error)[-1].split())
-    raise UserCodeError(f"{doing} raised {summary}", "".join(report.format())) from error
-
-
 def _caller(module: ModuleType, place: str, function: str, options: StepOptions) -> Callable[[], Step]:
     target = getattr(module, function, None)
     label = f"{function}() in {place}"
     if target is None and not hasattr(module, function):
         raise TargetError(_missing_function(module, place, function))
     if not callable(target):
-        raise TargetError(f"{function!r} in {place} is a {type(target).__name__}, not a function.")
+        raise TargetError(f"{function!r} in {place} is of type {type(target).__name__}, not a function.")
     arguments = _arguments(target, label, options)
 
     def build() -> Step:
@@ -185,28 +169,3 @@ def _defined_functions(module: ModuleType) -> list[str]:
 def _make_importable(folder: str) -> None:
     if folder not in sys.path:
         sys.path.insert(0, folder)
-
-
-def _raised_by_us(error: BaseException) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    # This file only calls: what ends here is a function written in C, or one that refuses our arguments.
-    return bool(frames) and _is_own_frame(frames[-1]) and frames[-1].filename != __file__
-
-
-def _is_own_frame(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_OWN_FOLDER)
-
-
-def _drop_own_frames(report: traceback.TracebackException) -> None:
-    """Leave out trainfit's frames and the import machinery's, in the exception and in those behind it."""
-    kept = [
-        frame
-        for frame in report.stack
-        if not _is_own_frame(frame)
-        and not frame.filename.startswith("<frozen importlib")
-        and frame.filename != importlib.__file__
-    ]
-    report.stack = traceback.StackSummary.from_list(kept)
-    for behind in (report.__cause__, report.__context__):
-        if behind is not None:
-            _drop_own_frames(behind)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainfit.trace import Trace
+from trainfit.trace import Signature, Trace
+from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.measured import measure_workspaces
 
 
@@ -20,3 +21,14 @@ def with_measured_workspaces(trace: Trace) -> Trace:
         for signature, nbytes in zip(trace.signatures, measured)
     )
     return replace(trace, signatures=signatures)
+
+
+def with_gpu_workspaces(trace: Trace) -> Trace:
+    """Return the trace with the workspaces of a CUDA GPU's kernels, from formulas."""
+    signatures: list[Signature] = []
+    for signature in trace.signatures:
+        nbytes = cuda_workspace_bytes(signature)
+        if nbytes is not None:
+            signature = replace(signature, workspace_bytes=nbytes, workspace_source="formula")
+        signatures.append(signature)
+    return replace(trace, signatures=tuple(signatures))

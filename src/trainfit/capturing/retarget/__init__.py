@@ -1,0 +1,22 @@
+"""Retargeting: what makes a capture on CPU tensors come out as the target GPU would run it.
+
+`device.py` lets tensors claim to be on the GPU, so that user code and optimizers choose what they would
+choose there. `kernels.py` and `attention.py` replace the few operators that pick another kernel on a GPU.
+`autocast.py` casts by the GPU's lists. Each rule is in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from trainfit.capturing.retarget.autocast import gpu_autocast
+from trainfit.capturing.retarget.device import looks_like_cuda
+from trainfit.capturing.retarget.kernels import gpu_kernels
+
+
+@contextlib.contextmanager
+def retargeted_to_cuda() -> Iterator[None]:
+    """Make ordinary code behave, on CPU tensors, as it does on a CUDA GPU."""
+    with gpu_kernels(), gpu_autocast(), looks_like_cuda():
+        yield

@@ -1,0 +1,137 @@
+"""Operators that choose another kernel on a GPU: dropout, RMS norm, recurrent layers and attention.
+
+They are composites that ask "is this tensor on a GPU?" in C++, where no claim of ours is heard. While a
+capture for a GPU runs, each has our kernel at the autograd key, which calls what the GPU's branch calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from trainfit.capturing.retarget.attention import scaled_dot_product_attention
+
+aten = torch.ops.aten
+_LSTM, _GRU, _RNN_RELU, _RNN_TANH = 2, 3, 0, 1
+"""cuDNN's numbers for the kinds of recurrent layers."""
+
+
+def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """The fused kernel keeps a mask of one byte per element; the CPU keeps one in the tensor's dtype."""
+    if p == 0 or not train or tensor.numel() == 0:
+        return tensor
+    if p == 1:
+        return tensor * 0
+    dropped: torch.Tensor = aten.native_dropout.default(tensor, p, train)[0]
+    return dropped
+
+
+def rms_norm(
+    tensor: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """The fused kernel keeps its input and one value per row; the CPU runs the formula op by op."""
+    if weight is not None and weight.dtype != tensor.dtype:
+        # The GPU, too, falls back to the formula for mixed dtypes.
+        return _rms_norm_formula(tensor, normalized_shape, weight, eps)
+    normed: torch.Tensor = aten._fused_rms_norm.default(tensor, normalized_shape, weight, eps)[0]
+    return normed
+
+
+def _rms_norm_formula(
+    tensor: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor, eps: float | None
+) -> torch.Tensor:
+    wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+    upcast = tensor.to(wide)
+    dimensions = list(range(tensor.dim() - len(normalized_shape), tensor.dim()))
+    variance = upcast.pow(2).mean(dim=dimensions, keepdim=True)
+    epsilon = torch.finfo(wide).eps if eps is None else eps
+    return (upcast * torch.rsqrt(variance + epsilon) * weight).to(torch.result_type(tensor, weight))
+
+
+def lstm(
+    tensor: torch.Tensor,
+    hx: list[torch.Tensor],
+    params: list[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One cuDNN call for all layers and steps, with a reserve space instead of saved gates."""
+    output, hy, cy = _cudnn_rnn(
+        _LSTM, tensor, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+    )
+    return output, hy, cy
+
+
+def _plain_recurrent(mode: int) -> Callable[..., Any]:
+    def recurrent(
+        tensor: torch.Tensor,
+        hx: torch.Tensor,
+        params: list[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        output, hy, _ = _cudnn_rnn(
+            mode, tensor, hx, None, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+        )
+        return output, hy
+
+    return recurrent
+
+
+def _cudnn_rnn(
+    mode: int,
+    tensor: torch.Tensor,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    params: list[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    hidden = params[1].shape[1]
+    projected = hx.shape[2] if cx is not None and cx.shape[2] != hx.shape[2] else 0
+    if cx is not None:
+        hidden = cx.shape[2]
+    per_layer = (4 if has_biases else 2) + (1 if projected else 0)
+    output, hy, cy, _reserve, _weights = aten._cudnn_rnn.default(
+        tensor, params, per_layer, None, hx, cx, mode, hidden, projected, num_layers, batch_first, dropout,
+        train, bidirectional, [], None,
+    )  # fmt: skip
+    return output, hy, cy
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "dropout": dropout,
+    "rms_norm": rms_norm,
+    "lstm.input": lstm,
+    "gru.input": _plain_recurrent(_GRU),
+    "rnn_tanh.input": _plain_recurrent(_RNN_TANH),
+    "rnn_relu.input": _plain_recurrent(_RNN_RELU),
+    "scaled_dot_product_attention": scaled_dot_product_attention,
+}
+
+
+@contextlib.contextmanager
+def gpu_kernels() -> Iterator[None]:
+    """Install the GPU's choices for the length of a capture."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name, kernel in _KERNELS.items():
+            library.impl(name, kernel, "AutogradCPU")
+        yield
+    finally:
+        library._destroy()

@@ -1,0 +1,302 @@
+"""The command line: reads flags, calls the API, prints the result. No logic of its own.
+
+Exit codes: 0 success, 2 a mistake of the user's (one message, no traceback), 130 interrupted. torch takes
+seconds to import, so everything that needs it is imported inside the commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainfit import __version__
+from trainfit.errors import TrainfitError, UserCodeError
+
+if TYPE_CHECKING:
+    from trainfit.models.recipe import StepOptions
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="trainfit",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+    help="""Does a PyTorch training step fit, before a GPU is rented?
+
+One step is captured without running it or allocating its tensors, and its
+memory is predicted byte by byte.
+
+[bold]Start here[/bold]
+
+  trainfit estimate gpt2 --batch 8 --device a100-40gb   a built-in model
+  trainfit estimate train.py:build --device h100        your own step
+  trainfit verify gpt2-tiny                             predicted and measured
+  trainfit devices                                      what --device knows
+""",
+)
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        show_default=False,
+        help="file.py:function or package.module:function that returns a trainfit.Step, "
+        "hf:DIRECTORY-or-config.json, or a built-in model (gpt2, llama-3-8b, vit-b-16, ...).",
+    ),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        show_default=False,
+        help="A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
+        "(the GPU in it). Default: the GPU if there is one, else cpu.",
+    ),
+]
+Batch = Annotated[
+    int | None, typer.Option("--batch", metavar="N", show_default=False, help="Samples per step.")
+]
+Seq = Annotated[int | None, typer.Option("--seq", metavar="N", show_default=False, help="Tokens per sample.")]
+ImageSize = Annotated[
+    int | None,
+    typer.Option("--image-size", metavar="N", show_default=False, help="Side of a square image in pixels."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="NAME", show_default=False, help="fp32, bf16, bf16-autocast or fp16-autocast."
+    ),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer",
+        metavar="NAME",
+        show_default=False,
+        help="adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        show_default=False,
+        help="What an hf: model is trained for, e.g. causal-lm. Default: what its config says.",
+    ),
+]
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        show_default=False,
+        help="Write the result as one JSON object; - is standard output, and then nothing else goes there.",
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def trainfit(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Handle what comes before a command."""
+    if version:
+        typer.echo(f"trainfit {__version__}")
+        raise typer.Exit
+
+
+@app.command(no_args_is_help=True)
+def estimate(
+    target: Target,
+    device: DeviceName = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    image_size: ImageSize = None,
+    dtype: Dtype = None,
+    optimizer: Optimizer = None,
+    task: Task = None,
+    json: JsonFile = None,
+    save_trace: Annotated[
+        str | None,
+        typer.Option(
+            "--save-trace", metavar="FILE", show_default=False, help="Write the captured trace for later use."
+        ),
+    ] = None,
+) -> None:
+    """Predict the peak memory of a training step, what it consists of and where it happens.
+
+    [bold]Examples[/bold]
+
+      trainfit estimate gpt2 --batch 8 --seq 1024 --device a100-40gb
+      trainfit estimate llama-3-8b --seq 8192 --optimizer sgd --device h100
+      trainfit estimate train.py:build --device rtx-4090 --json result.json
+      trainfit estimate hf:config.json --batch 4 --dtype bf16 --device h100
+
+    --batch, --seq, --image-size, --dtype and --optimizer set the step of
+    built-in and hf: models. A function of your own gets those that you give as
+    parameters of the same name.
+    """
+    with _user_errors():
+        from trainfit.report import json_result, progress, text
+
+        for path, flag in ((json, "--json"), (save_trace, "--save-trace")):
+            if path is not None:
+                json_result.check_destination(path, flag)
+        with _standard_output_for(json), progress.spinner() as report:
+            report("loading torch")
+            from trainfit import api, store
+            from trainfit.devices import find_device
+
+            found = find_device(device or _default_device())
+            options = _options(found.kind, batch, seq, image_size, dtype, optimizer)
+            result = api.estimate(target, device=found, options=options, task=task, progress=report)
+            if save_trace is not None:
+                report("saving the trace")
+                store.save_trace(result.trace, save_trace)
+        if json is not None:
+            json_result.write_json(json_result.estimate_json(result), json)
+        if json != json_result.STANDARD_OUTPUT:
+            text.show(text.estimate_view(result))
+
+
+@app.command(no_args_is_help=True)
+def verify(
+    target: Target,
+    batch: Batch = None,
+    seq: Seq = None,
+    image_size: ImageSize = None,
+    dtype: Dtype = None,
+    optimizer: Optimizer = None,
+    task: Task = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run even if this machine's memory may not suffice.")
+    ] = False,
+    json: JsonFile = None,
+) -> None:
+    """Run the real step on this machine and compare its measured peak memory with the predicted one.
+
+    On a CPU the measure is every allocation that the profiler sees, on a GPU
+    the statistics of torch's allocator. A step that may not fit into the free
+    memory of this machine is refused; --force runs it all the same.
+
+    [bold]Examples[/bold]
+
+      trainfit verify gpt2-tiny
+      trainfit verify train.py:build --json result.json
+      trainfit verify resnet-18 --batch 4 --dtype bf16-autocast
+    """
+    with _user_errors():
+        from trainfit.report import json_result, progress, text
+
+        if json is not None:
+            json_result.check_destination(json, "--json")
+        with _standard_output_for(json), progress.spinner() as report:
+            report("loading torch")
+            from trainfit import api
+
+            options = _options(_default_device(), batch, seq, image_size, dtype, optimizer)
+            result = api.verify(target, options=options, task=task, force=force, progress=report)
+        if json is not None:
+            json_result.write_json(json_result.verification_json(result), json)
+        if json != json_result.STANDARD_OUTPUT:
+            text.show(text.verification_view(result))
+
+
+@app.command()
+def devices(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", show_default=False, help="Show one device, however its name is written."
+        ),
+    ] = None,
+) -> None:
+    """List the devices that --device knows, or everything known about one.
+
+    [bold]Examples[/bold]
+
+      trainfit devices
+      trainfit devices "NVIDIA H100 80GB HBM3"
+      trainfit devices my-device.json
+    """
+    with _user_errors():
+        from trainfit.devices import find_device, known_devices
+        from trainfit.report import text
+
+        text.show(text.devices_view(known_devices()) if name is None else text.device_view(find_device(name)))
+
+
+def main() -> None:
+    """Run the command line; the console script `trainfit` calls this."""
+    # Or torch's profiler announces every start and stop on standard error.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal that cannot show a sign gets a replacement instead of a traceback.
+            stream.reconfigure(errors="replace")
+    app()
+
+
+def _options(
+    device: str,
+    batch: int | None,
+    seq: int | None,
+    image_size: int | None,
+    dtype: str | None,
+    optimizer: str | None,
+) -> StepOptions:
+    from trainfit.models.recipe import StepOptions
+
+    chosen: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer}  # StepOptions checks the choices itself
+    return StepOptions(batch=batch, seq=seq, image_size=image_size, device=device, **chosen)
+
+
+def _default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextlib.contextmanager
+def _user_errors() -> Iterator[None]:
+    """Turn our exceptions into one message on standard error and exit code 2; an interrupt into 130."""
+    try:
+        yield
+    except TrainfitError as error:
+        if isinstance(error, UserCodeError):
+            typer.echo(error.user_traceback, err=True)
+        typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def _standard_output_for(json: str | None) -> Iterator[None]:
+    """With `--json -`, send what is printed meanwhile to standard error: that stream is for the JSON alone.
+
+    That includes what the user's code prints, and what C code and child processes write to descriptor 1.
+    """
+    if json != "-":
+        yield
+        return
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)

@@ -1,0 +1,1 @@
+"""Results for people (`text`), for programs (`json_result`), and the spinner while they wait (`progress`)."""

@@ -1,0 +1,101 @@
+"""Results as one JSON object with stable keys. Bytes are integers; times are seconds; unknown is null."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainfit.errors import OptionError
+from trainfit.store import write_whole
+from trainfit.trace import Trace
+
+if TYPE_CHECKING:
+    from trainfit.api import Estimate
+    from trainfit.devices import Device
+    from trainfit.verification import Verification
+
+SCHEMA = 1
+STANDARD_OUTPUT = "-"
+
+
+def estimate_json(estimate: Estimate) -> dict[str, Any]:
+    """Return an estimate as a JSON object; times are null until costs exist."""
+    return {
+        **_common(estimate.target, estimate.device, estimate.trace, estimate.seconds),
+        "peak_bytes": estimate.peak_bytes,
+        "persistent_bytes": estimate.timeline.persistent_bytes,
+        "fits": estimate.fits,
+        "peak": {
+            "op": estimate.peak.op,
+            "op_index": estimate.peak.op_index,
+            "module": estimate.peak.module,
+            "phase": estimate.peak.phase,
+        },
+        "by_category": dict(estimate.by_category),
+        "step_seconds": None,
+        "forward_seconds": None,
+        "backward_seconds": None,
+        "optimizer_seconds": None,
+        "modules": [dataclasses.asdict(module) for module in estimate.modules],
+    }
+
+
+def verification_json(verification: Verification) -> dict[str, Any]:
+    """Return a verification as a JSON object.
+
+    Without a plan the measured step is the baseline itself, and there is nothing to compare its loss and
+    gradients with.
+    """
+    measured = verification.measured
+    return {
+        **_common(verification.target, verification.device, verification.trace, verification.seconds),
+        "predicted_peak_bytes": verification.predicted_peak_bytes,
+        "measured_peak_bytes": measured.peak_bytes,
+        "error": verification.error,
+        "predicted_persistent_bytes": verification.predicted_persistent_bytes,
+        "measured_persistent_bytes": measured.persistent_bytes,
+        "predicted_seconds": None,
+        "measured_seconds": measured.seconds,
+        "baseline_measured_peak_bytes": measured.peak_bytes,
+        "baseline_measured_seconds": measured.seconds,
+        "loss_equal": None,
+        "gradients_equal": None,
+        "max_gradient_difference": None,
+    }
+
+
+def check_destination(path: str, flag: str) -> None:
+    """Refuse a file that cannot be written before the work begins, not after it."""
+    if path == STANDARD_OUTPUT:
+        return
+    file = Path(path)
+    if not path or file.is_dir():
+        raise OptionError(f"{flag} needs the name of a file, got {path!r}.")
+    if not file.parent.is_dir():
+        raise OptionError(f"{flag} {path}: there is no folder {str(file.parent)!r}.")
+
+
+def write_json(result: dict[str, Any], path: str) -> None:
+    """Write one object, whole or not at all; `-` is standard output."""
+    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        write_whole(Path(path), text.encode())
+
+
+def _common(target: str, device: Device, trace: Trace, seconds: dict[str, float]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "target": target,
+        "device": device.name,
+        "device_usable_bytes": device.usable_bytes,
+        "torch": trace.torch,
+        "seconds": dict(seconds),
+        "ops": len(trace.ops),
+        "warnings": list(trace.warnings),
+    }

@@ -1,0 +1,252 @@
+"""Results as a person reads them: the answer first, then what it consists of. Plain text when piped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trainfit.devices import Device
+from trainfit.report.module_rows import largest_rows
+from trainfit.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from trainfit.api import Estimate
+    from trainfit.verification import Verification
+
+_BAR_WIDTH = 24
+_LEAST_WIDTH = 80
+"""Numbers are never cut: on a narrower terminal the lines wrap instead."""
+_LEAST_NAME_WIDTH = 18
+_MOST_WARNINGS = 10
+
+
+def show(view: RenderableType, file: IO[str] | None = None) -> None:
+    """Print a result: in colour on a terminal, as plain text elsewhere."""
+    stream = file or sys.stdout
+    console = Console(file=stream, highlight=False)
+    needed = console.measure(view, options=console.options.update(max_width=10_000)).minimum
+    console.width = max(console.width, _LEAST_WIDTH, needed)
+    with console.capture() as captured:
+        console.print(view)
+    # Tables fill every line up with spaces, which are of no use in a file or a transcript.
+    stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def estimate_view(estimate: Estimate) -> RenderableType:
+    """Lay out an estimate: fits or not, what the peak consists of, where it is, the largest modules."""
+    parts: list[RenderableType] = [
+        _headline(estimate),
+        Text(),
+        _where(estimate),
+        Text(),
+        _categories(estimate.by_category, estimate.peak_bytes),
+    ]
+    modules = _modules(estimate)
+    if modules is not None:
+        parts += [Text(), modules]
+    parts += _warnings(estimate.warnings)
+    parts += [Text(), _estimate_footer(estimate)]
+    return Group(*parts)
+
+
+def verification_view(verification: Verification) -> RenderableType:
+    """Lay out a verification: how far off the prediction was, and the figures side by side."""
+    predicted, measured = verification.predicted_peak_bytes, verification.measured
+    table = _table("", "predicted", "measured", "error")
+    table.add_row("peak", *_both(predicted, measured.peak_bytes), _error(predicted, measured.peak_bytes))
+    table.add_row(
+        "before the step",
+        *_both(verification.predicted_persistent_bytes, measured.persistent_bytes),
+        _error(verification.predicted_persistent_bytes, measured.persistent_bytes),
+    )
+    table.add_row("step time", Text("not yet", "dim"), Text(format_seconds(measured.seconds)), Text(""))
+    seconds = verification.seconds
+    footer = Text(
+        f"predicted in {format_seconds(seconds['capture'])} from {format_count(len(verification.trace.ops))} "
+        f"ops, measured in {format_seconds(seconds['measure'])}, torch {verification.trace.torch}",
+        "dim",
+    )
+    parts = [
+        _verdict(verification),
+        Text(),
+        _whole_numbers(table),
+        *_warnings(verification.warnings),
+        Text(),
+        footer,
+    ]
+    return Group(*parts)
+
+
+def devices_view(devices: Sequence[Device]) -> RenderableType:
+    """Lay out the device table."""
+    table = _table("device", "memory", "usable", "GB/s", "fp32", "bf16", "architecture")
+    for device in devices:
+        table.add_row(
+            device.name,
+            format_bytes(device.memory_bytes),
+            format_bytes(device.usable_bytes),
+            _rate(device.bandwidth_bytes_per_second, 1e9),
+            _rate(device.flops.get("fp32"), 1e12),
+            _rate(device.flops.get("bf16"), 1e12),
+            device.architecture,
+        )
+    note = "usable: without the CUDA context. GB/s: memory bandwidth. fp32, bf16: dense peak TFLOP/s."
+    return Group(_whole_numbers(table), Text(), Text(note, "dim"))
+
+
+def device_view(device: Device) -> RenderableType:
+    """Lay out everything known about one device."""
+    rows = {
+        "memory": format_bytes(device.memory_bytes),
+        "usable for tensors": format_bytes(device.usable_bytes),
+        "bandwidth": _rate(device.bandwidth_bytes_per_second, 1e9, "GB/s"),
+        **{f"{dtype} dense": _rate(rate, 1e12, "TFLOP/s") for dtype, rate in device.flops.items()},
+        "multiprocessors" if device.kind == "cuda" else "cores": str(device.sm_count or "unknown"),
+        "architecture": device.architecture or "unknown",
+        "link to its neighbours": _rate(device.nvlink_bytes_per_second, 1e9, "GB/s one way"),
+        "link to the host": _rate(device.pcie_bytes_per_second, 1e9, "GB/s one way"),
+        "source": device.source,
+    }
+    table = Table.grid(padding=(0, 3))
+    for label, value in rows.items():
+        table.add_row(Text(label, "dim"), _safe(value))
+    return Group(_safe(device.name, "bold"), table)
+
+
+def _headline(estimate: Estimate) -> Text:
+    device = estimate.device
+    line = Text().append_text(_safe(estimate.target, "bold")).append(": peak ")
+    line.append(format_bytes(estimate.peak_bytes), "bold").append(" (predicted), ")
+    usable = format_bytes(device.usable_bytes)
+    spare = device.usable_bytes - estimate.peak_bytes
+    if estimate.fits:
+        line.append_text(_safe(f"fits in {device.name}", "bold green"))
+        return line.append(f": {format_bytes(spare)} of {usable} free")
+    line.append_text(_safe(f"does not fit in {device.name}", "bold red"))
+    return line.append(f": {format_bytes(-spare)} more than its {usable}")
+
+
+def _where(estimate: Estimate) -> Text:
+    peak = estimate.peak
+    before = f"Before the step {format_bytes(estimate.timeline.persistent_bytes)} are in use (predicted)."
+    if peak.op_index < 0:
+        return Text(f"The peak is what is there before the step. {before}")
+    module = "outside of any module" if peak.module == "Global" else f"in {peak.module}"
+    place = f"The peak is in the {peak.phase}, {module}, at {peak.op} (op {format_count(peak.op_index)}"
+    return _safe(f"{place} of {format_count(len(estimate.trace.ops))}). {before}")
+
+
+def _categories(by_category: dict[str, int], peak_bytes: int) -> Table:
+    table = _table("at the peak (predicted)", "bytes", "share")
+    table.add_column("")
+    for name, size in sorted(by_category.items(), key=lambda item: -item[1]):
+        if size:
+            share = size / peak_bytes
+            bar = Text("█" * round(share * _BAR_WIDTH) or "▏", "cyan")
+            table.add_row(name.replace("_", " "), format_bytes(size), f"{share:.1%}", bar)
+    return _whole_numbers(table)
+
+
+def _modules(estimate: Estimate) -> Table | None:
+    rows = largest_rows(estimate.modules)
+    if not rows:
+        return None
+    table = _table("largest modules (predicted)", "at the peak", "parameters", "activations")
+    for row in rows:
+        label = _safe("  " * row.indent + row.short_label)
+        label.append(f" ({len(row.members)} ×)" if len(row.members) > 1 else "", "dim")
+        label.append_text(_safe(f" {row.class_name}", "dim"))
+        sizes = (row.held_bytes, row.parameter_bytes, row.activation_bytes)
+        table.add_row(label, *(format_bytes(size) if size else Text("-", "dim") for size in sizes))
+    return _whole_numbers(table)
+
+
+def _estimate_footer(estimate: Estimate) -> Text:
+    return Text(
+        f"{format_count(len(estimate.trace.ops))} ops, captured for {estimate.trace.device} in "
+        f"{format_seconds(estimate.seconds['capture'])}, torch {estimate.trace.torch}",
+        "dim",
+    )
+
+
+def _verdict(verification: Verification) -> Text:
+    line = _safe(verification.target, "bold").append(
+        f" on {verification.device.name}: the predicted peak is "
+    )
+    if verification.predicted_peak_bytes == verification.measured.peak_bytes:
+        return line.append("exact", "bold green").append(
+            f" ({format_count(verification.measured.peak_bytes)} bytes)"
+        )
+    direction = "high" if verification.error > 0 else "low"
+    difference = abs(verification.predicted_peak_bytes - verification.measured.peak_bytes)
+    line.append(f"{_percent(abs(verification.error))} too {direction}", "bold yellow")
+    return line.append(f" ({format_count(difference)} bytes)")
+
+
+def _both(predicted: int, measured: int) -> tuple[Text, Text]:
+    return Text(format_bytes(predicted)), Text(format_bytes(measured))
+
+
+def _error(predicted: int, measured: int) -> Text:
+    if predicted == measured:
+        return Text("exact", "green")
+    if measured == 0:
+        return Text(f"+{format_count(predicted)} B", "yellow")
+    error = (predicted - measured) / measured
+    return Text(f"{'+' if error > 0 else '-'}{_percent(abs(error))}", "yellow")
+
+
+def _percent(share: float) -> str:
+    """Write a share with enough digits to show that it is not zero."""
+    percent = 100 * share
+    return f"{percent:.2f} %" if percent >= 0.01 else f"{percent:.1g} %"
+
+
+def _rate(value: float | None, factor: float, unit: str = "") -> str:
+    return "-" if value is None else f"{value / factor:,.6g} {unit}".rstrip()
+
+
+def _warnings(warnings: Sequence[str]) -> list[RenderableType]:
+    counts: dict[str, int] = {}
+    for warning in warnings:
+        counts[warning] = counts.get(warning, 0) + 1
+    if not counts:
+        return []
+    parts: list[RenderableType] = [Text(), Text("assumed", "yellow")]
+    for warning, count in list(counts.items())[:_MOST_WARNINGS]:
+        times = f" ({count} times)" if count > 1 else ""
+        parts.append(Padding(_safe(f"{warning}{times}"), (0, 0, 0, 2)))
+    if len(counts) > _MOST_WARNINGS:
+        parts.append(Text(f"  and {len(counts) - _MOST_WARNINGS} more; --json lists all", "dim"))
+    return parts
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column(first, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table
+
+
+def _whole_numbers(table: Table) -> Table:
+    """Make every column after the first wide enough for its cells: rich would cut them short."""
+    console = Console(width=10_000)
+    for column in table.columns[1:]:
+        cells = [column.header, *column.cells]
+        column.min_width = max(console.measure(cell).maximum for cell in cells)
+    table.columns[0].min_width = _LEAST_NAME_WIDTH
+    return table
+
+
+def _safe(text: str, style: str = "") -> Text:
+    """Return text that stands for itself: no markup, and nothing that would steer the terminal."""
+    return Text(
+        "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text), style
+    )

@@ -1,0 +1,54 @@
+"""Tell a mistake in the user's code from one of ours, and show the user only their own frames."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from trainfit.errors import TrainfitError, UserCodeError
+
+_OWN_FOLDER = str(Path(__file__).parent) + os.sep
+_OWN_MODELS = _OWN_FOLDER + "models" + os.sep
+# What a mistake of ours raises. Other exceptions that end in a frame of ours come out of torch, which was
+# called there on the user's behalf: a shape that does not fit, an index out of range.
+_OUR_MISTAKES = (AssertionError, AttributeError, NameError, KeyError, ImportError)
+
+
+def raise_as_user_error(error: BaseException, doing: str) -> NoReturn:
+    """Raise `error` as a UserCodeError that shows the user's frames, unless the mistake is not theirs.
+
+    Our own exceptions already speak to the user. `doing` completes the sentence "... raised".
+    """
+    if isinstance(error, TrainfitError) or _raised_by_us(error):
+        raise error
+    report = traceback.TracebackException.from_exception(error)
+    _drop_own_frames(report)
+    summary = " ".join(traceback.format_exception_only(error)[-1].split())
+    raise UserCodeError(f"{doing} raised {summary}", "".join(report.format())) from error
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _is_own_frame(frames[-1]) and isinstance(error, _OUR_MISTAKES)
+
+
+def _is_own_frame(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_OWN_FOLDER) and not frame.filename.startswith(_OWN_MODELS)
+
+
+def _drop_own_frames(report: traceback.TracebackException) -> None:
+    """Leave out trainfit's frames and the import machinery's, in the exception and in those behind it."""
+    kept = [
+        frame
+        for frame in report.stack
+        if not _is_own_frame(frame)
+        and not frame.filename.startswith("<frozen importlib")
+        and frame.filename != importlib.__file__
+    ]
+    report.stack = traceback.StackSummary.from_list(kept)
+    for behind in (report.__cause__, report.__context__):
+        if behind is not None:
+            _drop_own_frames(behind)
