@@ -6,6 +6,7 @@ What the models are made of (layers, operators, outputs) varies in `pattern_mode
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -50,7 +51,7 @@ class MLP(nn.Sequential):
     def __init__(self, width: int = 512, depth: int = 4, inputs: int = 512, outputs: int = 512) -> None:
         widths = [inputs, *[width] * (depth - 1), outputs]
         layers: list[nn.Module] = []
-        for before, after in zip(widths[:-1], widths[1:]):
+        for before, after in itertools.pairwise(widths):
             layers += [nn.Linear(before, after), nn.GELU()]
         super().__init__(*layers[:-1])
 

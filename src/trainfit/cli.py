@@ -115,7 +115,7 @@ def trainfit(
         raise typer.Exit
 
 
-@app.command(no_args_is_help=True)
+@app.command()
 def estimate(
     target: Target,
     device: DeviceName = None,
@@ -169,7 +169,7 @@ def estimate(
             text.show(text.estimate_view(result))
 
 
-@app.command(no_args_is_help=True)
+@app.command()
 def verify(
     target: Target,
     batch: Batch = None,

@@ -12,6 +12,7 @@ from trainfit import arguments
 from trainfit import trace as t
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
+from trainfit.capturing.parts import strided_parts
 from trainfit.capturing.recorder import BACKWARD, FORWARD, Row
 from trainfit.step import Step
 
@@ -85,12 +86,13 @@ def _signatures(rows: list[Row]) -> tuple[tuple[t.Signature, ...], dict[int, int
     number_of: dict[int, int] = {}
     for row in rows:
         if id(row.call) not in number_of:
-            signature = _signature(row.call)
+            signature = signature_of(row.call)
             number_of[id(row.call)] = table.setdefault(signature, len(table))
     return tuple(table), number_of
 
 
-def _signature(call: Call) -> t.Signature:
+def signature_of(call: Call) -> t.Signature:
+    """Write a distinct operator call as plain data."""
     inputs: list[t.TensorSpec] = []
     positional: list[Any] = []
     keyword: dict[str, Any] = {}
@@ -190,18 +192,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
-
-
-def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors with storages that a tensor consists of: itself, or its flattened parts."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        for name in names:
-            yield from strided_parts(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout is torch.strided and not tensor.is_meta:
-        yield tensor
 
 
 def _storage(live: LiveStorage, category: str) -> t.Storage:

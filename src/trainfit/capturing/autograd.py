@@ -11,6 +11,7 @@ the module returned, nor how often it was called.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,17 @@ import torch
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
 from trainfit.capturing.values import worth_knowing
+
+
+_ENGINE_FUNCTION = "_engine_run_backward"
+
+
+def called_by_engine(depth: int) -> bool:
+    """Whether the frame `depth` levels up is the one that entered autograd's engine.
+
+    Then no Python function is in between: an operator call comes from the engine itself or a C++ node.
+    """
+    return sys._getframe(depth).f_code.co_name == _ENGINE_FUNCTION
 
 
 class SavedTensor:

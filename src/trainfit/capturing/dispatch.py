@@ -7,7 +7,6 @@ about values get the answer that a real run would give.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainfit.capturing import special
+from trainfit.capturing import sparse, special
+from trainfit.capturing.autograd import called_by_engine
 from trainfit.capturing.hollow import tensor_over
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import (
@@ -33,7 +33,6 @@ from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.values import SELECTIONS, Values, assume_choice, worth_knowing
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-ENGINE_FUNCTION = "_engine_run_backward"
 
 
 class CaptureMode(TorchDispatchMode):
@@ -67,6 +66,8 @@ class CaptureMode(TorchDispatchMode):
         operator = describe(func)
         if operator.invisible:
             return func(*args, **kwargs)
+        if sparse.is_sparse_call(func, args):
+            return sparse.handle(self, func, args, kwargs)
         handler = special.HANDLERS.get(func)
         if handler is not None:
             result = handler(self, func, args, kwargs)
@@ -83,7 +84,7 @@ class CaptureMode(TorchDispatchMode):
             func is aten.add.Tensor
             and self.recorder.between_nodes
             and not kwargs
-            and sys._getframe(2).f_code.co_name == ENGINE_FUNCTION
+            and called_by_engine(depth=3)
             and self.engine_would_add_in_place(args[0])
         ):
             func = aten.add_.Tensor

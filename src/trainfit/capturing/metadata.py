@@ -7,8 +7,8 @@ of ours in `own_kernels.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -117,6 +117,18 @@ class MetadataOracle:
             result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)
         return self.remember(describe_call(func, key, fakes, result))
 
+    def correct(self, call: Call, storage_bytes: Sequence[int]) -> bool:
+        """Take over the sizes of storages that the real kernel made; say whether any was different.
+
+        A kernel may return a small tensor over a large storage (a loss reduced in place of its terms).
+        """
+        expected = {output.group: output.storage_bytes for output in _new_tensors(call.outputs)}
+        if len(expected) != len(storage_bytes) or list(expected.values()) == list(storage_bytes):
+            return False
+        real = dict(zip(expected, storage_bytes))
+        call.outputs = tuple(_resized(output, real) for output in call.outputs)
+        return True
+
     def remember(self, call: Call) -> Call:
         """Keep a call for the next time, and return it."""
         self._calls[call.key] = call
@@ -154,3 +166,19 @@ def _output(value: Any, storages: dict[int, int], groups: dict[int, int]) -> Any
     if isinstance(value, list | tuple):
         return [_output(item, storages, groups) for item in value]
     return value
+
+
+def _new_tensors(outputs: Sequence[Any]) -> Iterator[NewTensor]:
+    for output in outputs:
+        if isinstance(output, NewTensor):
+            yield output
+        elif isinstance(output, list):
+            yield from _new_tensors(output)
+
+
+def _resized(output: Any, storage_bytes: dict[int, int]) -> Any:
+    if isinstance(output, NewTensor):
+        return replace(output, storage_bytes=storage_bytes[output.group])
+    if isinstance(output, list):
+        return [_resized(item, storage_bytes) for item in output]
+    return output

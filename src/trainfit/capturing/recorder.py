@@ -14,6 +14,7 @@ import torch
 
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call
+from trainfit.capturing.parts import strided_parts
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 
@@ -144,6 +145,11 @@ class Recorder:
         """Whether the engine is running, innermost or not."""
         return any(context is BACKWARD for context, _ in self.contexts)
 
+    @property
+    def accumulating(self) -> bool:
+        """Whether the engine is handing a gradient to a parameter that has none yet."""
+        return self.node.parameter is not None and self.node.parameter.grad is None
+
     def enter_context(self, context: str) -> None:
         """Backward or an optimizer's step begins."""
         self.contexts.append((context, len(self.stack)))
@@ -156,8 +162,10 @@ class Recorder:
         """A gradient reaches a parameter that has none yet: it becomes the parameter's `.grad`."""
         self._arrived = []
         for gradient in gradients:
-            if isinstance(gradient, torch.Tensor) and gradient.layout is torch.strided:
-                live = self.ledger.find(gradient)
+            if not isinstance(gradient, torch.Tensor):
+                continue
+            for part in strided_parts(gradient):
+                live = self.ledger.find(part)
                 if live is not None and live.gradient_since is None:
                     live.gradient_since = self.ledger.clock
                     self._arrived.append(live)

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from trainfit.capturing import patches
-from trainfit.capturing.assemble import assemble
+from trainfit.capturing.assemble import assemble, signature_of
 from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.ledger import Ledger
@@ -25,6 +25,7 @@ from trainfit.step import Step
 from trainfit.trace import Trace
 from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
+from trainfit.workspace.measured import measure_operators
 
 
 CUDA_BLOCK_BYTES = 512
@@ -76,6 +77,20 @@ class Session:
         assert len(seen) == 1, "the calibration graph must make the engine add exactly once"
         self.recorder.unshared_counts = seen[0]
 
+    def correct_outputs(self) -> bool:
+        """Run each distinct operator of the recording alone, and take over what it really returned.
+
+        Says whether anything was different from the metadata that the recording is based on.
+        """
+        calls = {id(row.call): row.call for row in self.recorder.rows if not row.call.operator.is_view}
+        with torch.utils._python_dispatch._disable_current_modes():
+            measured = measure_operators([signature_of(call) for call in calls.values()])
+        changed = False
+        for call, found in zip(calls.values(), measured):
+            if found is not None and self.mode.oracle.correct(call, found.storage_bytes):
+                changed = True
+        return changed
+
     def record_step(self, step: Step) -> Any:
         """Record one run of the step; what it returns is the caller's to keep until the end."""
         gc.collect()
@@ -101,13 +116,14 @@ def capture(
             )
         report("recording")
         result = _user_code(lambda: session.record_step(step), "the step")
+        if device == "cpu":
+            report("measuring workspaces")
+            if session.correct_outputs():
+                del result
+                result = _user_code(lambda: session.record_step(step), "the step")
         trace = assemble(session, step, target, device)
         del result
-    if device == "cpu":
-        report("measuring workspaces")
-        trace = with_measured_workspaces(trace)
-    else:
-        trace = with_gpu_workspaces(trace)
+    trace = with_measured_workspaces(trace) if device == "cpu" else with_gpu_workspaces(trace)
     trace.check()
     return trace
 

@@ -6,7 +6,7 @@ of a language model is often the largest of all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainfit.module_stats import ModuleStats
@@ -20,7 +20,7 @@ class ModuleRow:
     """Modules that play the same part, as one line: `h.0-11` stands for twelve. Bytes are their sums."""
 
     label: str
-    """Dotted name below the root; a run of numbers as `0-11`."""
+    """Dotted name below the root; several numbers as `0-11` or `1,4..16`."""
     members: list[ModuleStats]
     parent: ModuleRow | None = None
     children: list[ModuleRow] = field(default_factory=list)
@@ -89,13 +89,13 @@ def _children_by_name(modules: Sequence[ModuleStats]) -> dict[str, list[ModuleSt
 
 
 def _grow(row: ModuleRow, children: dict[str, list[ModuleStats]]) -> None:
-    """Give `row` its children: those with the same name in every member, and runs of like numbers, as one."""
+    """Give `row` its children: those with the same name in every member, and numbered ones alike, as one."""
     by_name: dict[str, list[ModuleStats]] = {}
     for member in row.members:
         for child in children[member.name]:
             by_name.setdefault(child.name.removeprefix(member.name + "."), []).append(child)
-    for names, members in _runs(by_name):
-        last = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+    for names, members in _alike(by_name):
+        last = _joined_label(names)
         child_row = ModuleRow(f"{row.label}.{last}" if row.label else last, members, parent=row)
         _grow(child_row, children)
         row.children.append(child_row)
@@ -120,25 +120,24 @@ def _itself(row: ModuleRow, children: dict[str, list[ModuleStats]]) -> ModuleRow
     return ModuleRow(f"{row.label}.itself" if row.label else "itself", own, parent=row, is_own_part=True)
 
 
-def _runs(by_name: dict[str, list[ModuleStats]]) -> Iterator[tuple[list[str], list[ModuleStats]]]:
-    """Join neighbours that are numbered in sequence and are alike: of one class, with as many parameters."""
-    names: list[str] = []
-    members: list[ModuleStats] = []
-    for name, found in by_name.items():
-        if names and not (_follows(names[-1], name) and _shape(members) == _shape(found)):
-            yield names, members
-            names, members = [], []
-        names, members = [*names, name], [*members, *found]
-    if names:
-        yield names, members
+def _alike(by_name: dict[str, list[ModuleStats]]) -> Iterator[tuple[list[str], list[ModuleStats]]]:
+    """Join numbered siblings that are alike: of one class, with as many parameters."""
+    groups: dict[object, tuple[list[str], list[ModuleStats]]] = {}
+    for name, members in by_name.items():
+        shape = frozenset((member.class_name, member.parameter_bytes) for member in members)
+        names, joined = groups.setdefault(shape if name.isdecimal() else name, ([], []))
+        names.append(name)
+        joined.extend(members)
+    yield from groups.values()
 
 
-def _follows(before: str, name: str) -> bool:
-    return before.isdecimal() and name.isdecimal() and int(name) == int(before) + 1
-
-
-def _shape(members: Iterable[ModuleStats]) -> set[tuple[str, int]]:
-    return {(member.class_name, member.parameter_bytes) for member in members}
+def _joined_label(names: list[str]) -> str:
+    """Write `0-11` for numbers in sequence, else `1,4..16`."""
+    if len(names) == 1:
+        return names[0]
+    if [int(name) for name in names] == list(range(int(names[0]), int(names[-1]) + 1)):
+        return f"{names[0]}-{names[-1]}"
+    return f"{names[0]},{names[1]}" if len(names) == 2 else f"{names[0]},{names[1]}..{names[-1]}"
 
 
 def _descendants(row: ModuleRow) -> Iterator[ModuleRow]:

@@ -161,7 +161,8 @@ def _modules(estimate: Estimate) -> Table | None:
     for row in rows:
         label = _safe("  " * row.indent + row.short_label)
         label.append(f" ({len(row.members)} ×)" if len(row.members) > 1 else "", "dim")
-        label.append_text(_safe(f" {row.class_name}", "dim"))
+        if row.class_name != row.short_label:
+            label.append_text(_safe(f" {row.class_name}", "dim"))
         sizes = (row.held_bytes, row.parameter_bytes, row.activation_bytes)
         table.add_row(label, *(format_bytes(size) if size else Text("-", "dim") for size in sizes))
     return _whole_numbers(table)

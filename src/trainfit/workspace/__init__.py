@@ -10,17 +10,17 @@ from dataclasses import replace
 
 from trainfit.trace import Signature, Trace
 from trainfit.workspace.formulas import cuda_workspace_bytes
-from trainfit.workspace.measured import measure_workspaces
+from trainfit.workspace.measured import measure_operators
 
 
 def with_measured_workspaces(trace: Trace) -> Trace:
     """Return the trace with every signature's workspace as this machine's CPU kernels have it."""
-    measured = measure_workspaces(trace.signatures)
-    signatures = tuple(
-        replace(signature, workspace_bytes=nbytes or 0, workspace_source="unknown" if nbytes is None else "measured")
-        for signature, nbytes in zip(trace.signatures, measured)
-    )
-    return replace(trace, signatures=signatures)
+    signatures: list[Signature] = []
+    for signature, measured in zip(trace.signatures, measure_operators(trace.signatures)):
+        nbytes = 0 if measured is None else measured.workspace_bytes
+        source = "unknown" if measured is None else "measured"
+        signatures.append(replace(signature, workspace_bytes=nbytes, workspace_source=source))
+    return replace(trace, signatures=tuple(signatures))
 
 
 def with_gpu_workspaces(trace: Trace) -> Trace:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from trainfit.profiler import AllocationLog, profile_allocations
 from trainfit.trace import Signature
@@ -18,18 +20,29 @@ LARGEST_PRODUCT = 4e10
 
 # Their output depends on values, which are not in the signature.
 _DEPENDS_ON_VALUES = ("nonzero", "unique", "masked_select", "bincount", "repeat_interleave")
-_cache: dict[tuple[Signature, int], int] = {}
 
 
-def measure_workspaces(signatures: Sequence[Signature]) -> list[int | None]:
-    """Return each signature's workspace bytes on this machine's CPU; None where it cannot be run."""
+@dataclass(frozen=True)
+class Measured:
+    """What an operator did when it ran alone: its workspace, and the size of each storage it returned."""
+
+    workspace_bytes: int
+    storage_bytes: tuple[int, ...]
+
+
+_cache: dict[tuple[Signature, int], Measured] = {}
+
+
+def measure_operators(signatures: Sequence[Signature]) -> list[Measured | None]:
+    """Measure each signature on this machine's CPU; None where it cannot be run alone."""
     threads = torch.get_num_threads()
     missing = [s for s in dict.fromkeys(signatures) if (s, threads) not in _cache and _worth_running(s)]
     if missing:
         with profile_allocations() as log:
-            ran = [signature for signature in missing if _run(signature, log)]
-        for signature in ran:
-            _cache[signature, threads] = _workspace(log, str(id(signature)))
+            storages = {signature: _run(signature, log) for signature in missing}
+        for signature, sizes in storages.items():
+            if sizes is not None:
+                _cache[signature, threads] = Measured(_workspace(log, str(id(signature))), sizes)
     return [_cache.get((signature, threads)) for signature in signatures]
 
 
@@ -49,22 +62,27 @@ def _multiply_adds(signature: Signature) -> float:
     return math.sqrt(math.prod(float(size) for size in sizes) * outputs)
 
 
-def _run(signature: Signature, log: AllocationLog) -> bool:
-    """Run the operator once inside a range named after the signature; say whether that worked."""
+def _run(signature: Signature, log: AllocationLog) -> tuple[int, ...] | None:
+    """Run the operator once, in a range named after the signature; return the sizes of what it made."""
     if any(word in signature.name for word in _DEPENDS_ON_VALUES):
-        return False
+        return None
     if "index" in signature.name and any(spec.dtype == "bool" for spec in signature.inputs[1:]):
-        return False
+        return None
     try:
         function = find_operator(signature.name)
         positional, keyword = make_arguments(signature)
         with torch.no_grad(), log.range(str(id(signature))):
             result: Any = function(*positional, **keyword)
-        del result
     except (CannotReplay, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
         # An operator that does not accept made-up inputs is listed by the caller as not measured.
-        return False
-    return True
+        return None
+    taken = {tensor.untyped_storage()._cdata for tensor in _tensors((positional, keyword))}
+    made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in _tensors(result)}
+    return tuple(size for storage, size in made.items() if storage not in taken)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _workspace(log: AllocationLog, name: str) -> int:

@@ -1,0 +1,321 @@
+"""What the terminal and the JSON say, from hand-made results; hostile names included."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainfit.api import Estimate, Peak
+from trainfit.devices import Device
+from trainfit.errors import FileFormatError, OptionError
+from trainfit.module_stats import ModuleStats
+from trainfit.report.json_result import check_destination, estimate_json, verification_json, write_json
+from trainfit.report.module_rows import largest_rows
+from trainfit.report.text import device_view, devices_view, estimate_view, show, verification_view
+from trainfit.simulate import Timeline
+from trainfit.trace import CATEGORIES, Op, Signature, Trace
+from trainfit.verification import Measurement, Verification
+
+MIB = 2**20
+
+
+def module(name: str, held: int, parameters: int = 0, class_name: str = "Linear") -> ModuleStats:
+    """Make the statistics of one module, in MiB; `held` is what it made that is alive at the peak."""
+    return ModuleStats(
+        name=name,
+        class_name=class_name,
+        depth=name.count("."),
+        calls=1,
+        parameter_bytes=parameters * MIB,
+        buffer_bytes=0,
+        gradient_bytes=0,
+        activation_bytes=held * MIB,
+        peak_bytes=0,
+        at_peak_bytes=held * MIB,
+    )
+
+
+def rows(*modules: ModuleStats, limit: int = 10) -> list[str]:
+    """Write the chosen rows as `indented label count bytes`."""
+    return [
+        f"{'  ' * row.indent}{row.short_label} {len(row.members)} {row.held_bytes // MIB}"
+        for row in largest_rows(modules, limit)
+    ]
+
+
+def test_repeated_layers_are_one_row_and_their_children_too() -> None:
+    blocks = []
+    for number in range(12):
+        blocks += [
+            module(f"GPT.h.{number}", 10, 6, "Block"),
+            module(f"GPT.h.{number}.attention", 4, 2),
+            module(f"GPT.h.{number}.mlp", 6, 4),
+        ]
+    shown = rows(
+        module("GPT", 125, 77),
+        module("GPT.embedding", 5, 5),
+        module("GPT.h", 120, 72, "ModuleList"),
+        *blocks,
+    )
+    assert shown == [
+        "h.0-11 12 192",
+        "  mlp 12 120",
+        "  attention 12 72",
+        "embedding 1 10",
+    ]
+
+
+def test_layers_that_differ_stay_apart() -> None:
+    shown = rows(
+        module("Net", 60),
+        module("Net.0", 10, class_name="Conv2d"),
+        module("Net.1", 20, class_name="ReLU"),
+        module("Net.2", 30, class_name="ReLU"),
+    )
+    assert shown == ["1-2 2 50", "0 1 10"]
+
+
+def test_alike_layers_between_others_are_one_row() -> None:
+    layers = [module(f"Net.{n}", 10, class_name=("Linear", "ReLU", "Norm")[n % 3]) for n in range(8)]
+    assert rows(module("Net", 80), *layers) == ["0,3..6 3 30", "1,4..7 3 30", "2,5 2 20"]
+
+
+def test_a_wrapper_of_one_child_is_left_out() -> None:
+    shown = rows(
+        module("Net", 100),
+        module("Net.wrapper", 100),
+        module("Net.wrapper.inner", 100),
+        module("Net.wrapper.inner.a", 60),
+        module("Net.wrapper.inner.b", 40),
+    )
+    assert shown == ["wrapper.inner 1 100", "  a 1 60", "  b 1 40"]
+
+
+def test_what_a_module_makes_itself_is_shown() -> None:
+    assert rows(module("Net", 100), module("Net.body", 30)) == ["itself 1 70", "body 1 30"]
+
+
+def test_what_a_module_makes_almost_alone_is_the_module() -> None:
+    shown = rows(module("Net", 100), module("Net.body", 100), module("Net.body.norm", 1))
+    assert shown == ["body 1 100", "  norm 1 1"]
+
+
+def test_only_the_largest_are_kept() -> None:
+    children = [module(f"Net.c{number}", number, class_name=f"C{number}") for number in range(20)]
+    shown = rows(module("Net", 190), *children, limit=3)
+    assert shown == ["c19 1 19", "c18 1 18", "c17 1 17"]
+
+
+def test_a_model_without_children_and_several_roots() -> None:
+    assert rows(module("Linear", 5)) == ["Linear 1 5"]
+    assert rows(module("A", 5), module("A.x", 1), module("B", 7)) == [
+        "B 1 7",
+        "A 1 5",
+        "  itself 1 4",
+        "  x 1 1",
+    ]
+    assert rows() == []
+
+
+def make_trace(target: str = "gpt2", warnings: tuple[str, ...] = ()) -> Trace:
+    signature = Signature("aten.mm.default", (), (), "[[],{}]", False, False, False, False)
+    op = Op(0, "backward", 0, 0, False, -1, (), (), ())
+    return Trace(
+        target=target,
+        device="cuda",
+        torch="2.13.0",
+        signatures=(signature,),
+        ops=(op,) * 1234,
+        storages=(),
+        modules=(),
+        calls=(),
+        forward_post_order=(),
+        backward_pre_order=(),
+        backward_post_order=(),
+        observed_peak_bytes=0,
+        warnings=warnings,
+    )
+
+
+def make_estimate(
+    peak: int = 300 * MIB, usable: int = 400 * MIB, target: str = "gpt2", warnings: tuple[str, ...] = ()
+) -> Estimate:
+    trace = make_trace(target, warnings)
+    by_category = np.zeros((len(CATEGORIES), 1234), dtype=np.int64)
+    by_category[CATEGORIES.index("parameter")] = 100 * MIB
+    by_category[CATEGORIES.index("activation")] = peak - 100 * MIB
+    timeline = Timeline(
+        trace=trace,
+        live_bytes=(peak,) * 1234,
+        by_category=by_category,
+        workspace_bytes=np.zeros(1234, dtype=np.int64),
+        persistent_bytes=100 * MIB,
+        peak_bytes=peak,
+        peak_op=1000,
+    )
+    return Estimate(
+        target=target,
+        device=Device("tiny", "cpu", usable),
+        trace=trace,
+        timeline=timeline,
+        peak=Peak("aten.mm.default", 1000, "GPT.h.3", "backward"),
+        modules=(module("GPT", 200, 100, "GPT"), module("GPT.h", 120, 60), module("GPT.head", 80, 40)),
+        seconds={"capture": 1.5, "total": 1.6},
+    )
+
+
+def printed(view: object) -> str:
+    stream = io.StringIO()
+    show(view, stream)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def test_the_estimate_begins_with_the_answer() -> None:
+    lines = printed(estimate_view(make_estimate())).splitlines()
+    assert lines[0] == "gpt2: peak 300.00 MiB (predicted), fits in tiny: 100.00 MiB of 400.00 MiB free"
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    lines = printed(estimate_view(make_estimate(usable=200 * MIB))).splitlines()
+    expected = "gpt2: peak 300.00 MiB (predicted), does not fit in tiny: 100.00 MiB more than its 200.00 MiB"
+    assert " ".join(lines[:2]).strip() == expected
+
+
+def test_the_estimate_says_what_where_and_how() -> None:
+    text = printed(estimate_view(make_estimate()))
+    flowing = " ".join(text.split())
+    assert "The peak is in the backward, in GPT.h.3, at aten.mm.default (op 1,000 of 1,234)." in flowing
+    assert "Before the step 100.00 MiB are in use (predicted)." in flowing
+    assert "activation 200.00 MiB 66.7%" in flowing
+    assert "parameter 100.00 MiB 33.3%" in flowing
+    assert "gradient" not in text  # there is none at the peak
+    assert "h Linear 180.00 MiB 60.00 MiB 120.00 MiB" in flowing
+    assert "1,234 ops, captured for cuda in 1.50 s, torch 2.13.0" in flowing
+
+
+def test_warnings_are_shown_once_each_and_not_without_end() -> None:
+    warnings = ("line 7: assumed true", "line 7: assumed true", *(f"line {n}" for n in range(100, 120)))
+    text = printed(estimate_view(make_estimate(warnings=warnings)))
+    assert "  line 7: assumed true (2 times)\n" in text
+    assert "line 108\n" in text and "line 109" not in text
+    assert "and 11 more; --json lists all" in text
+
+
+@pytest.mark.parametrize("columns", ["20", "80", "200"])
+def test_numbers_are_never_cut_short(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    device = Device("a-device-with-a-very-long-name-indeed", "cuda", 123456789012, 3.35e12, {"bf16": 1e15})
+    for view in (estimate_view(make_estimate()), devices_view([device]), device_view(device)):
+        text = printed(view)
+        assert "…" not in text
+    assert "114.98 GiB" in printed(devices_view([device]))
+
+
+def test_hostile_names_are_text() -> None:
+    hostile = "[bold]x[/bold] \x1b[31mred\x1b[0m \x07"
+    text = printed(estimate_view(make_estimate(target=hostile, warnings=(hostile,))))
+    assert "\x1b" not in text and "\x07" not in text
+    assert text.count("[bold]x[/bold]") == 2
+
+
+def make_verification(predicted: int, measured: int) -> Verification:
+    return Verification(
+        target="gpt2",
+        device=Device("cpu", "cpu", 10**9),
+        trace=make_trace(),
+        predicted_peak_bytes=predicted,
+        predicted_persistent_bytes=100,
+        measured=Measurement(measured, 100, 0.25),
+        warnings=(),
+        seconds={"capture": 1.0, "measure": 2.0, "total": 3.0},
+    )
+
+
+def test_equal_bytes_are_exact() -> None:
+    text = printed(verification_view(make_verification(300 * MIB, 300 * MIB)))
+    assert text.startswith("gpt2 on cpu: the predicted peak is exact (314,572,800 bytes)\n")
+    assert "step time not yet 250 ms" in " ".join(text.split())
+    assert text.count("exact") == 3  # headline, peak, persistent
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "headline", "cell"),
+    [
+        (1010, 1000, "1.00 % too high (10 bytes)", "+1.00 %"),
+        (990, 1000, "1.00 % too low (10 bytes)", "-1.00 %"),
+        (10**9 + 1, 10**9, "1e-07 % too high (1 bytes)", "+1e-07 %"),
+    ],
+)
+def test_an_error_is_never_rounded_to_nothing(
+    predicted: int, measured: int, headline: str, cell: str
+) -> None:
+    text = printed(verification_view(make_verification(predicted, measured)))
+    assert headline in text
+    assert cell in text
+
+
+COMMON_KEYS = {"schema", "target", "device", "torch", "seconds", "ops", "warnings"}
+
+
+def test_the_json_of_an_estimate() -> None:
+    result = json.loads(json.dumps(estimate_json(make_estimate(warnings=("w",)))))
+    assert result.keys() >= COMMON_KEYS | {"peak_bytes", "peak", "by_category", "modules", "fits"}
+    assert result["schema"] == 1
+    assert (result["target"], result["device"], result["torch"]) == ("gpt2", "tiny", "2.13.0")
+    assert (result["peak_bytes"], result["ops"], result["warnings"]) == (300 * MIB, 1234, ["w"])
+    assert result["seconds"] == {"capture": 1.5, "total": 1.6}
+    assert result["peak"] == {
+        "op": "aten.mm.default",
+        "op_index": 1000,
+        "module": "GPT.h.3",
+        "phase": "backward",
+    }
+    assert set(result["by_category"]) == set(CATEGORIES)
+    assert sum(result["by_category"].values()) == 300 * MIB
+    for name in ("step_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"):
+        assert result[name] is None
+    first = result["modules"][0]
+    assert first["name"] == "GPT" and first["parameter_bytes"] == 100 * MIB
+    assert first.keys() >= {"activation_bytes", "forward_seconds", "backward_seconds"}
+
+
+def test_the_json_of_a_verification() -> None:
+    result = json.loads(json.dumps(verification_json(make_verification(1010, 1000))))
+    assert result.keys() >= COMMON_KEYS
+    assert (result["predicted_peak_bytes"], result["measured_peak_bytes"]) == (1010, 1000)
+    assert (result["predicted_seconds"], result["measured_seconds"]) == (None, 0.25)
+    assert result["baseline_measured_peak_bytes"] == 1000
+    assert result["baseline_measured_seconds"] == 0.25
+    assert result["error"] == pytest.approx(0.01)
+    for name in ("loss_equal", "gradients_equal", "max_gradient_difference"):
+        assert result[name] is None
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    write_json({"a": 1}, str(file))
+    assert json.loads(file.read_text()) == {"a": 1}
+    with pytest.raises(ValueError):
+        write_json({"a": float("nan")}, str(file))
+    with pytest.raises(FileFormatError, match="cannot write"):
+        write_json({"a": 2}, str(tmp_path / "none" / "result.json"))
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_json_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json({"a": 1}, "-")
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+
+
+def test_a_destination_is_checked_before_the_work(tmp_path: Path) -> None:
+    check_destination("-", "--json")
+    check_destination(str(tmp_path / "new.json"), "--json")
+    with pytest.raises(OptionError, match="--json needs the name of a file"):
+        check_destination(str(tmp_path), "--json")
+    with pytest.raises(OptionError, match="--save-trace .*: there is no folder"):
+        check_destination(str(tmp_path / "none" / "x.json"), "--save-trace")

@@ -1,0 +1,309 @@
+"""The commands as a user types them: results, exit codes, and one clear message for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import trainfit
+from trainfit import cli
+
+GOOD_STEP = """
+import torch
+import trainfit
+
+def build(batch: int = 4):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    print("the user's own line")
+    return trainfit.Step.of(model, torch.randn(batch, 8), loss=lambda y: y.mean(), optimizer=optimizer)
+"""
+
+# What is wrong with each file, and what the one message must say.
+BAD_STEPS = {
+    "raises": (
+        "def build():\n    raise RuntimeError('my own mistake')",
+        "build() in {file} raised RuntimeError: my own mistake",
+    ),
+    "run_raises": (
+        """
+import torch, trainfit
+def build():
+    model = torch.nn.Linear(2, 2)
+    def run():
+        raise ValueError("no batch left")
+    return trainfit.Step(model=model, optimizer=None, run=run)
+""",
+        "raised ValueError: no batch left",
+    ),
+    "import_raises": ("import a_module_that_is_not_there", "importing {file} raised ModuleNotFoundError"),
+    "syntax": ("def build(:\n", "importing {file} raised SyntaxError"),
+    "returns_none": ("def build():\n    pass", "build() in {file} returned None (is the return missing?)"),
+    "returns_model": (
+        "import torch\ndef build():\n    return torch.nn.Linear(2, 2)",
+        "build() in {file} returned a Linear, not a trainfit.Step",
+    ),
+    "not_a_function": ("build = 7", "'build' in {file} is of type int, not a function"),
+    "needs_arguments": ("def build(path):\n    pass", "build() in {file} needs path"),
+    "meta_device": (
+        """
+import torch, trainfit
+def build():
+    with torch.device("meta"):
+        model = torch.nn.Linear(8, 1)
+    return trainfit.Step.of(model, torch.randn(4, 8), loss=lambda y: y.mean())
+""",
+        "the model is on the meta device",
+    ),
+    "no_parameters": (
+        """
+import torch, trainfit
+def build():
+    return trainfit.Step.of(torch.nn.ReLU(), torch.randn(4, 8), loss=lambda y: y.mean())
+""",
+        "has no parameters",
+    ),
+    "frozen": (
+        """
+import torch, trainfit
+def build():
+    model = torch.nn.Linear(8, 1).requires_grad_(False)
+    return trainfit.Step.of(model, torch.randn(4, 8), loss=lambda y: y.mean())
+""",
+        "no parameter of the model requires a gradient",
+    ),
+    "no_backward": (
+        """
+import torch, trainfit
+def build():
+    model = torch.nn.Linear(8, 1)
+    batch = torch.randn(4, 8)
+    return trainfit.Step(model=model, optimizer=None, run=lambda: model(batch).mean())
+""",
+        "runs no backward",
+    ),
+    "no_loss": (
+        """
+import torch, trainfit
+def build():
+    return trainfit.Step.of(torch.nn.Linear(8, 8), torch.randn(4, 8))
+""",
+        "no scalar loss in the model's output",
+    ),
+    "not_callable_run": (
+        """
+import torch, trainfit
+def build():
+    return trainfit.Step(model=torch.nn.Linear(8, 1), optimizer=None, run=7)
+""",
+        "Step.run must be a function without arguments, got int",
+    ),
+}
+
+USERS_OWN_ERROR = ("raises", "run_raises", "import_raises", "syntax")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def mistake(*arguments: str) -> str:
+    """Run a command that must fail by the user's mistake, and return the one message."""
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert after.items() <= before.items(), "nothing may be written"
+    return result.stderr
+
+
+@pytest.mark.parametrize("case", BAD_STEPS)
+def test_a_bad_step_is_one_message(case: str) -> None:
+    source, message = BAD_STEPS[case]
+    Path("step.py").write_text(source)
+    stderr = mistake("estimate", "step.py:build", "--device", "cpu", "--json", "out.json")
+    *above, last = stderr.strip().splitlines()
+    assert last.startswith("error: ")
+    assert message.format(file="step.py") in last
+    # A traceback only where the user's own code raised, and then only the user's frames.
+    assert bool(above) == (case in USERS_OWN_ERROR)
+    assert "src/trainfit" not in "\n".join(above)
+    if case in ("raises", "run_raises"):
+        assert above[0].startswith("Traceback")
+        assert "step.py" in "\n".join(above)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["estimate", "none.py:build"], "there is no file 'none.py'"),
+        (["estimate", "none.py"], "names a file but no function in it"),
+        (["estimate", "no.such.module:build"], "there is no module 'no'"),
+        (["estimate", "good.py:biuld"], "good.py has no function 'biuld'. Did you mean build?"),
+        (["estimate", "good.py:"], "needs the name of a function after the colon"),
+        (["estimate", "gtp2"], "there is no built-in model 'gtp2'. Did you mean gpt2"),
+        (["estimate", "hf:none.json"], "none.json"),
+        (["estimate", ""], "the target is empty"),
+        (["estimate", "gpt2-tiny", "--device", "h10000"], "there is no device 'h10000'"),
+        (["estimate", "gpt2-tiny", "--device", "a100"], "'a100' could be any of a100-sxm-40gb"),
+        (["estimate", "gpt2-tiny", "--device", "none.json"], "the device file 'none.json' cannot be read"),
+        (["estimate", "gpt2-tiny", "--batch", "0"], "--batch must be a whole number from 1"),
+        (["estimate", "gpt2-tiny", "--batch", "-3"], "--batch must be a whole number from 1"),
+        (["estimate", "gpt2-tiny", "--batch", "99999999999"], "--batch must be a whole number from 1"),
+        (["estimate", "gpt2-tiny", "--batch", "many"], "'--batch'"),
+        (["estimate", "gpt2-tiny", "--seq", "999999"], "longer than the 256 positions"),
+        (["estimate", "gpt2-tiny", "--image-size", "224"], "--image-size does not apply to gpt2-tiny"),
+        (["estimate", "vit-tiny", "--image-size", "63"], "is not a multiple of the patch size"),
+        (["estimate", "gpt2-tiny", "--dtype", "int4"], "--dtype must be one of fp32, bf16"),
+        (["estimate", "gpt2-tiny", "--optimizer", "lion"], "--optimizer must be one of adamw"),
+        (["estimate", "gpt2-tiny", "--task", "causal-lm"], "--task applies to hf: targets only"),
+        (["estimate", "good.py:build", "--seq", "7"], "--seq cannot be passed on"),
+        (["estimate", "gpt2-tiny", "--json", "no/such/folder.json"], "--json no/such/folder.json"),
+        (["estimate", "gpt2-tiny", "--json", "."], "--json needs the name of a file"),
+        (["estimate", "gpt2-tiny", "--save-trace", "no/such/t.json"], "--save-trace no/such/t.json"),
+        (["estimate"], "Missing argument"),
+        (["estimate", "gpt2-tiny", "--budgte", "1GiB"], "No such option"),
+        (["estimat", "gpt2-tiny"], "No such command"),
+        (["verify", "none.py:build"], "there is no file 'none.py'"),
+        (["verify", "gpt2-tiny", "--batch", "0"], "--batch must be a whole number from 1"),
+        (["devices", "nonsense"], "there is no device 'nonsense'"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_one_message(arguments: list[str], message: str) -> None:
+    Path("good.py").write_text(GOOD_STEP)
+    stderr = mistake(*arguments)
+    assert message in " ".join(stderr.split())
+    assert "Traceback" not in stderr
+
+
+def test_a_real_step_is_refused_by_the_python_api() -> None:
+    import torch
+
+    step = trainfit.Step.of(torch.nn.Linear(8, 1), torch.randn(4, 8), loss=lambda y: y.mean())
+    with pytest.raises(trainfit.StepError, match="pass the function that builds it"):
+        trainfit.estimate(step)  # type: ignore[arg-type]
+
+
+def test_what_was_there_before_survives_a_failure() -> None:
+    Path("good.py").write_text(GOOD_STEP)
+    Path("out.json").write_text("precious")
+    mistake("estimate", "good.py:build", "--device", "nonsense", "--json", "out.json")
+    assert Path("out.json").read_text() == "precious"
+
+
+def test_estimate_prints_and_writes() -> None:
+    Path("good.py").write_text(GOOD_STEP)
+    result = run("estimate", "good.py:build", "--device", "cpu", "--json", "out.json", "--save-trace", "t.json")
+    assert result.exit_code == 0, result.output
+    assert "good.py:build: peak " in result.stdout and "fits in cpu" in result.stdout
+    written = json.loads(Path("out.json").read_text())
+    assert written["target"] == "good.py:build" and written["device"] == "cpu"
+    trace = trainfit.load_trace("t.json")
+    assert trainfit.estimate(trace, device="cpu").peak_bytes == written["peak_bytes"] > 0
+    assert sorted(path.name for path in Path().glob("*.json")) == ["out.json", "t.json"]
+
+
+def test_an_option_is_passed_on_to_the_users_function() -> None:
+    Path("good.py").write_text(GOOD_STEP)
+    peaks = []
+    for batch in ("64", "512"):
+        run("estimate", "good.py:build", "--device", "cpu", "--batch", batch, "--json", f"{batch}.json")
+        peaks.append(json.loads(Path(f"{batch}.json").read_text())["peak_bytes"])
+    assert peaks[1] > 4 * peaks[0]
+
+
+def test_verify_prints_and_writes() -> None:
+    Path("good.py").write_text(GOOD_STEP)
+    result = run("verify", "good.py:build", "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    assert "good.py:build on c" in result.stdout
+    written = json.loads(Path("out.json").read_text())
+    assert written["predicted_peak_bytes"] == written["measured_peak_bytes"]
+    assert written["predicted_persistent_bytes"] == written["measured_persistent_bytes"]
+
+
+def test_verify_refuses_what_this_machine_cannot_hold() -> None:
+    stderr = mistake("verify", "gpt2-xl", "--batch", "4096")
+    assert "--force" in stderr
+
+
+def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-c", "from trainfit.cli import main; main()", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_json_on_standard_output_is_alone_there() -> None:
+    noisy = GOOD_STEP.replace(
+        'print("the user\'s own line")', 'import os; print("from Python"); os.system("echo from a child")'
+    )
+    Path("noisy.py").write_text(noisy)
+    for name in ("estimate", "verify"):
+        done = command(name, "noisy.py:build", "--json", "-")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["target"] == "noisy.py:build"
+        assert "from Python" in done.stderr and "from a child" in done.stderr
+
+
+def test_piped_output_is_plain_text() -> None:
+    done = command("devices", "h100", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert all(line == line.rstrip() for line in done.stdout.splitlines())
+    assert done.stderr == ""
+
+
+def test_an_interrupt_is_quiet() -> None:
+    Path("slow.py").write_text("import time\ndef build():\n    print('ready', flush=True)\n    time.sleep(60)")
+    line = [sys.executable, "-c", "from trainfit.cli import main; main()", "estimate", "slow.py:build"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, "", "")
+
+
+def test_help_teaches_and_needs_no_torch() -> None:
+    code = """
+import sys
+from typer.testing import CliRunner
+from trainfit import cli
+for line in (["--help"], ["estimate", "--help"], ["verify", "-h"], ["devices"], ["devices", "h100"], ["--version"]):
+    result = CliRunner().invoke(cli.app, line)
+    assert result.exit_code == 0, result.output
+    print(result.output)
+assert "torch" not in sys.modules
+"""
+    environment = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    for taught in (
+        "trainfit estimate gpt2 --batch 8 --seq 1024 --device a100-40gb",
+        "trainfit estimate train.py:build",
+        "trainfit verify gpt2-tiny",
+        "--force",
+        "--save-trace",
+        "h100-sxm-80gb",
+        f"trainfit {trainfit.__version__}",
+    ):
+        assert taught in done.stdout
+
+
+def test_no_command_shows_the_help() -> None:
+    result = run()
+    assert "Start here" in result.output

@@ -1,0 +1,93 @@
+"""Documentation that is executed: the Python in README and docs, the shell lines, and every example."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import trainfit
+from trainfit import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+PYTHON_BLOCKS = [
+    pytest.param(code, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, code in enumerate(blocks(page, "python"))
+]
+
+
+@pytest.mark.parametrize("code", PYTHON_BLOCKS)
+def test_python_in_the_documentation_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})
+
+
+def command_lines() -> list[str]:
+    """Every `trainfit ...` line in the shell blocks of the documentation, once."""
+    found: dict[str, None] = {}
+    for page in PAGES:
+        for block in blocks(page, "(?:console|bash)"):
+            for line in block.splitlines():
+                line = line.removeprefix("$ ").split("  #")[0].strip()
+                if line.startswith("trainfit "):
+                    found[line] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_flags_in_the_documentation_exist(line: str) -> None:
+    words = shlex.split(line)[1:]
+    flags = [word for word in words if word.startswith("-") and word != "-"]
+    # Not in the name of a command: the help of the command lists every flag it has.
+    command = [word for word in words[:1] if not word.startswith("-")]
+    help_text = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "200"}).output
+    assert "Usage" in help_text
+    for flag in flags:
+        assert flag in help_text, f"{flag} in: {line}"
+
+
+def test_links_in_the_documentation_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            if "://" not in link and not (page.parent / link).exists():
+                broken.append(f"{page.name}: {link}")
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs_for_real(example: Path) -> None:
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "loss of one real step" in done.stdout
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_estimated(example: Path, device: str) -> None:
+    functions = [name for name in ("build", "full") if name in runpy.run_path(str(example))]
+    for name in functions:
+        result = trainfit.estimate(f"{example}:{name}", device=device)
+        assert result.fits and result.peak_bytes > result.timeline.persistent_bytes > 0
+
+
+def test_the_config_example_is_estimated() -> None:
+    pytest.importorskip("transformers")
+    options = trainfit.StepOptions(batch=2, seq=64)
+    result = trainfit.estimate(f"hf:{ROOT}/examples/qwen2-small.json", device="cpu", options=options)
+    assert result.fits
