@@ -21,7 +21,7 @@ class LoraLinear(nn.Module):
     """A frozen linear layer plus a trainable product of two thin matrices."""
 
     def __init__(self, linear: nn.Linear, rank: int = 8) -> None:
-        """Freeze `linear` and add the two matrices; the second starts at zero, so nothing changes at first."""
+        """Freeze `linear` and add the two matrices; the second starts at zero and so changes nothing yet."""
         super().__init__()
         self.linear = linear.requires_grad_(False)
         self.down = nn.Linear(linear.in_features, rank, bias=False)

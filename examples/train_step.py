@@ -1,7 +1,7 @@
 """A training step of your own: an ordinary PyTorch function that trainfit calls without allocating anything.
 
-    trainfit estimate examples/train_step.py:build --device rtx-4090
-    trainfit verify examples/train_step.py:build --batch 8
+trainfit estimate examples/train_step.py:build --device rtx-4090
+trainfit verify examples/train_step.py:build --batch 8
 """
 
 from __future__ import annotations

@@ -125,7 +125,9 @@ def mistake(*arguments: str) -> str:
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
-    after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    after = {
+        path: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.suffix != ".pyc"
+    }
     assert after.items() <= before.items(), "nothing may be written"
     return result.stderr
 
@@ -206,7 +208,9 @@ def test_what_was_there_before_survives_a_failure() -> None:
 
 def test_estimate_prints_and_writes() -> None:
     Path("good.py").write_text(GOOD_STEP)
-    result = run("estimate", "good.py:build", "--device", "cpu", "--json", "out.json", "--save-trace", "t.json")
+    result = run(
+        "estimate", "good.py:build", "--device", "cpu", "--json", "out.json", "--save-trace", "t.json"
+    )
     assert result.exit_code == 0, result.output
     assert "good.py:build: peak " in result.stdout and "fits in cpu" in result.stdout
     written = json.loads(Path("out.json").read_text())
@@ -266,7 +270,9 @@ def test_piped_output_is_plain_text() -> None:
 
 
 def test_an_interrupt_is_quiet() -> None:
-    Path("slow.py").write_text("import time\ndef build():\n    print('ready', flush=True)\n    time.sleep(60)")
+    Path("slow.py").write_text(
+        "import time\ndef build():\n    print('ready', flush=True)\n    time.sleep(60)"
+    )
     line = [sys.executable, "-c", "from trainfit.cli import main; main()", "estimate", "slow.py:build"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -281,8 +287,8 @@ def test_help_teaches_and_needs_no_torch() -> None:
 import sys
 from typer.testing import CliRunner
 from trainfit import cli
-for line in (["--help"], ["estimate", "--help"], ["verify", "-h"], ["devices"], ["devices", "h100"], ["--version"]):
-    result = CliRunner().invoke(cli.app, line)
+for line in ("--help", "estimate --help", "verify -h", "devices", "devices h100", "--version"):
+    result = CliRunner().invoke(cli.app, line.split())
     assert result.exit_code == 0, result.output
     print(result.output)
 assert "torch" not in sys.modules

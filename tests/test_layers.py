@@ -162,7 +162,9 @@ def test_the_core_loads_without_torch() -> None:
     code += f"for name in {WITHOUT_TORCH!r}:\n    importlib.import_module(name)\n"
     code += "assert 'torch' not in sys.modules\n"
     code += "import trainfit\n"
-    code += "assert trainfit.Trace and trainfit.Device and trainfit.StepError and trainfit.find_device('h100')\n"
+    code += (
+        "assert trainfit.Trace and trainfit.Device and trainfit.StepError and trainfit.find_device('h100')\n"
+    )
     code += "assert 'torch' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

@@ -778,7 +778,7 @@ def linear_algebra() -> Step:
             solved = torch.linalg.solve_triangular(factor, x.transpose(1, 2), upper=False)
             return solved.transpose(1, 2) * torch.logdet(covariance)[:, None, None].tanh()
 
-    return operator_step(Model(96), (16, 128, 96))
+    return operator_step(Model(128), (32, 128, 128))
 
 
 @pattern(CASES, "operators")
@@ -842,7 +842,7 @@ def ctc_loss() -> Step:
 @pattern(CASES, "operators")
 def pairwise_distances() -> Step:
     model = MLP(256, 3, inputs=256, outputs=64)
-    labels = torch.randint(0, 10, (512,))
+    labels = torch.randint(0, 10, (384,))
 
     def loss(points: Tensor) -> Tensor:
         distances = torch.cdist(points, points)
@@ -851,7 +851,7 @@ def pairwise_distances() -> Step:
         farthest = distances.masked_fill(~same, 0.0).amax(1)
         return F.relu(farthest - nearest + 1).mean() + 0.01 * (points[:, None] - points).abs().mean()
 
-    return Step.of(model, torch.randn(512, 256), loss=loss, optimizer=adamw(model))
+    return Step.of(model, torch.randn(384, 256), loss=loss, optimizer=adamw(model))
 
 
 @pattern(CASES, "operators")

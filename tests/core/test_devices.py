@@ -95,7 +95,7 @@ def test_an_ambiguous_name_lists_the_candidates(name: str) -> None:
 
 
 def test_an_unknown_name_lists_what_is_close() -> None:
-    with pytest.raises(DeviceError, match="there is no device 'l40'. Did you mean l40s or"):
+    with pytest.raises(DeviceError, match=r"there is no device 'l40'\. Did you mean l40s or"):
         find_device("l40")
 
 
@@ -110,7 +110,7 @@ def test_a_name_unlike_any_lists_all(name: str) -> None:
 def test_cuda_without_a_gpu_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match="no CUDA GPU in this machine; name one, e.g. --device h100"):
+    with pytest.raises(DeviceError, match=r"no CUDA GPU in this machine; name one, e\.g\. --device h100"):
         find_device("cuda")
 
 

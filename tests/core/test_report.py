@@ -176,20 +176,19 @@ def printed(view: object) -> str:
 
 def test_the_estimate_begins_with_the_answer() -> None:
     lines = printed(estimate_view(make_estimate())).splitlines()
-    assert lines[0] == "gpt2: peak 300.00 MiB (predicted), fits in tiny: 100.00 MiB of 400.00 MiB free"
+    assert lines[0] == "gpt2: peak 300.00 MiB (predicted), fits in tiny: 100.00 MiB free"
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
     lines = printed(estimate_view(make_estimate(usable=200 * MIB))).splitlines()
-    expected = "gpt2: peak 300.00 MiB (predicted), does not fit in tiny: 100.00 MiB more than its 200.00 MiB"
-    assert " ".join(lines[:2]).strip() == expected
+    assert lines[0] == "gpt2: peak 300.00 MiB (predicted), does not fit in tiny: 100.00 MiB missing"
 
 
 def test_the_estimate_says_what_where_and_how() -> None:
     text = printed(estimate_view(make_estimate()))
     flowing = " ".join(text.split())
     assert "The peak is in the backward, in GPT.h.3, at aten.mm.default (op 1,000 of 1,234)." in flowing
-    assert "Before the step 100.00 MiB are in use (predicted)." in flowing
+    assert "Before the step 100.00 MiB are in use (predicted). tiny has 400.00 MiB for tensors." in flowing
     assert "activation 200.00 MiB 66.7%" in flowing
     assert "parameter 100.00 MiB 33.3%" in flowing
     assert "gradient" not in text  # there is none at the peak
@@ -317,5 +316,5 @@ def test_a_destination_is_checked_before_the_work(tmp_path: Path) -> None:
     check_destination(str(tmp_path / "new.json"), "--json")
     with pytest.raises(OptionError, match="--json needs the name of a file"):
         check_destination(str(tmp_path), "--json")
-    with pytest.raises(OptionError, match="--save-trace .*: there is no folder"):
+    with pytest.raises(OptionError, match=r"--save-trace .*: there is no folder"):
         check_destination(str(tmp_path / "none" / "x.json"), "--save-trace")

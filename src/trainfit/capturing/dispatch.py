@@ -30,7 +30,7 @@ from trainfit.capturing.metadata import (
 )
 from trainfit.capturing.operators import Operator, aten, describe
 from trainfit.capturing.recorder import Recorder
-from trainfit.capturing.values import SELECTIONS, Values, assume_choice, worth_knowing
+from trainfit.capturing.values import ASSUMED_RESULTS, FILLED_LATER, Values, assume_result, worth_knowing
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -194,11 +194,10 @@ class CaptureMode(TorchDispatchMode):
             else:
                 results.append(args[argument] if isinstance(argument, int) else kwargs[argument])
         self.recorder.record(call, lives, written, [live for live, _ in new.values()])
-        chosen = SELECTIONS.get(operator.name)
-        if chosen is not None:
-            choice = self.live(results[chosen])
-            if choice.backing is not None:
-                assume_choice(operator.name, tensors[0], results[chosen], choice)
+        if operator.name in ASSUMED_RESULTS:
+            live = self.live(results[ASSUMED_RESULTS[operator.name][0]])
+            if live.backing is not None:
+                assume_result(operator.name, tensors[0], results, live)
         if not results:
             return None
         return results[0] if call.single else tuple(results)
@@ -214,7 +213,7 @@ class CaptureMode(TorchDispatchMode):
         if isinstance(output, NewTensor):
             if output.group not in new:
                 # Memory that may be filled with known values later, or is filled with assumed ones.
-                may_be_known = operator.uninitialised or operator.name in SELECTIONS
+                may_be_known = operator.uninitialised or operator.name in FILLED_LATER
                 keep_values = may_be_known and worth_knowing(output.dtype, output.size.numel())
                 new[output.group] = self.ledger.allocate(
                     output.storage_bytes, operator.name, keep_values=keep_values

@@ -7,6 +7,8 @@ of ours in `own_kernels.py`.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,6 +91,18 @@ def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     return (kind, value)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging a traceback for a user's shape error; the user gets their own."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 class MetadataOracle:
     """Answers "what would this call return?" from memory, from our own kernels, or from fake tensors."""
 
@@ -111,7 +125,7 @@ class MetadataOracle:
     ) -> Call:
         """Find out what the call returns, and remember it. Raises what the real call would raise."""
         fakes: list[torch.Tensor] = []
-        with self._fake_mode:
+        with self._fake_mode, _quiet():
             fake_args = [self._fake(value, fakes) for value in args]
             fake_kwargs = {name: self._fake(value, fakes) for name, value in kwargs.items()}
             result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)

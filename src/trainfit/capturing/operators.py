@@ -80,7 +80,8 @@ def describe(func: OpOverload) -> Operator:
     base_name = schema.name.split("::")[-1]
     return Operator(
         name=str(func),
-        is_view=views and not mutated,
+        # In-place views (`unsqueeze_`) change a tensor's metadata only.
+        is_view=(views and not mutated) or torch.Tag.inplace_view in func.tags,
         invisible=func in INVISIBLE or func.namespace in ("profiler", "prim", "prims"),
         overwrites_first=base_name in _OVERWRITES,
         uninitialised=func in UNINITIALISED,

@@ -89,7 +89,7 @@ Effect = tuple[Any, tuple[LiveStorage, ...]]
 
 
 def _coalesce(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tensor) -> Effect:
-    """Sum the values of equal indices: as many entries as there are distinct indices."""
+    """Sum the values of equal indices, in memory for all of them, narrowed to the distinct ones."""
     indices, values = tensor._indices(), tensor._values()
     live = mode.live(indices)
     if live.known:
@@ -98,8 +98,8 @@ def _coalesce(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tenso
     else:
         mode.values.assume("memory depends on data: the indices of a sparse tensor were assumed to be distinct")
         count = indices.shape[1]
-    new_indices = _new(mode, created, indices, (indices.shape[0], count))
-    new_values = _new(mode, created, values, (count, *values.shape[1:]))
+    new_indices = _new(mode, created, indices, indices.shape)[:, :count]
+    new_values = _new(mode, created, values, values.shape)[:count]
     return _sparse(tensor, new_indices, new_values, coalesced=True), ()
 
 

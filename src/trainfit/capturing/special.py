@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from trainfit.capturing.metadata import call_key, describe_call
-from trainfit.capturing.operators import aten
+from trainfit.capturing.metadata import Call, call_key, describe_call
+from trainfit.capturing.operators import aten, describe
+from trainfit.capturing.values import user_line
+from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
@@ -133,6 +135,71 @@ def check_finite_and_unscale(mode: CaptureMode, func: OpOverload, args: Argument
     return result
 
 
+def ctc_loss(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    """The lengths are tensors, and one result's shape depends on the longest target."""
+    longest = _largest_known(mode, args[3])
+
+    def kernel(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        steps, batch = log_probs.shape[:2]
+        return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, 2 * longest + 1))
+
+    return mode.compute(func, args, kwargs, kernel=kernel, shape_args=(*args, longest))
+
+
+def _largest_known(mode: CaptureMode, lengths: torch.Tensor) -> int:
+    live = mode.live(lengths)
+    if not live.known:
+        raise CaptureError(f"{user_line()} needs lengths whose values depend on data; capture cannot follow it.")
+    mode.values.rely_on(live)
+    return int(lengths.max())
+
+
+def pack_padded_sequence(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    """Pack sequences of known lengths: one row per element, and the (known) batch size of each step."""
+    tensor, lengths, batch_first = args
+    longest = _largest_known(mode, lengths)
+    narrow = torch.zeros((*tensor.shape[:2], 1))
+    rows = int(lengths.sum())
+
+    def kernel(tensor: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return tensor.new_empty((rows, *tensor.shape[2:])), tensor.new_empty(longest, dtype=torch.int64)
+
+    data, sizes = mode.compute(func, args, kwargs, kernel=kernel, shape_args=(*args, rows, longest))
+    live = mode.live(sizes)
+    if not live.known and live.backing is not None:
+        sizes.copy_(func(narrow, lengths, batch_first)[1])
+        live.known = True
+    return data, sizes
+
+
+def allclose(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    """Answer `torch.allclose`: of unknown values, yes, because such tests check that all is well."""
+    if mode.live(args[0]).known and mode.live(args[1]).known:
+        return func(*args, **kwargs)
+    mode.values.assume("two tensors whose values depend on data were assumed to be close to each other")
+    return True
+
+
+def resize(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    """Resize a tensor: within its storage only metadata changes, beyond it there is new memory."""
+    tensor, size = args[0], args[1].shape if isinstance(args[1], torch.Tensor) else torch.Size(args[1])
+    live = mode.live(tensor)
+    needed = (size.numel() + tensor.storage_offset()) * tensor.element_size()
+    if needed <= tensor.untyped_storage().nbytes():
+        return func(*args, **kwargs)
+    key, _ = call_key(func, args, kwargs)
+    new, storage = mode.ledger.allocate(needed, describe(func).name, keep_values=False)
+    tensor.set_(storage, 0, size)
+    call = mode.oracle.look_up(key) or mode.oracle.remember(Call(describe(func), key, (), single=True))
+    mode.recorder.record(call, (live,), (), (new,))
+    return tensor
+
+
+def run_for_real(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    """Run what touches no data: giving a tensor another storage, questions about metadata."""
+    return func(*args, **kwargs)
+
+
 HANDLERS: dict[OpOverload, Handler] = {
     aten._local_scalar_dense.default: item,
     aten.equal.default: equal,
@@ -144,6 +211,17 @@ HANDLERS: dict[OpOverload, Handler] = {
     aten._index_put_impl_.default: index,
     aten.masked_select.default: masked_select,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_finite_and_unscale,
+    aten._ctc_loss.Tensor: ctc_loss,
+    aten._pack_padded_sequence.default: pack_padded_sequence,
+    aten.allclose.default: allclose,
+    aten.resize_.default: resize,
+    aten.resize_as_.default: resize,
+    aten.set_.source_Storage: run_for_real,
+    aten.set_.source_Storage_storage_offset: run_for_real,
+    aten.set_.source_Tensor: run_for_real,
+    aten.set_.default: run_for_real,
+    aten.is_pinned.default: run_for_real,
+    aten.is_same_size.default: run_for_real,
     aten.repeat_interleave.Tensor: with_known_values,
     aten.bincount.default: with_known_values,
     aten._unique2.default: with_known_values,

@@ -78,32 +78,66 @@ def _plausible(dtype: torch.dtype, producer: str) -> bool | int | float:
     return 1.0 if dtype.is_floating_point else 1
 
 
-# Operators that choose by value, and which of their outputs is the choice.
-SELECTIONS: dict[str, int] = {
-    "aten.topk.default": 1,
-    "aten.sort.default": 1,
-    "aten.sort.stable": 1,
-    "aten.argmax.default": 0,
-    "aten.argmin.default": 0,
-    "aten.max.dim": 1,
-    "aten.min.dim": 1,
-    "aten.multinomial.default": 0,
-}
-
-
-def assume_choice(name: str, source: torch.Tensor, indices: torch.Tensor, live: LiveStorage) -> None:
-    """Give the chosen indices of a selection over unknown values balanced, valid values.
+def _choices(source: torch.Tensor, chosen: torch.Tensor) -> str:
+    """Spread the choices of a selection evenly.
 
     Routers of mixture-of-experts models choose by `topk` or `argmax`. With balanced indices everything that
     follows (counts, offsets, masks, gathers) is computed for real and is consistent.
     """
-    dimension = _reduced_dimension(source, indices)
+    dimension = _reduced_dimension(source, chosen)
     choices = source.shape[dimension] if source.dim() else 1
-    indices.copy_(_balanced_indices(indices.shape, dimension, choices))
+    chosen.copy_(_balanced_indices(chosen.shape, dimension, choices))
+    return f"were assumed to be spread evenly over {choices}"
+
+
+def _every_second(source: torch.Tensor, result: torch.Tensor) -> str:
+    """A comparison holds for every second element; of a single one it does not, so that loops end."""
+    flat = torch.arange(result.numel()) % 2 == 1
+    result.copy_(flat.reshape(result.shape))
+    return "were assumed to hold for every second element"
+
+
+def _never(source: torch.Tensor, result: torch.Tensor) -> str:
+    result.fill_(False)
+    return "were assumed to be false"
+
+
+def _always(source: torch.Tensor, result: torch.Tensor) -> str:
+    result.fill_(True)
+    return "were assumed to be true"
+
+
+# What small results of these operators are assumed to be when their inputs are unknown: which output, how.
+Assume = Callable[[torch.Tensor, torch.Tensor], str]
+ASSUMED_RESULTS: dict[str, tuple[int, Assume]] = {
+    "aten.topk.default": (1, _choices),
+    "aten.sort.default": (1, _choices),
+    "aten.sort.stable": (1, _choices),
+    "aten.argmax.default": (0, _choices),
+    "aten.argmin.default": (0, _choices),
+    "aten.max.dim": (1, _choices),
+    "aten.min.dim": (1, _choices),
+    "aten.multinomial.default": (0, _choices),
+    "aten.isnan.default": (0, _never),
+    "aten.isinf.default": (0, _never),
+    "aten.isfinite.default": (0, _always),
+    **{f"aten.{test}.{kind}": (0, _every_second) for test in ("gt", "lt", "ge", "le") for kind in ("Scalar", "Tensor")},
+    **{f"aten.eq.{kind}": (0, _never) for kind in ("Scalar", "Tensor")},
+    **{f"aten.ne.{kind}": (0, _always) for kind in ("Scalar", "Tensor")},
+}
+
+
+# Operators whose small results get values after they are made: assumed here, or known in `special.py`.
+FILLED_LATER = {*ASSUMED_RESULTS, "aten._pack_padded_sequence.default"}
+
+
+def assume_result(name: str, source: torch.Tensor, results: list[object], live: LiveStorage) -> None:
+    """Fill a result that depends on unknown values with plausible ones, and remember that it is assumed."""
+    position, fill = ASSUMED_RESULTS[name]
+    result = results[position]
+    assert isinstance(result, torch.Tensor)
+    live.assumption = f"memory depends on data: the results of {name} {fill(source, result)}"
     live.known = True
-    live.assumption = (
-        f"memory depends on data: the choices of {name} were assumed to be spread evenly over {choices}"
-    )
 
 
 def _reduced_dimension(source: torch.Tensor, indices: torch.Tensor) -> int:

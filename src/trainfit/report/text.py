@@ -123,20 +123,22 @@ def _headline(estimate: Estimate) -> Text:
     device = estimate.device
     line = Text().append_text(_safe(estimate.target, "bold")).append(": peak ")
     line.append(format_bytes(estimate.peak_bytes), "bold").append(" (predicted), ")
-    usable = format_bytes(device.usable_bytes)
     spare = device.usable_bytes - estimate.peak_bytes
     if estimate.fits:
         line.append_text(_safe(f"fits in {device.name}", "bold green"))
-        return line.append(f": {format_bytes(spare)} of {usable} free")
+        return line.append(f": {format_bytes(spare)} free")
     line.append_text(_safe(f"does not fit in {device.name}", "bold red"))
-    return line.append(f": {format_bytes(-spare)} more than its {usable}")
+    return line.append(f": {format_bytes(-spare)} missing")
 
 
 def _where(estimate: Estimate) -> Text:
     peak = estimate.peak
-    before = f"Before the step {format_bytes(estimate.timeline.persistent_bytes)} are in use (predicted)."
+    before = (
+        f"Before the step {format_bytes(estimate.timeline.persistent_bytes)} are in use (predicted). "
+        f"{estimate.device.name} has {format_bytes(estimate.device.usable_bytes)} for tensors."
+    )
     if peak.op_index < 0:
-        return Text(f"The peak is what is there before the step. {before}")
+        return _safe(f"The peak is what is there before the step. {before}")
     module = "outside of any module" if peak.module == "Global" else f"in {peak.module}"
     place = f"The peak is in the {peak.phase}, {module}, at {peak.op} (op {format_count(peak.op_index)}"
     return _safe(f"{place} of {format_count(len(estimate.trace.ops))}). {before}")

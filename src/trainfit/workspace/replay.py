@@ -10,6 +10,10 @@ from trainfit import arguments
 from trainfit.trace import Signature, TensorSpec
 
 
+# Kernels that follow pointers or layouts hidden in their inputs: on made-up inputs they would crash.
+_OPAQUE = ("cudnn", "miopen", "quantized", "fbgemm", "nested", "jagged", "weight_int", "_packed", "onednn")
+
+
 class CannotReplay(Exception):
     """The operator cannot be run alone; the message says why."""
 
@@ -17,7 +21,9 @@ class CannotReplay(Exception):
 def find_operator(name: str) -> Any:
     """Return the operator overload called `name`, such as `aten.mm.default`."""
     parts = name.split(".")
-    if len(parts) != 3:
+    if any(word in name for word in _OPAQUE):
+        raise CannotReplay(f"{name} takes data that cannot be made up")
+    if len(parts) != 3 or parts[0] != "aten":
         raise CannotReplay(f"{name} is not an operator of torch's dispatcher")
     try:
         return getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
@@ -34,10 +40,10 @@ def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     tensors = [_make_tensor(spec) for spec in signature.inputs]
     if "_grouped_mm" in signature.name:
         _spread_group_ends(tensors)
-    return (
-        [_decode(value, tensors) for value in positional],
-        {name: _decode(value, tensors) for name, value in keyword.items()},
-    )
+    made = [_decode(value, tensors) for value in positional]
+    if signature.name == "aten.mkldnn_rnn_layer_backward.default":
+        _use_real_rnn_state(made)
+    return made, {name: _decode(value, tensors) for name, value in keyword.items()}
 
 
 def _make_tensor(spec: TensorSpec) -> torch.Tensor:
@@ -56,6 +62,15 @@ def _spread_group_ends(tensors: list[torch.Tensor]) -> None:
         if tensor.dtype == torch.int32 and tensor.dim() == 1:
             groups = tensor.numel()
             tensor.copy_(torch.arange(1, groups + 1) * rows // groups)
+
+
+def _use_real_rnn_state(backward: list[Any]) -> None:
+    """Give a recurrent layer's backward the opaque state of a real forward: it follows pointers in it."""
+    reverse, mode, hidden, layers, biases, train, bidirectional, batch_sizes, batch_first = backward[13:22]
+    *_, state = torch.ops.aten.mkldnn_rnn_layer.default(
+        *backward[:7], reverse, batch_sizes, mode, hidden, layers, biases, bidirectional, batch_first, train
+    )
+    backward[22] = state
 
 
 def _decode(value: Any, tensors: list[torch.Tensor]) -> Any:
