@@ -15,7 +15,7 @@ class Case:
     """One training step, with what a reader of the results needs to know about it.
 
     `convolutions`: it runs some `nn.Conv*`, whose CPU kernels allocate workspaces of their own.
-    `data_dependent`: shapes or control flow, and so its memory, depend on values (LayerDrop, masks, routing).
+    `data_dependent`: batches of the same shape can take different memory (LayerDrop, masks, routing).
     """
 
     name: str

@@ -793,7 +793,7 @@ CASES = [
     *cases_of("multimodal", image_to_text, IMAGE_TO_TEXT, convolutions=True),
     *cases_of("multimodal", image_tokens_lm, IMAGE_TOKENS_LM, convolutions=True),
     *cases_of("multimodal", patch_grid_lm, PATCH_GRID_LM, convolutions=True),
-    *cases_of("multimodal", visual_questions, VISUAL_QUESTIONS, convolutions=True, data_dependent=True),
+    *cases_of("multimodal", visual_questions, VISUAL_QUESTIONS, convolutions=True),
     *cases_of("time series", forecast, FORECASTERS, data_dependent=True),
     *cases_of("time series", masked_series, MASKED_SERIES),
 ]

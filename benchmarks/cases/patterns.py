@@ -606,7 +606,7 @@ class WordVectors(nn.Module):
         return self.head(self.embedding(tokens).mean(1))
 
 
-@pattern(CASES, "optimizer")
+@pattern(CASES, "optimizer", data_dependent=True)
 def sparse_embedding_sparse_adam() -> Step:
     model = WordVectors()
     for_embedding = torch.optim.SparseAdam(model.embedding.parameters(), lr=1e-3)
@@ -643,7 +643,7 @@ def sparse_embedding_sgd() -> Step:
 def autocast_bfloat16() -> Step:
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    tokens = random_tokens()
+    tokens = random_tokens(4)
 
     def run() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -662,7 +662,7 @@ def autocast_without_weight_cache() -> Step:
     head = nn.Linear(128, 1000)
     parameters = [*model.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
-    tokens = random_tokens()
+    tokens = random_tokens(4)
     model["head"] = head
 
     def run() -> Tensor:
@@ -705,7 +705,7 @@ def grad_scaler_bfloat16() -> Step:
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
-    tokens = random_tokens()
+    tokens = random_tokens(4)
 
     def run() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -721,7 +721,7 @@ def grad_scaler_bfloat16() -> Step:
 
 @pattern(CASES, "precision")
 def bfloat16_parameters() -> Step:
-    return language_step(GPT(width=192).to(torch.bfloat16))
+    return language_step(GPT().to(torch.bfloat16), batch=4)
 
 
 @pattern(CASES, "precision")
@@ -741,7 +741,7 @@ def float32_master_weights() -> Step:
     model = MLP().to(torch.bfloat16)
     masters = [parameter.detach().float() for parameter in model.parameters()]
     optimizer = torch.optim.AdamW(masters, lr=1e-3)
-    inputs = torch.randn(1024, 512, dtype=torch.bfloat16)
+    inputs = torch.randn(256, 512, dtype=torch.bfloat16)
 
     def run() -> Tensor:
         loss = model(inputs).float().pow(2).mean()
@@ -1075,9 +1075,9 @@ def unused_parameters() -> Step:
 
 @pattern(CASES, "autograd")
 def per_sample_gradients() -> Step:
-    model = MLP(128, 3, 128, 10)
+    model = MLP(192, 3, 192, 10)
     parameters = dict(model.named_parameters())
-    inputs, labels = torch.randn(64, 128), torch.randint(0, 10, (64,))
+    inputs, labels = torch.randn(64, 192), torch.randint(0, 10, (64,))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
     def loss_of(weights: dict[str, Tensor], x: Tensor, label: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trainfit import capturing
+from trainfit.capturing.random_stream import seeded
 from trainfit.devices import Device
 from trainfit.errors import MemoryGuard
 from trainfit.profiler import no_cycle_collection, profile_allocations
@@ -19,7 +20,7 @@ from trainfit.step import Step
 from trainfit.trace import Trace
 from trainfit.units import format_bytes
 
-SEED = 0
+_MOST_WARM_UPS = 20
 _SAFE_SHARE = 0.9
 """Share of the machine's free memory above which a real run needs `force`."""
 
@@ -109,11 +110,9 @@ def measure_step(build: Callable[[], Step], kind: str) -> Measurement:
     """Build and run the real step twice, and measure the second, steady one."""
     if kind == "cuda":
         return _measure_cuda(build)
-    torch.manual_seed(SEED)
-    with no_cycle_collection(), profile_allocations() as log:
+    with seeded(), no_cycle_collection(), profile_allocations() as log:
         step = build()
-        step.run()
-        gc.collect()
+        _warm_up(step)
         with log.range("step"):
             result = step.run()
     del result
@@ -121,13 +120,20 @@ def measure_step(build: Callable[[], Step], kind: str) -> Measurement:
     return Measurement(usage.peak_bytes, usage.start_bytes, usage.seconds)
 
 
-def _measure_cuda(build: Callable[[], Step]) -> Measurement:
-    torch.manual_seed(SEED)
-    outside = torch.cuda.memory_allocated()
-    with no_cycle_collection():
-        step = build()
+def _warm_up(step: Step) -> None:
+    """Run the step until the optimizers have their state: a gradient scaler may skip the first ones."""
+    for _ in range(_MOST_WARM_UPS):
         step.run()
-        gc.collect()
+        if all(optimizer.state for optimizer in step.optimizers):
+            break
+    gc.collect()
+
+
+def _measure_cuda(build: Callable[[], Step]) -> Measurement:
+    outside = torch.cuda.memory_allocated()
+    with seeded(), no_cycle_collection():
+        step = build()
+        _warm_up(step)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         persistent = torch.cuda.memory_allocated() - outside

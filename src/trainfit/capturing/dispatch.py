@@ -29,8 +29,9 @@ from trainfit.capturing.metadata import (
     describe_call,
 )
 from trainfit.capturing.operators import Operator, aten, describe
+from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
-from trainfit.capturing.values import ASSUMED_RESULTS, FILLED_LATER, Values, assume_result, worth_knowing
+from trainfit.capturing.values import ASSUMED_RESULTS, FILLED_LATER, Values, assume_result, decide, worth_knowing
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -50,6 +51,7 @@ class CaptureMode(TorchDispatchMode):
         self.recorder = recorder
         self.values = values
         self.oracle = MetadataOracle()
+        self.random = RandomStream()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,14 +82,8 @@ class CaptureMode(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if (
-            func is aten.add.Tensor
-            and self.recorder.between_nodes
-            and not kwargs
-            and called_by_engine(depth=3)
-            and self.engine_would_add_in_place(args[0])
-        ):
-            func = aten.add_.Tensor
+        if self.recorder.in_engine and called_by_engine(depth=3):
+            func = self.as_the_engine_would(func, args, kwargs)
         return self.compute(func, args, kwargs)
 
     def view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -127,7 +123,7 @@ class CaptureMode(TorchDispatchMode):
             call = self.oracle.ask(func, key, args if shape_args is None else shape_args, kwargs, kernel)
         if self._inputs_known(call.operator, tensors, lives) and _small_outputs(call):
             return self.run_real(func, call, key, args, kwargs, tensors, lives)
-        return self._hollow(call, args, kwargs, tensors, lives)
+        return self._hollow(func, call, args, kwargs, tensors, lives)
 
     def live(self, tensor: torch.Tensor) -> LiveStorage:
         """Return the ledger's entry for a tensor, entering storages that torch made out of our sight."""
@@ -151,6 +147,9 @@ class CaptureMode(TorchDispatchMode):
         if call is None:
             call = describe_call(func, key, tensors, result)
         assumption = next((live.assumption for live in lives if live.assumption), None)
+        undecided = assumption is not None and any(live.undecided for live in lives)
+        if undecided and isinstance(result, torch.Tensor):
+            decide(call.operator.name, result)
         written = self._written(call.operator, args, kwargs)
         for live in written:
             live.known = True
@@ -159,6 +158,7 @@ class CaptureMode(TorchDispatchMode):
         wrapped = self._adopt(result, call.operator, created)
         for live in created:
             live.assumption = assumption
+            live.undecided = undecided
         self.recorder.record(call, lives, written, created)
         return wrapped
 
@@ -176,6 +176,7 @@ class CaptureMode(TorchDispatchMode):
 
     def _hollow(
         self,
+        func: OpOverload,
         call: Call,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -194,10 +195,12 @@ class CaptureMode(TorchDispatchMode):
             else:
                 results.append(args[argument] if isinstance(argument, int) else kwargs[argument])
         self.recorder.record(call, lives, written, [live for live, _ in new.values()])
+        if operator.random:
+            self.random.advance(func, args, kwargs)
         if operator.name in ASSUMED_RESULTS:
             live = self.live(results[ASSUMED_RESULTS[operator.name][0]])
             if live.backing is not None:
-                assume_result(operator.name, tensors[0], results, live)
+                assume_result(operator.name, tensors, results, live)
         if not results:
             return None
         return results[0] if call.single else tuple(results)
@@ -292,24 +295,58 @@ class CaptureMode(TorchDispatchMode):
         self.recorder.record(call, (source,) if source else (), (), (live,))
         return copy
 
-    def engine_would_add_in_place(self, buffered: torch.Tensor) -> bool:
-        """Whether autograd's engine, in a real run, adds a second gradient into `buffered` itself.
+    # What autograd does in place in a real run, but not while a dispatch mode is active --------------------
 
-        It does so when nothing else holds the tensor or its storage, gradient mode is off and the memory is
-        dense. While any dispatch mode is active it never does, so here the decision has to be made for it.
+    def as_the_engine_would(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpOverload:
+        """Return the in-place form of an operator where a real run's backward would use it.
+
+        Autograd asks of its tensors whether they are of a subclass, and says yes to everything while a mode
+        is active. Then it does not accumulate into its buffers, and its formulas do not scatter into the
+        tensor of zeros that they have just made.
+        """
+        if self.recorder.between_nodes:
+            if func is aten.add.Tensor and not kwargs and self.engine_would_add_in_place(args[0]):
+                return aten.add_.Tensor
+        elif func in _IN_PLACE_FORMS and not torch.is_grad_enabled() and self._made_in_this_node(args[0]):
+            return _IN_PLACE_FORMS[func]
+        return func
+
+    def engine_would_add_in_place(self, buffered: torch.Tensor) -> bool:
+        """Whether the engine, in a real run, adds a second gradient into `buffered` itself.
+
+        It does when nothing else holds the tensor or its storage, gradient mode is off and the memory is
+        dense.
         """
         if torch.is_grad_enabled() or buffered.layout is not torch.strided:
             return False
-        tensor_count, storage_count = self.recorder.unshared_counts
-        if buffered._use_count() > tensor_count:  # type: ignore[attr-defined]
-            return False
-        storage = buffered.untyped_storage()
-        if torch._C._storage_Use_Count(storage._cdata) > storage_count:  # type: ignore[attr-defined]
+        if buffered._use_count() > self.recorder.unshared_counts[0]:  # type: ignore[attr-defined]
             return False
         live = self.live(buffered)
-        if any(saved.end is None for saved in live.saved):
-            return False
-        return _is_dense(buffered)
+        return self._unshared(buffered) and not any(hold.end is None for hold in live.saved) and _is_dense(buffered)
+
+    def _made_in_this_node(self, tensor: torch.Tensor) -> bool:
+        live = self.live(tensor)
+        return live.producer_op >= self.recorder.node_start and self._unshared(tensor)
+
+    def _unshared(self, tensor: torch.Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        count: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+        return count <= self.recorder.unshared_counts[1]
+
+
+_IN_PLACE_FORMS = {
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
+    aten.masked_fill.Tensor: aten.masked_fill_.Tensor,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+    aten.put.default: aten.put_.default,
+}
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

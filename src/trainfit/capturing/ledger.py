@@ -50,6 +50,8 @@ class LiveStorage:
     """Whether the memory holds the values that a real run would have."""
     assumption: str | None = None
     """What was assumed to get the values, when they are not the real run's."""
+    undecided: bool = False
+    """Whether the values are tests of unknown data: "do all hold?" is then yes, "does any?" is no."""
 
 
 class _StorageReference(weakref.ref[torch.UntypedStorage]):

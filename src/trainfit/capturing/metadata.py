@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainfit.capturing.operators import Operator, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
+from trainfit.workspace.measured import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +132,17 @@ class MetadataOracle:
             result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)
         return self.remember(describe_call(func, key, fakes, result))
 
-    def correct(self, call: Call, storage_bytes: Sequence[int]) -> bool:
-        """Take over the sizes of storages that the real kernel made; say whether any was different.
+    def correct(self, call: Call, real: Sequence[Layout]) -> bool:
+        """Take over how the real kernel's results lie in memory; say whether anything was different.
 
-        A kernel may return a small tensor over a large storage (a loss reduced in place of its terms).
+        Strides may differ from the fake kernel's, and a small result may lie over a large storage (a loss
+        that is reduced into the memory of its terms).
         """
-        expected = {output.group: output.storage_bytes for output in _new_tensors(call.outputs)}
-        if len(expected) != len(storage_bytes) or list(expected.values()) == list(storage_bytes):
+        expected = list(_new_tensors(call.outputs))
+        if len(expected) != len(real) or all(map(_lies_like, expected, real)):
             return False
-        real = dict(zip(expected, storage_bytes))
-        call.outputs = tuple(_resized(output, real) for output in call.outputs)
+        layouts = iter(real)
+        call.outputs = tuple(_relaid(output, layouts) for output in call.outputs)
         return True
 
     def remember(self, call: Call) -> Call:
@@ -190,9 +192,15 @@ def _new_tensors(outputs: Sequence[Any]) -> Iterator[NewTensor]:
             yield from _new_tensors(output)
 
 
-def _resized(output: Any, storage_bytes: dict[int, int]) -> Any:
+def _lies_like(output: NewTensor, real: Layout) -> bool:
+    same_place = (output.size, output.stride, output.offset) == (real.size, real.stride, real.offset)
+    return same_place and output.storage_bytes == real.storage_bytes
+
+
+def _relaid(output: Any, layouts: Iterator[Layout]) -> Any:
     if isinstance(output, NewTensor):
-        return replace(output, storage_bytes=storage_bytes[output.group])
+        real = next(layouts)
+        return NewTensor(output.dtype, real.size, real.stride, real.offset, real.storage_bytes, real.group)
     if isinstance(output, list):
-        return [_resized(item, storage_bytes) for item in output]
+        return [_relaid(item, layouts) for item in output]
     return output

@@ -80,6 +80,7 @@ class Recorder:
         self.between_nodes = False
         self.node = NO_NODE
         self.creating_graph = False
+        self.node_start = 0
         self.number = 0
         self.restart()
 
@@ -144,6 +145,11 @@ class Recorder:
     def in_backward(self) -> bool:
         """Whether the engine is running, innermost or not."""
         return any(context is BACKWARD for context, _ in self.contexts)
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether the engine is what runs now, innermost."""
+        return bool(self.contexts) and self.contexts[-1][0] is BACKWARD
 
     @property
     def accumulating(self) -> bool:
@@ -222,6 +228,7 @@ class Recorder:
     def enter_node(self, info: NodeInfo) -> None:
         """A backward node begins to run."""
         self.node = info
+        self.node_start = self.ledger.clock
         self.between_nodes = False
         call = info.call
         started: list[int] = []

@@ -13,9 +13,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from trainfit.capturing import patches
 from trainfit.capturing.assemble import assemble, signature_of
 from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
+from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.modules import ModuleTable
+from trainfit.capturing.random_stream import RandomState, seeded
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.retarget import retargeted_to_cuda
 from trainfit.capturing.values import Values, user_line_of
@@ -30,6 +32,7 @@ from trainfit.workspace.measured import measure_operators
 
 CUDA_BLOCK_BYTES = 512
 """torch's CUDA allocator hands out memory in multiples of this."""
+_MOST_CORRECTIONS = 16
 Build = Callable[[], Step]
 Progress = Callable[[str], None]
 
@@ -53,7 +56,13 @@ class Session:
     def active(self) -> Iterator[None]:
         """Run ordinary PyTorch code on hollow tensors."""
         retargeted = retargeted_to_cuda() if self.device == "cuda" else contextlib.nullcontext()
-        with patches.installed(self), self.saved_tensor_hooks.install(), self.mode, no_cycle_collection():
+        with (
+            no_cycle_collection(),
+            patches.installed(self),
+            self.saved_tensor_hooks.install(),
+            ordinary_paths(),
+            self.mode,
+        ):
             self._calibrate()
             with retargeted:
                 yield
@@ -76,6 +85,7 @@ class Session:
             del self.mode.engine_would_add_in_place  # type: ignore[method-assign]
         assert len(seen) == 1, "the calibration graph must make the engine add exactly once"
         self.recorder.unshared_counts = seen[0]
+        self.recorder.restart()
 
     def correct_outputs(self) -> bool:
         """Run each distinct operator of the recording alone, and take over what it really returned.
@@ -87,7 +97,7 @@ class Session:
             measured = measure_operators([signature_of(call) for call in calls.values()])
         changed = False
         for call, found in zip(calls.values(), measured):
-            if found is not None and self.mode.oracle.correct(call, found.storage_bytes):
+            if found is not None and self.mode.oracle.correct(call, found.results):
                 changed = True
         return changed
 
@@ -104,7 +114,7 @@ def capture(
     """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run."""
     report = progress or (lambda stage: None)
     session = Session(device)
-    with session.active():
+    with seeded(), session.active():
         report("building the model")
         step = _user_code(build, "building the step")
         _refuse_unusable(step)
@@ -115,11 +125,16 @@ def capture(
                 "the step runs no backward: run() must call loss.backward() (or torch.autograd.grad)."
             )
         report("recording")
+        random_state = RandomState()
         result = _user_code(lambda: session.record_step(step), "the step")
         if device == "cpu":
             report("measuring workspaces")
-            if session.correct_outputs():
+            for _ in range(_MOST_CORRECTIONS):
+                if not session.correct_outputs():
+                    break
+                # What follows a corrected result may itself come out differently: record it again.
                 del result
+                random_state.restore()
                 result = _user_code(lambda: session.record_step(step), "the step")
         trace = assemble(session, step, target, device)
         del result

@@ -78,37 +78,51 @@ def _plausible(dtype: torch.dtype, producer: str) -> bool | int | float:
     return 1.0 if dtype.is_floating_point else 1
 
 
-def _choices(source: torch.Tensor, chosen: torch.Tensor) -> str:
+def _choices(inputs: list[torch.Tensor], chosen: torch.Tensor) -> str:
     """Spread the choices of a selection evenly.
 
     Routers of mixture-of-experts models choose by `topk` or `argmax`. With balanced indices everything that
     follows (counts, offsets, masks, gathers) is computed for real and is consistent.
     """
+    source = inputs[0]
     dimension = _reduced_dimension(source, chosen)
     choices = source.shape[dimension] if source.dim() else 1
     chosen.copy_(_balanced_indices(chosen.shape, dimension, choices))
     return f"were assumed to be spread evenly over {choices}"
 
 
-def _every_second(source: torch.Tensor, result: torch.Tensor) -> str:
+def _every_second(inputs: list[torch.Tensor], result: torch.Tensor) -> str:
     """A comparison holds for every second element; of a single one it does not, so that loops end."""
     flat = torch.arange(result.numel()) % 2 == 1
     result.copy_(flat.reshape(result.shape))
     return "were assumed to hold for every second element"
 
 
-def _never(source: torch.Tensor, result: torch.Tensor) -> str:
+def _never(inputs: list[torch.Tensor], result: torch.Tensor) -> str:
     result.fill_(False)
     return "were assumed to be false"
 
 
-def _always(source: torch.Tensor, result: torch.Tensor) -> str:
+def _always(inputs: list[torch.Tensor], result: torch.Tensor) -> str:
     result.fill_(True)
     return "were assumed to be true"
 
 
+def _equal(inputs: list[torch.Tensor], result: torch.Tensor) -> str:
+    """Two tensors differ, but `x == x` holds: that is how code looks for NaN."""
+    return _always(inputs, result) if _same_tensor(inputs) else _never(inputs, result)
+
+
+def _different(inputs: list[torch.Tensor], result: torch.Tensor) -> str:
+    return _never(inputs, result) if _same_tensor(inputs) else _always(inputs, result)
+
+
+def _same_tensor(inputs: list[torch.Tensor]) -> bool:
+    return len(inputs) == 2 and inputs[0].is_set_to(inputs[1])
+
+
 # What small results of these operators are assumed to be when their inputs are unknown: which output, how.
-Assume = Callable[[torch.Tensor, torch.Tensor], str]
+Assume = Callable[[list[torch.Tensor], torch.Tensor], str]
 ASSUMED_RESULTS: dict[str, tuple[int, Assume]] = {
     "aten.topk.default": (1, _choices),
     "aten.sort.default": (1, _choices),
@@ -122,8 +136,8 @@ ASSUMED_RESULTS: dict[str, tuple[int, Assume]] = {
     "aten.isinf.default": (0, _never),
     "aten.isfinite.default": (0, _always),
     **{f"aten.{test}.{kind}": (0, _every_second) for test in ("gt", "lt", "ge", "le") for kind in ("Scalar", "Tensor")},
-    **{f"aten.eq.{kind}": (0, _never) for kind in ("Scalar", "Tensor")},
-    **{f"aten.ne.{kind}": (0, _always) for kind in ("Scalar", "Tensor")},
+    **{f"aten.eq.{kind}": (0, _equal) for kind in ("Scalar", "Tensor")},
+    **{f"aten.ne.{kind}": (0, _different) for kind in ("Scalar", "Tensor")},
 }
 
 
@@ -131,13 +145,22 @@ ASSUMED_RESULTS: dict[str, tuple[int, Assume]] = {
 FILLED_LATER = {*ASSUMED_RESULTS, "aten._pack_padded_sequence.default"}
 
 
-def assume_result(name: str, source: torch.Tensor, results: list[object], live: LiveStorage) -> None:
+def assume_result(name: str, inputs: list[torch.Tensor], results: list[object], live: LiveStorage) -> None:
     """Fill a result that depends on unknown values with plausible ones, and remember that it is assumed."""
     position, fill = ASSUMED_RESULTS[name]
     result = results[position]
     assert isinstance(result, torch.Tensor)
-    live.assumption = f"memory depends on data: the results of {name} {fill(source, result)}"
+    live.assumption = f"memory depends on data: the results of {name} {fill(inputs, result)}"
     live.known = True
+    live.undecided = fill is _every_second
+
+
+def decide(name: str, result: torch.Tensor) -> None:
+    """Answer `all` and `any` over tests of unknown data as a healthy step would: all hold, none fires."""
+    if name.startswith(("aten.all.", "aten._is_all_true.")):
+        result.fill_(True)
+    elif name.startswith(("aten.any.", "aten._is_any_true.")):
+        result.fill_(False)
 
 
 def _reduced_dimension(source: torch.Tensor, indices: torch.Tensor) -> int:

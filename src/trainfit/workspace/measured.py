@@ -23,11 +23,22 @@ _DEPENDS_ON_VALUES = ("nonzero", "unique", "masked_select", "bincount", "repeat_
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How one result lies in memory; results with the same `group` share a storage."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+    group: int
+
+
+@dataclass(frozen=True)
 class Measured:
-    """What an operator did when it ran alone: its workspace, and the size of each storage it returned."""
+    """What an operator did when it ran alone: its workspace, and how its new results lie in memory."""
 
     workspace_bytes: int
-    storage_bytes: tuple[int, ...]
+    results: tuple[Layout, ...]
 
 
 _cache: dict[tuple[Signature, int], Measured] = {}
@@ -39,10 +50,10 @@ def measure_operators(signatures: Sequence[Signature]) -> list[Measured | None]:
     missing = [s for s in dict.fromkeys(signatures) if (s, threads) not in _cache and _worth_running(s)]
     if missing:
         with profile_allocations() as log:
-            storages = {signature: _run(signature, log) for signature in missing}
-        for signature, sizes in storages.items():
-            if sizes is not None:
-                _cache[signature, threads] = Measured(_workspace(log, str(id(signature))), sizes)
+            ran = {signature: _run(signature, log) for signature in missing}
+        for signature, results in ran.items():
+            if results is not None:
+                _cache[signature, threads] = Measured(_workspace(log, str(id(signature))), results)
     return [_cache.get((signature, threads)) for signature in signatures]
 
 
@@ -62,8 +73,8 @@ def _multiply_adds(signature: Signature) -> float:
     return math.sqrt(math.prod(float(size) for size in sizes) * outputs)
 
 
-def _run(signature: Signature, log: AllocationLog) -> tuple[int, ...] | None:
-    """Run the operator once, in a range named after the signature; return the sizes of what it made."""
+def _run(signature: Signature, log: AllocationLog) -> tuple[Layout, ...] | None:
+    """Run the operator once, in a range named after the signature; return how its results lie."""
     if any(word in signature.name for word in _DEPENDS_ON_VALUES):
         return None
     if "index" in signature.name and any(spec.dtype == "bool" for spec in signature.inputs[1:]):
@@ -71,14 +82,24 @@ def _run(signature: Signature, log: AllocationLog) -> tuple[int, ...] | None:
     try:
         function = find_operator(signature.name)
         positional, keyword = make_arguments(signature)
-        with torch.no_grad(), log.range(str(id(signature))):
+        # Some kernels keep state for backward only while gradients are recorded (recurrent layers).
+        recording = "backward" not in signature.name
+        with torch.set_grad_enabled(recording), log.range(str(id(signature))):
             result: Any = function(*positional, **keyword)
     except (CannotReplay, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
         # An operator that does not accept made-up inputs is listed by the caller as not measured.
         return None
-    taken = {tensor.untyped_storage()._cdata for tensor in _tensors((positional, keyword))}
-    made = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in _tensors(result)}
-    return tuple(size for storage, size in made.items() if storage not in taken)
+    inputs = {tensor.untyped_storage()._cdata for tensor in _tensors((positional, keyword))}
+    groups: dict[int, int] = {}
+    layouts: list[Layout] = []
+    for tensor in _tensors(result):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in inputs:
+            group = groups.setdefault(storage._cdata, len(groups))
+            layouts.append(
+                Layout(tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), group)
+            )
+    return tuple(layouts)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

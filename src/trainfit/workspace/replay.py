@@ -34,7 +34,8 @@ def find_operator(name: str) -> Any:
 def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     """Return positional and keyword arguments with tensors of the recorded metadata.
 
-    Values are zeros, which are valid indices everywhere; group ends of grouped products are spread evenly.
+    Integers are zeros, which are valid indices everywhere, and floats are halves; the group ends of grouped
+    products are spread evenly.
     """
     positional, keyword = arguments.decode(signature.arguments)
     tensors = [_make_tensor(spec) for spec in signature.inputs]
@@ -53,7 +54,8 @@ def _make_tensor(spec: TensorSpec) -> torch.Tensor:
     if 0 in spec.shape:
         return torch.empty_strided(spec.shape, spec.stride, dtype=dtype)
     extent = 1 + sum((length - 1) * stride for length, stride in zip(spec.shape, spec.stride))
-    return torch.zeros(extent, dtype=dtype).as_strided(spec.shape, spec.stride)
+    fill = 0.5 if dtype.is_floating_point else 0
+    return torch.full((extent,), fill, dtype=dtype).as_strided(spec.shape, spec.stride)
 
 
 def _spread_group_ends(tensors: list[torch.Tensor]) -> None:
