@@ -1,10 +1,10 @@
-"""The Python API: `capture`, `estimate` and `verify`, with typed results. The command line calls only this."""
+"""The Python API: `capture`, `estimate` and `verify`, with typed results. The command line calls this."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainfit import capturing
 from trainfit.devices import Device, find_device
@@ -138,7 +138,7 @@ def _resolve(target: str | Build, device: Device, options: StepOptions | None, t
             "pass the function that builds it, so that it can be called without allocating anything."
         )
     if isinstance(target, str):
-        return load(target, options or StepOptions(device=device.kind), task)
+        return load(target, replace(options or StepOptions(), device=device.kind), task)
     return Target(name=getattr(target, "__name__", "step"), build=target, kind="module")
 
 

@@ -99,7 +99,7 @@ def _categories_before(timeline: Timeline, op: int) -> dict[str, int]:
     found = _as_dict(timeline.by_category[:, op])
     for storage_number in trace.ops[op].creates:
         storage = trace.storages[storage_number]
-        found[storage.category] -= storage.bytes
+        found[storage.category] -= storage.bytes_at(op)
     return found
 
 
@@ -129,8 +129,8 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
             gradients[op.module] += storage.bytes
         elif storage.category == "activation" and any(True for _ in storage.held_by("autograd")):
             activations[op.module] += 0 if op.recompute else storage.bytes
-        if storage.start <= timeline.peak_op and (storage.end is None or timeline.peak_op < storage.end):
-            at_peak[op.module] += storage.bytes
+        if storage.alive_at(timeline.peak_op):
+            at_peak[op.module] += storage.bytes_at(timeline.peak_op)
     # Children come after their parents, so one pass from the end adds every module to its ancestors.
     for number in reversed(range(count)):
         parent = trace.modules[number].parent
@@ -174,6 +174,3 @@ def _depth(trace: Trace, module: int) -> int:
     while (module := trace.modules[module].parent) >= 0:
         depth += 1
     return depth
-
-
-

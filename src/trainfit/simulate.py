@@ -55,11 +55,8 @@ class Timeline:
         """Everything alive at the peak, largest first."""
         found: list[AliveStorage] = []
         for number, storage in enumerate(self.trace.storages):
-            if storage.start <= self.peak_op and (storage.end is None or self.peak_op < storage.end):
-                size = storage.bytes
-                for time, resized in storage.resizes:
-                    if time <= self.peak_op:
-                        size = resized
+            if storage.alive_at(self.peak_op):
+                size = storage.bytes_at(self.peak_op)
                 producer, module = "", "Global"
                 if storage.producer >= 0:
                     producer = self.trace.op_name(storage.producer)

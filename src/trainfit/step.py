@@ -68,7 +68,7 @@ class Step:
             with torch.autocast(_device_type(model), autocast, enabled=autocast is not None):
                 output = _call(model, inputs)
                 value = loss(output) if loss is not None else find_loss(output)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             if optimizer is not None:
                 optimizer.step()
                 optimizer.zero_grad()

@@ -15,7 +15,7 @@ import os
 import tempfile
 import types
 import zlib
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -49,22 +49,35 @@ def save_trace(trace: Trace, path: str | Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that, whatever happens, either all of it is there or what was there before."""
+    """Write a file so that, whatever happens, either all of it is there or what was there before.
+
+    A link stays a link, and a device or a pipe (`/dev/null`) is written to, not replaced.
+    """
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent or Path("."), prefix=f".{path.name}.")
-    except OSError as error:
-        raise FileFormatError(f"cannot write {path}: {error.strerror or error}.") from None
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)
+            return
+        folder, name = os.path.split(os.path.realpath(path))
+        # The name is cut so that the temporary file's name does not become too long.
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name[:40]}.")
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot write {path}: {_reason(error)}.") from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.replace(temporary, os.path.join(folder, name))
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
-        raise FileFormatError(f"cannot write {path}: {error.strerror or error}.") from None
+        raise FileFormatError(f"cannot write {path}: {_reason(error)}.") from None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Say why a file cannot be read or written; a ValueError is about a name that no file can have."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -72,14 +85,14 @@ def load_trace(path: str | Path) -> Trace:
     document = _parse(Path(path))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not a trainfit trace.")
-    if document.get("schema") != SCHEMA:
+    schema = document.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        named = f"schema {schema}" if type(schema) is int and abs(schema) < 10**9 else "an unknown schema"
         raise FileFormatError(
-            f"{path} has schema {document.get('schema')!r}, and this version of trainfit reads schema {SCHEMA}; "
-            "capture the step again."
+            f"{path} has {named}, but this trainfit reads schema {SCHEMA}; capture the step again."
         )
     content = document.get("trace")
-    digest = hashlib.sha256(_canonical(content)).hexdigest()
-    if digest != document.get("sha256"):
+    if _digest(content) != document.get("sha256"):
         raise FileFormatError(f"{path} is damaged: its content does not match its hash.")
     try:
         trace = _decode(Trace, content, "trace")
@@ -100,11 +113,19 @@ def _canonical(content: Any) -> bytes:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=True).encode()
 
 
+def _digest(content: Any) -> str:
+    """Return the hash of what a file holds; empty if that is nested too deeply to be a trace."""
+    try:
+        return hashlib.sha256(_canonical(content)).hexdigest()
+    except RecursionError:
+        return ""
+
+
 def _parse(path: Path) -> Any:
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(f"cannot read {path}: {error.strerror or error}.") from None
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot read {path}: {_reason(error)}.") from None
     if data.startswith(_GZIP_MAGIC):
         data = _unpack(path, data)
     try:
@@ -120,9 +141,13 @@ def _unpack(path: Path, data: bytes) -> bytes:
     except zlib.error:
         raise FileFormatError(f"{path} is damaged: it cannot be decompressed.") from None
     if unpacker.unconsumed_tail:
-        raise FileFormatError(f"{path} unpacks to more than {LARGEST_FILE_BYTES >> 30} GiB; that is no trace.")
+        raise FileFormatError(
+            f"{path} unpacks to more than {LARGEST_FILE_BYTES >> 30} GiB; that is no trace."
+        )
     if not unpacker.eof:
         raise FileFormatError(f"{path} is truncated.")
+    if unpacker.unused_data:
+        raise FileFormatError(f"{path} is damaged: something follows the compressed trace.")
     return unpacked
 
 
@@ -147,7 +172,7 @@ def _names(kind: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
     hints = get_type_hints(kind)
     return tuple((name, hints[name]) for name in _names(kind))
@@ -157,7 +182,7 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
     """Turn JSON into the type that `hint` names, or say where it is something else."""
     if hint is int:
         if type(value) is not int or abs(value) > _LARGEST_INTEGER:
-            raise _Malformed(f"{where} should be an integer")
+            raise _Malformed(f"{where} should be an integer of at most 62 bits")
         return value
     if hint is str or hint is bool:
         if type(value) is not hint:

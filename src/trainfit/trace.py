@@ -105,6 +105,14 @@ class Storage:
         """Yield the intervals of one kind of holder."""
         return (interval for interval in self.holders if interval.holder == holder)
 
+    def alive_at(self, op: int) -> bool:
+        """Return whether the storage is alive while op number `op` runs (-1: before the step)."""
+        return self.start <= op and (self.end is None or op < self.end)
+
+    def bytes_at(self, op: int) -> int:
+        """Return the size that the storage has while op number `op` runs, if it is alive then."""
+        return next((size for time, size in reversed(self.resizes) if time <= op), self.bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Module:

@@ -50,7 +50,7 @@ class Verification:
     @property
     def error(self) -> float:
         """Relative error of the predicted peak: (predicted - measured) / measured."""
-        return (self.predicted_peak_bytes - self.measured.peak_bytes) / self.measured.peak_bytes
+        return (self.predicted_peak_bytes - self.measured.peak_bytes) / max(self.measured.peak_bytes, 1)
 
 
 def verify_step(

@@ -1,4 +1,4 @@
-"""From what the recorder collected to a `Trace`: numbers instead of objects, and a category for each storage."""
+"""From what the recorder collected to a `Trace`: numbers instead of objects, a category for each storage."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _ForwardOps:
     def of(self, row: Row) -> int:
         if row.phase is not BACKWARD or row.recompute or row.sequence < 0:
             return -1
-        # A node takes its number just before its op is dispatched: the op is the first that sees a larger one.
+        # A node takes its number just before its op is dispatched: the first op that sees a larger one.
         position = bisect.bisect_right(self._sequences, row.sequence)
         return self._rows[position] if position < len(self._rows) else -1
 

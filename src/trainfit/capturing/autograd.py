@@ -21,7 +21,6 @@ from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
 from trainfit.capturing.values import worth_knowing
 
-
 _ENGINE_FUNCTION = "_engine_run_backward"
 
 
@@ -42,7 +41,7 @@ class SavedTensor:
         """Take the place of `tensor`, whose storage is `live`."""
         self._ledger = ledger
         self._live = live
-        self._layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+        self._layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self._hold = ledger.save(live)
 
     def restore(self) -> torch.Tensor:

@@ -31,7 +31,14 @@ from trainfit.capturing.metadata import (
 from trainfit.capturing.operators import Operator, aten, describe
 from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
-from trainfit.capturing.values import ASSUMED_RESULTS, FILLED_LATER, Values, assume_result, decide, worth_knowing
+from trainfit.capturing.values import (
+    ASSUMED_RESULTS,
+    FILLED_LATER,
+    Values,
+    assume_result,
+    decide,
+    worth_knowing,
+)
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -46,7 +53,7 @@ class CaptureMode(TorchDispatchMode):
 
     def __init__(self, ledger: Ledger, recorder: Recorder, values: Values) -> None:
         """Share the ledger, the recorder and the value rules of one capture session."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.recorder = recorder
         self.values = values
@@ -169,7 +176,7 @@ class CaptureMode(TorchDispatchMode):
                 return value
             live, storage = self.ledger.adopt(value, operator.name, known=not operator.uninitialised)
             created.append(live)
-            return tensor_over(storage, value.dtype, value.shape, value.stride(), value.storage_offset())
+            return tensor_over(storage, value.dtype, value.shape, value.stride(), int(value.storage_offset()))
         if isinstance(value, list | tuple):
             return type(value)([self._adopt(item, operator, created) for item in value])
         return value
@@ -297,7 +304,9 @@ class CaptureMode(TorchDispatchMode):
 
     # What autograd does in place in a real run, but not while a dispatch mode is active --------------------
 
-    def as_the_engine_would(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpOverload:
+    def as_the_engine_would(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> OpOverload:
         """Return the in-place form of an operator where a real run's backward would use it.
 
         Autograd asks of its tensors whether they are of a subclass, and says yes to everything while a mode
@@ -319,19 +328,25 @@ class CaptureMode(TorchDispatchMode):
         """
         if torch.is_grad_enabled() or buffered.layout is not torch.strided:
             return False
-        if buffered._use_count() > self.recorder.unshared_counts[0]:  # type: ignore[attr-defined]
+        tensor_count: int = buffered._use_count()  # type: ignore[attr-defined]
+        if self.recorder.unshared_counts is None:
+            self.recorder.unshared_counts = (tensor_count, _storage_count(buffered))
+        if tensor_count > self.recorder.unshared_counts[0]:
             return False
         live = self.live(buffered)
-        return self._unshared(buffered) and not any(hold.end is None for hold in live.saved) and _is_dense(buffered)
+        return (
+            self._unshared(buffered)
+            and not any(hold.end is None for hold in live.saved)
+            and _is_dense(buffered)
+        )
 
     def _made_in_this_node(self, tensor: torch.Tensor) -> bool:
         live = self.live(tensor)
         return live.producer_op >= self.recorder.node_start and self._unshared(tensor)
 
     def _unshared(self, tensor: torch.Tensor) -> bool:
-        storage = tensor.untyped_storage()
-        count: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
-        return count <= self.recorder.unshared_counts[1]
+        assert self.recorder.unshared_counts is not None, "a session calibrates itself first"
+        return _storage_count(tensor) <= self.recorder.unshared_counts[1]
 
 
 _IN_PLACE_FORMS = {
@@ -347,6 +362,12 @@ _IN_PLACE_FORMS = {
     aten.masked_scatter.default: aten.masked_scatter_.default,
     aten.put.default: aten.put_.default,
 }
+
+
+def _storage_count(tensor: torch.Tensor) -> int:
+    storage = tensor.untyped_storage()
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 _CPU = torch.device("cpu")
 _ALIGNMENT = 64
 _MAP_NORESERVE = 0x4000 if not hasattr(mmap, "MAP_NORESERVE") else mmap.MAP_NORESERVE
-_construct_storage = torch._C._construct_storage_from_data_pointer  # type: ignore[attr-defined]
+_construct_storage: Any = torch._C._construct_storage_from_data_pointer
 
 
 class AddressSpace:

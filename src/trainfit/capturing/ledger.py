@@ -95,7 +95,9 @@ class Ledger:
         """Return the entry of a storage, if it has one."""
         return self._by_address.get(storage._cdata)
 
-    def allocate(self, nbytes: int, producer: str, *, keep_values: bool) -> tuple[LiveStorage, torch.UntypedStorage]:
+    def allocate(
+        self, nbytes: int, producer: str, *, keep_values: bool
+    ) -> tuple[LiveStorage, torch.UntypedStorage]:
         """Make a new storage: hollow, or with real memory behind it when `keep_values`."""
         if keep_values:
             return self.adopt(torch.empty(nbytes, dtype=torch.uint8), producer, known=False)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -82,7 +82,7 @@ def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     if kind is list or kind is tuple:
         return tuple([_part(item, tensors) for item in value])
     if kind is int or value is None or kind is torch.dtype:
-        return value
+        return cast(Hashable, value)
     if kind is float or kind is bool:
         return (kind, value)
     try:
@@ -174,7 +174,7 @@ def _output(value: Any, storages: dict[int, int], groups: dict[int, int]) -> Any
     # keep tensors alive.
     if isinstance(value, torch.Tensor):
         storage = value.untyped_storage()
-        layout = (value.dtype, value.shape, value.stride(), value.storage_offset())
+        layout = (value.dtype, value.shape, value.stride(), int(value.storage_offset()))
         if storage._cdata in storages:
             return InputAlias(storages[storage._cdata], *layout)
         group = groups.setdefault(storage._cdata, len(groups))

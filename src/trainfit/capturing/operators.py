@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Operator:
     """For each return: the argument it is, when it is a mutated argument; else None."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def describe(func: OpOverload) -> Operator:
     """Return the facts about `func`, from its schema and tags."""
     schema = func._schema

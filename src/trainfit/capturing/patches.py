@@ -27,7 +27,9 @@ def installed(session: Session) -> Iterator[None]:
                 replaced(owner, "_engine_run_backward", lambda original: _run_backward(session, original))
             )
         stack.enter_context(
-            replaced(torch.autograd.graph, "disable_saved_tensors_hooks", lambda o: _without_hooks(session, o))
+            replaced(
+                torch.autograd.graph, "disable_saved_tensors_hooks", lambda o: _without_hooks(session, o)
+            )
         )
         for owner in (torch, torch.random):
             stack.enter_context(replaced(owner, "get_rng_state", lambda o: _random_state(session, o)))
@@ -155,4 +157,3 @@ def _optimizer_hooks(session: Session) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-

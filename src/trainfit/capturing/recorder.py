@@ -16,7 +16,7 @@ from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call
 from trainfit.capturing.parts import strided_parts
 
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
@@ -74,7 +74,7 @@ class Recorder:
         self.module_index: Callable[[Any], int] = lambda module: -1
         self.parameter_module: dict[int, int] = {}
         # Counts that torch reports, inside the dispatch mode, for a gradient buffer that nothing shares.
-        self.unshared_counts = (0, 0)
+        self.unshared_counts: tuple[int, int] | None = None
         # What runs now, innermost last: (BACKWARD or OPTIMIZER, number of modules active when it began).
         self.contexts: list[tuple[str, int]] = []
         self.between_nodes = False
@@ -123,7 +123,18 @@ class Recorder:
         if creates and phase is BACKWARD and self.node.parameter is not None and self._arrived:
             self._gradient_is_a_copy(creates)
         self.rows.append(
-            Row(call, phase, module, module_call, recompute, sequence, reads, writes, creates, ledger.live_bytes)
+            Row(
+                call,
+                phase,
+                module,
+                module_call,
+                recompute,
+                sequence,
+                reads,
+                writes,
+                creates,
+                ledger.live_bytes,
+            )
         )
         ledger.clock = number + 1
 

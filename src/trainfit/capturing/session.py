@@ -20,6 +20,7 @@ from trainfit.capturing.modules import ModuleTable
 from trainfit.capturing.random_stream import RandomState, seeded
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.retarget import retargeted_to_cuda
+from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values, user_line_of
 from trainfit.errors import CaptureError, StepError
 from trainfit.profiler import no_cycle_collection
@@ -28,7 +29,6 @@ from trainfit.trace import Trace
 from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
 from trainfit.workspace.measured import measure_operators
-
 
 CUDA_BLOCK_BYTES = 512
 """torch's CUDA allocator hands out memory in multiples of this."""
@@ -68,23 +68,11 @@ class Session:
                 yield
 
     def _calibrate(self) -> None:
-        """Learn the reference counts of a gradient buffer that nothing shares, as the mode sees them."""
-        seen: list[tuple[int, int]] = []
-
-        def observe(buffered: torch.Tensor) -> bool:
-            storage = buffered.untyped_storage()
-            seen.append((buffered._use_count(), torch._C._storage_Use_Count(storage._cdata)))
-            return False
-
-        self.mode.engine_would_add_in_place = observe  # type: ignore[method-assign]
-        try:
-            leaf = torch.ones(8, 8, requires_grad=True)
-            hub = leaf * 2.0
-            ((hub * 3.0) + hub.exp()).sum().backward()
-        finally:
-            del self.mode.engine_would_add_in_place  # type: ignore[method-assign]
-        assert len(seen) == 1, "the calibration graph must make the engine add exactly once"
-        self.recorder.unshared_counts = seen[0]
+        """Let the mode see one gradient buffer that nothing shares, to learn its reference counts."""
+        leaf = torch.ones(8, 8, requires_grad=True)
+        hub = leaf * 2.0
+        ((hub * 3.0) + hub.exp()).sum().backward()
+        assert self.recorder.unshared_counts is not None, "the engine must add to a buffer here"
         self.recorder.restart()
 
     def correct_outputs(self) -> bool:
@@ -113,33 +101,41 @@ def capture(
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run."""
     report = progress or (lambda stage: None)
-    session = Session(device)
-    with seeded(), session.active():
-        report("building the model")
-        step = _user_code(build, "building the step")
-        _refuse_unusable(step)
-        report("first step")
-        _user_code(step.run, "the step")
-        if not session.recorder.backward_seen:
-            raise StepError(
-                "the step runs no backward: run() must call loss.backward() (or torch.autograd.grad)."
-            )
-        report("recording")
-        random_state = RandomState()
-        result = _user_code(lambda: session.record_step(step), "the step")
-        if device == "cpu":
-            report("measuring workspaces")
-            for _ in range(_MOST_CORRECTIONS):
-                if not session.correct_outputs():
-                    break
-                # What follows a corrected result may itself come out differently: record it again.
-                del result
-                random_state.restore()
-                result = _user_code(lambda: session.record_step(step), "the step")
-        trace = assemble(session, step, target, device)
-        del result
+    surroundings = Surroundings()
+    try:
+        session = Session(device)
+        with seeded(), session.active():
+            report("building the model")
+            step = _user_code(build, "building the step")
+            _refuse_unusable(step, surroundings)
+            report("first step")
+            _user_code(step.run, "the step")
+            _refuse_without_backward(session)
+            trace = _record(session, step, target, report)
+            del step
+    finally:
+        surroundings.empty_new_caches()
     trace = with_measured_workspaces(trace) if device == "cpu" else with_gpu_workspaces(trace)
     trace.check()
+    return trace
+
+
+def _record(session: Session, step: Step, target: str, report: Progress) -> Trace:
+    """Record a step, again as long as running its operators alone shows that a result lies differently."""
+    report("recording")
+    random_state = RandomState()
+    result = _user_code(lambda: session.record_step(step), "the step")
+    if session.device == "cpu":
+        report("measuring workspaces")
+        for _ in range(_MOST_CORRECTIONS):
+            if not session.correct_outputs():
+                break
+            # What follows a corrected result may itself come out differently.
+            del result
+            random_state.restore()
+            result = _user_code(lambda: session.record_step(step), "the step")
+    trace = assemble(session, step, target, session.device)
+    del result
     return trace
 
 
@@ -155,16 +151,30 @@ def _user_code(function: Callable[[], Any], doing: str) -> Any:
         raise_as_user_error(error, doing)
 
 
-def _refuse_unusable(step: Any) -> None:
+def _refuse_unusable(step: Any, surroundings: Surroundings) -> None:
     """Refuse what cannot be captured, before it runs."""
     if not isinstance(step, Step):
         raise StepError(f"the function must return a trainfit.Step, but it returned a {type(step).__name__}.")
+    if any(id(module) in surroundings.modules for module in step.model.modules()):
+        raise StepError(
+            "the model was made before the capture, so its tensors are real and the step would train them; "
+            "make the model inside the function that builds the step."
+        )
     parameters = list(step.model.parameters())
     if not parameters:
-        raise StepError(f"the model ({type(step.model).__name__}) has no parameters: there is nothing to train.")
+        raise StepError(
+            f"the model ({type(step.model).__name__}) has no parameters: there is nothing to train."
+        )
     if any(parameter.is_meta for parameter in parameters):
         raise StepError(
-            "the model is on the meta device; build it on an ordinary device: capture allocates nothing anyway."
+            "the model is on the meta device; build it on an ordinary one: capture allocates nothing anyway."
         )
     if not any(parameter.requires_grad for parameter in parameters):
         raise StepError("no parameter of the model requires a gradient: there is nothing to train.")
+
+
+def _refuse_without_backward(session: Session) -> None:
+    if not session.recorder.backward_seen:
+        raise StepError(
+            "the step runs no backward: run() must call loss.backward() (or torch.autograd.grad)."
+        )

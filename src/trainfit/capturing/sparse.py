@@ -77,7 +77,9 @@ def _new(mode: CaptureMode, created: list[LiveStorage], like: torch.Tensor, shap
     return torch.empty(0, dtype=like.dtype).set_(storage, 0, tuple(shape), tuple(strides))
 
 
-def _sparse(tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, coalesced: bool) -> torch.Tensor:
+def _sparse(
+    tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, coalesced: bool
+) -> torch.Tensor:
     made: torch.Tensor = aten._sparse_coo_tensor_with_dims_and_tensors.default(
         tensor.sparse_dim(), tensor.dense_dim(), tensor.shape, indices, values,
         dtype=values.dtype, layout=torch.sparse_coo, device=values.device, is_coalesced=coalesced,
@@ -96,14 +98,18 @@ def _coalesce(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tenso
         mode.values.rely_on(live)
         count = torch.unique(indices, dim=1).shape[1]
     else:
-        mode.values.assume("memory depends on data: the indices of a sparse tensor were assumed to be distinct")
+        mode.values.assume(
+            "memory depends on data: the indices of a sparse tensor were assumed to be distinct"
+        )
         count = indices.shape[1]
     new_indices = _new(mode, created, indices, indices.shape)[:, :count]
     new_values = _new(mode, created, values, values.shape)[:count]
     return _sparse(tensor, new_indices, new_values, coalesced=True), ()
 
 
-def _elementwise(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tensor, *_: Any, **__: Any) -> Effect:
+def _elementwise(
+    mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tensor, *_: Any, **__: Any
+) -> Effect:
     """Copy the indices and compute new values."""
     indices = _new(mode, created, tensor._indices(), tensor._indices().shape)
     values = _new(mode, created, tensor._values(), tensor._values().shape)
@@ -120,7 +126,9 @@ def _add(mode: CaptureMode, created: list[LiveStorage], left: torch.Tensor, righ
     return _sparse(left, indices, values, coalesced=False), ()
 
 
-def _add_into(mode: CaptureMode, created: list[LiveStorage], dense: torch.Tensor, *_: Any, **__: Any) -> Effect:
+def _add_into(
+    mode: CaptureMode, created: list[LiveStorage], dense: torch.Tensor, *_: Any, **__: Any
+) -> Effect:
     """Add a sparse tensor into a dense one (or a scalar operation in place)."""
     written = tuple(mode.live(part) for part in list(strided_parts(dense))[-1:])
     for live in written:
@@ -136,7 +144,9 @@ def _sparse_mask(
     return _sparse(mask, mask._indices(), values, mask.is_coalesced()), ()
 
 
-def _to_dense(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tensor, *_: Any, **__: Any) -> Effect:
+def _to_dense(
+    mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tensor, *_: Any, **__: Any
+) -> Effect:
     return _new(mode, created, tensor._values(), tensor.shape), ()
 
 

@@ -79,7 +79,7 @@ def masked_select(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: 
     result = with_known_values(mode, func, args, kwargs)
     if result is not NOT_SPECIAL:
         return result
-    tensor, mask = torch.broadcast_tensors(args[0], args[1])
+    _, mask = torch.broadcast_tensors(args[0], args[1])
     live = mode.live(mask)
     if live.known:
         mode.values.rely_on(live)
@@ -149,7 +149,9 @@ def ctc_loss(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywo
 def _largest_known(mode: CaptureMode, lengths: torch.Tensor) -> int:
     live = mode.live(lengths)
     if not live.known:
-        raise CaptureError(f"{user_line()} needs lengths whose values depend on data; capture cannot follow it.")
+        raise CaptureError(
+            f"{user_line()} needs lengths whose values depend on data; capture cannot follow it."
+        )
     mode.values.rely_on(live)
     return int(lengths.max())
 

@@ -135,7 +135,11 @@ ASSUMED_RESULTS: dict[str, tuple[int, Assume]] = {
     "aten.isnan.default": (0, _never),
     "aten.isinf.default": (0, _never),
     "aten.isfinite.default": (0, _always),
-    **{f"aten.{test}.{kind}": (0, _every_second) for test in ("gt", "lt", "ge", "le") for kind in ("Scalar", "Tensor")},
+    **{
+        f"aten.{test}.{kind}": (0, _every_second)
+        for test in ("gt", "lt", "ge", "le")
+        for kind in ("Scalar", "Tensor")
+    },
     **{f"aten.eq.{kind}": (0, _equal) for kind in ("Scalar", "Tensor")},
     **{f"aten.ne.{kind}": (0, _different) for kind in ("Scalar", "Tensor")},
 }

@@ -145,7 +145,7 @@ def _plain_run(
 ) -> Callable[[], torch.Tensor]:
     def run() -> torch.Tensor:
         loss = forward()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
@@ -167,7 +167,7 @@ def _scaled_run(
 
     def run() -> torch.Tensor:
         loss = forward()
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()
         if optimizer is not None:
             scaler.unscale_(optimizer)
             scaler.step(optimizer)

@@ -16,7 +16,7 @@ _HEAD_BLOCK = 32
 
 
 def cuda_workspace_bytes(signature: Signature) -> int | None:
-    """Return the bytes that the kernel allocates inside itself on a CUDA GPU; None where no formula is known."""
+    """Return the bytes that a CUDA kernel allocates inside itself; None where no formula is known."""
     formula = _FORMULAS.get(signature.name)
     return None if formula is None else formula(signature)
 

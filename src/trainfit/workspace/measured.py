@@ -97,7 +97,7 @@ def _run(signature: Signature, log: AllocationLog) -> tuple[Layout, ...] | None:
         if storage._cdata not in inputs:
             group = groups.setdefault(storage._cdata, len(groups))
             layouts.append(
-                Layout(tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), group)
+                Layout(tensor.shape, tensor.stride(), int(tensor.storage_offset()), storage.nbytes(), group)
             )
     return tuple(layouts)
 

@@ -9,7 +9,6 @@ import torch
 from trainfit import arguments
 from trainfit.trace import Signature, TensorSpec
 
-
 # Kernels that follow pointers or layouts hidden in their inputs: on made-up inputs they would crash.
 _OPAQUE = ("cudnn", "miopen", "quantized", "fbgemm", "nested", "jagged", "weight_int", "_packed", "onednn")
 

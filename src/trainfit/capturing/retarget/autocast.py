@@ -22,11 +22,12 @@ _LOWER = ("addmv", "addr", "mv", "prelu")
 _FLOAT32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
     "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
-    "native_layer_norm", "group_norm", "norm.Scalar", "norm.ScalarOpt_dim", "nuclear_norm", "cosine_similarity",
-    "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div",
+    "native_layer_norm", "group_norm", "norm.Scalar", "norm.ScalarOpt_dim", "nuclear_norm",
+    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
+    "hinge_embedding_loss", "kl_div",
     "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss",
-    "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist",
-    "pdist", "cdist", "renorm", "logsumexp",
+    "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits",
+    "dist", "pdist", "cdist", "renorm", "logsumexp",
 )  # fmt: skip
 # Produce fp32 through their dtype argument, unless the caller chose one.
 _FLOAT32_RESULT = (
@@ -90,7 +91,12 @@ def gpu_autocast() -> Iterator[None]:
         _register(library)
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu))
-            for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
+            for name in (
+                "is_autocast_enabled",
+                "get_autocast_dtype",
+                "set_autocast_enabled",
+                "set_autocast_dtype",
+            ):
                 stack.enter_context(replaced(torch, name, _ask_cpu))
             yield
     finally:

@@ -93,7 +93,11 @@ class _Inert:
 
 def _answers_for_cuda() -> dict[str, Any]:
     properties = SimpleNamespace(
-        name="GPU", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=80 << 30, multi_processor_count=132
+        name="GPU",
+        major=_CAPABILITY[0],
+        minor=_CAPABILITY[1],
+        total_memory=80 << 30,
+        multi_processor_count=132,
     )
     constant = {
         "is_available": True,
@@ -111,11 +115,11 @@ def _answers_for_cuda() -> dict[str, Any]:
         "max_memory_reserved": 0,
         "mem_get_info": (80 << 30, 80 << 30),
     }
-    silent = ("init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
-    silent += ("reset_peak_memory_stats", "set_rng_state", "set_rng_state_all", "set_stream", "_lazy_init")
+    silent = ["init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all"]
+    silent += ["reset_peak_memory_stats", "set_rng_state", "set_rng_state_all", "set_stream", "_lazy_init"]
     found: dict[str, Any] = {name: _constantly(value) for name, value in constant.items()}
     found.update({name: _constantly(None) for name in silent})
-    found.update({name: _Inert for name in ("Stream", "Event", "stream", "device")})
+    found.update(dict.fromkeys(("Stream", "Event", "stream", "device"), _Inert))
     found["current_stream"] = found["default_stream"] = _Inert
     # The state of a GPU's generator is kept on the host: it is no device memory.
     found["get_rng_state"] = _host_state
@@ -154,11 +158,11 @@ def looks_like_cuda() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, answer in _answers_for_cuda().items():
             if hasattr(torch.cuda, name):
-                stack.enter_context(replaced(torch.cuda, name, lambda original, a=answer: a))
+                stack.enter_context(replaced(torch.cuda, name, _constantly(answer)))
         for name, value in _ACCELERATOR.items():
             if hasattr(torch.accelerator, name):
                 answer = _Inert if value is _Inert else _constantly(value)
-                stack.enter_context(replaced(torch.accelerator, name, lambda original, a=answer: a))
+                stack.enter_context(replaced(torch.accelerator, name, _constantly(answer)))
         stack.enter_context(replaced(torch, "Generator", _generator))
         stack.enter_context(LooksLikeCuda())
         yield

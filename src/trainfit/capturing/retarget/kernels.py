@@ -30,7 +30,10 @@ def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def rms_norm(
-    tensor: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+    tensor: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
 ) -> torch.Tensor:
     """The fused kernel keeps its input and one value per row; the CPU runs the formula op by op."""
     if weight is not None and weight.dtype != tensor.dtype:
@@ -64,7 +67,17 @@ def lstm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One cuDNN call for all layers and steps, with a reserve space instead of saved gates."""
     output, hy, cy = _cudnn_rnn(
-        _LSTM, tensor, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+        _LSTM,
+        tensor,
+        hx[0],
+        hx[1],
+        params,
+        has_biases,
+        num_layers,
+        dropout,
+        train,
+        bidirectional,
+        batch_first,
     )
     return output, hy, cy
 
