@@ -121,33 +121,31 @@ def compare(rounds: int) -> None:
             print(way, results[way][-1], flush=True)
     median = {way: statistics.median(r["step"] for r in results[way]) for way in WAYS}
     whole = statistics.median(r["whole"] for r in results["trainfit"])
+    tracker = median["memtracker"]
     print(f"\nLlama-3-8B, batch 1 x 8192, AdamW, median of {rounds}:")
-    print(f"  bare fake step     {median['bare']:7.2f} s")
-    print(
-        f"  trainfit, a step   {median['trainfit']:7.2f} s   {median['trainfit'] / median['bare']:.2f} x bare"
-    )
-    print(
-        f"  trainfit, in all   {whole:7.2f} s   {whole / median['bare']:.2f} x bare (model, first step, trace)"
-    )
-    print(
-        f"  MemTracker, a step {median['memtracker']:7.2f} s   {median['memtracker'] / median['bare']:.2f} x bare"
-    )
-    print(f"  trainfit is {median['memtracker'] / median['trainfit']:.1f} x faster than MemTracker a step,")
-    print(f"  and {median['memtracker'] / whole:.1f} x faster with everything that comes before and after.")
+    for label, seconds in (
+        ("bare fake step", median["bare"]),
+        ("trainfit: record and check a step", median["trainfit"]),
+        ("trainfit: all of capture", whole),
+        ("MemTracker: a step", tracker),
+    ):
+        print(f"  {label:34} {seconds:7.2f} s   {seconds / median['bare']:6.2f} x the bare step")
+    print(f"  capture, all of it, is {tracker / whole:.1f} x faster than one step of MemTracker")
 
 
 def grow() -> None:
     for name, count in (("llama-3-8b", 32), ("llama-3-70b", 80), ("llama-3-405b", 126)):
         r = in_own_process("layers", name)
-        print(
-            f"{name:14} {count:4} layers  {r['seconds']:6.2f} s  {1000 * r['seconds'] / count:5.1f} ms a layer  "
-            f"{r['ops']:.0f} ops  {r['memory_bytes'] / 2**30:.2f} GiB of memory",
-            flush=True,
-        )
+        per_layer = 1000 * r["seconds"] / count
+        memory = r["memory_bytes"] / 2**30
+        print(f"{name:14} {count:4} layers  {r['seconds']:6.2f} s  {per_layer:6.1f} ms a layer", end="  ")
+        print(f"{r['ops']:.0f} ops  {memory:.2f} GiB of memory", flush=True)
 
 
 def main() -> None:
     if len(sys.argv) > 2 and sys.argv[1] == "--run-one":
+        from transformers import LlamaForCausalLM  # noqa: F401  (its import is nobody's work)
+
         print(json.dumps(globals()[sys.argv[2]]()))
         return
     parser = argparse.ArgumentParser(

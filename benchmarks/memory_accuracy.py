@@ -61,8 +61,8 @@ class Result:
 def run_case(name: str, threads: int) -> Result:
     """Predict and measure one case in this process."""
     import torch
-    from cases import all_cases
 
+    from cases import all_cases
     from trainfit.capturing import capture
     from trainfit.simulate import simulate
     from trainfit.verification import measure_step
@@ -121,7 +121,8 @@ def as_line(result: Result) -> str:
 
 def summary(results: list[Result]) -> Iterator[str]:
     captured = [result for result in results if not result.failure]
-    yield f"{len(captured)} of {len(results)} cases captured, {sum(r.good for r in results)} within their bound"
+    within = sum(result.good for result in results)
+    yield f"{len(captured)} of {len(results)} cases captured, {within} within their bound"
     groups = {
         "without convolutions": [r for r in captured if not r.convolutions and not r.data_dependent],
         "with convolutions": [r for r in captured if r.convolutions and not r.data_dependent],
@@ -145,9 +146,8 @@ def markdown(results: list[Result]) -> Iterator[str]:
         notes = ["convolutions"] * r.convolutions + ["depends on data"] * r.data_dependent
         notes += [r.failure] if r.failure else []
         error = "0" if r.predicted_bytes == r.measured_bytes else f"{100 * r.error:+.4f} %"
-        yield (
-            f"| {r.name} | {r.kind} | {r.predicted_bytes:,} | {r.measured_bytes:,} | {error} | {', '.join(notes)} |"
-        )
+        figures = f"{r.predicted_bytes:,} | {r.measured_bytes:,} | {error}"
+        yield f"| {r.name} | {r.kind} | {figures} | {', '.join(notes)} |"
 
 
 def main() -> int:

@@ -127,7 +127,7 @@ def text_classifier(
     model_type: str,
     batch: int = 4,
     sequence: int = 128,
-    vocabulary: int = 2000,
+    vocabulary: int = 500,
     optimizer: str = "adamw",
     **sizes: Any,
 ) -> Build:
@@ -145,23 +145,23 @@ def text_classifier(
 # ---------------------------------------------------------------------------------------------- tables
 
 LLAMA_LIKE = {
-    "vocab_size": 2000,
+    "vocab_size": 500,
     "hidden_size": 192,
     "intermediate_size": 512,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-GPT2_LIKE = {"vocab_size": 2000, "n_embd": 192, "n_layer": 3, "n_head": 4}
+GPT2_LIKE = {"vocab_size": 500, "n_embd": 192, "n_layer": 3, "n_head": 4}
 BERT_LIKE = {
-    "vocab_size": 2000,
+    "vocab_size": 500,
     "hidden_size": 192,
     "intermediate_size": 512,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
 }
 BART_LIKE = {
-    "vocab_size": 2000,
+    "vocab_size": 500,
     "d_model": 128,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -170,7 +170,7 @@ BART_LIKE = {
     "encoder_ffn_dim": 384,
     "decoder_ffn_dim": 384,
 }
-T5_LIKE = {"vocab_size": 2000, "d_model": 128, "d_kv": 32, "d_ff": 384, "num_layers": 2, "num_heads": 4}
+T5_LIKE = {"vocab_size": 500, "d_model": 128, "d_kv": 32, "d_ff": 384, "num_layers": 2, "num_heads": 4}
 
 DENSE_DECODERS: dict[str, Sizes] = {
     "gpt2": GPT2_LIKE,
@@ -184,12 +184,12 @@ DENSE_DECODERS: dict[str, Sizes] = {
     "phi": {**LLAMA_LIKE, "optimizer": "sgd"},
     "phi3": LLAMA_LIKE,
     "opt": {**BERT_LIKE, "ffn_dim": 512, "word_embed_proj_dim": 192},
-    "bloom": {"vocab_size": 2000, "hidden_size": 192, "n_layer": 3, "n_head": 4},
-    "falcon": {"vocab_size": 2000, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4},
+    "bloom": {"vocab_size": 500, "hidden_size": 192, "n_layer": 3, "n_head": 4},
+    "falcon": {"vocab_size": 500, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4},
     "gpt_neox": BERT_LIKE,
     "gptj": {**GPT2_LIKE, "rotary_dim": 16, "optimizer": "momentum"},
     "gpt_neo": {
-        "vocab_size": 2000,
+        "vocab_size": 500,
         "hidden_size": 192,
         "num_layers": 4,
         "num_heads": 4,
@@ -197,7 +197,7 @@ DENSE_DECODERS: dict[str, Sizes] = {
         "window_size": 64,
     },
     "codegen": {**GPT2_LIKE, "rotary_dim": 16},
-    "mpt": {"vocab_size": 2000, "d_model": 192, "n_layers": 3, "n_heads": 4},
+    "mpt": {"vocab_size": 500, "d_model": 192, "n_layers": 3, "n_heads": 4},
     "stablelm": LLAMA_LIKE,
     "starcoder2": LLAMA_LIKE,
     "olmo": LLAMA_LIKE,
@@ -207,13 +207,13 @@ DENSE_DECODERS: dict[str, Sizes] = {
     "smollm3": LLAMA_LIKE,
     "glm": {**LLAMA_LIKE, "head_dim": 48},
     "glm4": {**LLAMA_LIKE, "head_dim": 48},
-    "xglm": {"vocab_size": 2000, "d_model": 192, "num_layers": 3, "attention_heads": 4, "ffn_dim": 512},
+    "xglm": {"vocab_size": 500, "d_model": 192, "num_layers": 3, "attention_heads": 4, "ffn_dim": 512},
     "gpt_bigcode": GPT2_LIKE,
     "biogpt": BERT_LIKE,
     "nemotron": {**LLAMA_LIKE, "head_dim": 48},
     "persimmon": BERT_LIKE,
     "openai-gpt": GPT2_LIKE,
-    "ctrl": {"vocab_size": 2000, "n_embd": 192, "n_layer": 3, "n_head": 4, "dff": 512},
+    "ctrl": {"vocab_size": 500, "n_embd": 192, "n_layer": 3, "n_head": 4, "dff": 512},
     "diffllama": LLAMA_LIKE,
     "helium": {**LLAMA_LIKE, "head_dim": 48},
     "cohere2": {**LLAMA_LIKE, "sliding_window": 64},
@@ -223,7 +223,7 @@ DENSE_DECODERS: dict[str, Sizes] = {
 }
 
 SMALL_MOE = {
-    "vocab_size": 2000,
+    "vocab_size": 500,
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 3,
@@ -283,7 +283,7 @@ MOE_DECODERS: dict[str, Sizes] = {
 ENCODERS: dict[str, Sizes] = {
     "bert": BERT_LIKE,
     "roberta": BERT_LIKE,
-    "distilbert": {"vocab_size": 2000, "dim": 192, "n_layers": 3, "n_heads": 4, "hidden_dim": 512},
+    "distilbert": {"vocab_size": 500, "dim": 192, "n_layers": 3, "n_heads": 4, "hidden_dim": 512},
     "albert": {**BERT_LIKE, "embedding_size": 64, "num_hidden_layers": 4},
     "electra": {**BERT_LIKE, "embedding_size": 64},
     "deberta": {**BERT_LIKE, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
@@ -304,7 +304,7 @@ ENCODERS: dict[str, Sizes] = {
     "longformer": {**BERT_LIKE, "attention_window": 32, "sequence": 128, "batch": 2},
     "big_bird": {**BERT_LIKE, "hidden_size": 128, "block_size": 16, "sequence": 256, "batch": 2},
     "funnel": {
-        "vocab_size": 2000,
+        "vocab_size": 500,
         "d_model": 128,
         "n_head": 4,
         "d_head": 32,
@@ -317,7 +317,7 @@ ENCODERS: dict[str, Sizes] = {
     "convbert": {**BERT_LIKE, "embedding_size": 64},
     "ernie": BERT_LIKE,
     "esm": {**BERT_LIKE, "position_embedding_type": "rotary", "mask_token_id": 5},
-    "fnet": {"vocab_size": 2000, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3},
+    "fnet": {"vocab_size": 500, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3},
     "mobilebert": {
         **BERT_LIKE,
         "embedding_size": 64,
@@ -327,14 +327,14 @@ ENCODERS: dict[str, Sizes] = {
     },
     "rembert": {**BERT_LIKE, "input_embedding_size": 64, "output_embedding_size": 96},
     "squeezebert": {**BERT_LIKE, "embedding_size": 192},
-    "xlm": {"vocab_size": 2000, "emb_dim": 192, "n_layers": 3, "n_heads": 4},
+    "xlm": {"vocab_size": 500, "emb_dim": 192, "n_layers": 3, "n_heads": 4},
     "ibert": BERT_LIKE,
     "yoso": BERT_LIKE,
     "eurobert": BERT_LIKE,
 }
 
 TEXT_CLASSIFIERS: dict[str, Sizes] = {
-    "xlnet": {"vocab_size": 2000, "d_model": 192, "n_layer": 3, "n_head": 4, "d_inner": 512},
+    "xlnet": {"vocab_size": 500, "d_model": 192, "n_layer": 3, "n_head": 4, "d_inner": 512},
     "canine": {
         "hidden_size": 128,
         "intermediate_size": 384,
@@ -372,7 +372,7 @@ ENCODER_DECODERS: dict[str, Sizes] = {
     "m2m_100": BART_LIKE,
     "blenderbot": BART_LIKE,
     "prophetnet": {
-        "vocab_size": 2000,
+        "vocab_size": 500,
         "hidden_size": 128,
         "num_encoder_layers": 2,
         "num_decoder_layers": 2,
@@ -394,16 +394,16 @@ ENCODER_DECODERS: dict[str, Sizes] = {
 }
 
 STATE_SPACE: dict[str, Sizes] = {
-    "mamba": {"vocab_size": 2000, "hidden_size": 128, "num_hidden_layers": 2, "batch": 2, "sequence": 64},
+    "mamba": {"vocab_size": 500, "hidden_size": 128, "num_hidden_layers": 2, "batch": 2, "sequence": 64},
     "falcon_mamba": {
-        "vocab_size": 2000,
+        "vocab_size": 500,
         "hidden_size": 128,
         "num_hidden_layers": 2,
         "batch": 2,
         "sequence": 64,
     },
     "mamba2": {
-        "vocab_size": 2000,
+        "vocab_size": 500,
         "hidden_size": 128,
         "num_hidden_layers": 2,
         "num_heads": 8,
@@ -430,7 +430,7 @@ STATE_SPACE: dict[str, Sizes] = {
         "sequence": 64,
     },
     "zamba2": {
-        "vocab_size": 2000,
+        "vocab_size": 500,
         "hidden_size": 128,
         "num_hidden_layers": 3,
         "layers_block_type": ["mamba", "hybrid", "mamba"],
@@ -465,9 +465,9 @@ STATE_SPACE: dict[str, Sizes] = {
 }
 
 RECURRENT: dict[str, Sizes] = {
-    "rwkv": {"vocab_size": 2000, "hidden_size": 128, "num_hidden_layers": 2, "sequence": 64},
+    "rwkv": {"vocab_size": 500, "hidden_size": 128, "num_hidden_layers": 2, "sequence": 64},
     "recurrent_gemma": {
-        "vocab_size": 2000,
+        "vocab_size": 500,
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_hidden_layers": 3,

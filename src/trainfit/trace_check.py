@@ -112,12 +112,10 @@ def _storages(trace: Trace) -> None:
 
 def _resizes(number: int, storage: Storage, end: int) -> None:
     here = ("storage", number)
-    times = [
-        storage.start,
-        *(time for time, _ in storage.resizes),
-        end if storage.end is None else storage.end,
-    ]
-    _require(times == sorted(times), *here, "it is resized while it is alive, in order")
+    times = [time for time, _ in storage.resizes]
+    first, last = max(storage.start, 0), end if storage.end is None else storage.end
+    ordered = [first, *times, last] == sorted([first, *times, last])
+    _require(ordered, *here, "it is resized during the step, while it is alive, in order")
     _require(min(size for _, size in storage.resizes) >= 0, *here, "its new sizes are not negative")
 
 

@@ -273,32 +273,10 @@ class _Reader:
         block.program_until = max(block.program_until, now)
 
     def op(self, match: re.Match[str], words: _Words) -> None:
-        number = len(self.ops)
-        reads = [self.names[name] for name in _split(match["arguments"])]
-        writes: list[int] = []
-        creates: list[int] = []
-        names = _split(match["names"])
-        if match["sign"] == "+=":
-            writes = [self.names[name] for name in names]
-            reads = [*writes, *reads]
-        elif words.sizes:
-            creates = [self.block(n, size, words, number) for n, size in zip(names, words.sizes, strict=True)]
-        else:
-            self.names.update((name, reads[0]) for name in names)
-        self.made_by.update((name, number) for name in names)
+        number, recompute = len(self.ops), self.section == "recompute"
+        reads, writes, creates = self.storages_of(match, words)
         for block in (*reads, *writes, *creates):
             self.blocks[block].use(number, self.section == "backward")
-        self.append(match, words, tuple(reads), tuple(writes), tuple(creates))
-
-    def append(
-        self,
-        match: re.Match[str],
-        words: _Words,
-        reads: tuple[int, ...],
-        writes: tuple[int, ...],
-        creates: tuple[int, ...],
-    ) -> None:
-        number, recompute = len(self.ops), self.section == "recompute"
         if self.section == "backward":
             call = self.modules.backward(words.module, number)
         else:
@@ -328,6 +306,20 @@ class _Reader:
                 creates=creates,
             )
         )
+        self.made_by.update((name, number) for name in _split(match["names"]))
+
+    def storages_of(self, match: re.Match[str], words: _Words) -> tuple[tuple[int, ...], ...]:
+        """Return what an op reads, writes and creates; its results get their names."""
+        names = _split(match["names"])
+        reads = tuple(self.names[name] for name in _split(match["arguments"]))
+        if match["sign"] == "+=":
+            writes = tuple(self.names[name] for name in names)
+            return (*writes, *reads), writes, ()
+        if not words.sizes:
+            self.names.update((name, reads[0]) for name in names)
+            return reads, (), ()
+        made = zip(names, words.sizes, strict=True)
+        return reads, (), tuple(self.block(name, size, words, len(self.ops)) for name, size in made)
 
     def spec(self, block: int) -> TensorSpec:
         return TensorSpec("uint8", (self.blocks[block].bytes,), (1,))

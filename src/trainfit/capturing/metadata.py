@@ -125,6 +125,10 @@ class MetadataOracle:
         kernel: Callable[..., Any] | None = None,
     ) -> Call:
         """Find out what the call returns, and remember it. Raises what the real call would raise."""
+        operator = describe(func)
+        if operator.mutated and not operator.returned:
+            # An optimizer's in-place operator over a list of tensors: it returns nothing.
+            return self.remember(Call(operator, key, (), single=True))
         fakes: list[torch.Tensor] = []
         with self._fake_mode, _quiet():
             fake_args = [self._fake(value, fakes) for value in args]
