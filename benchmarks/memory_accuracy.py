@@ -66,11 +66,12 @@ def run_case(name: str, threads: int) -> Result:
     from trainfit.capturing import capture
     from trainfit.simulate import simulate
     from trainfit.verification import measure_step
+    from trainfit.workspace.measured import THOROUGH
 
     torch.set_num_threads(threads)
     case = all_cases()[name]
     begin = time.perf_counter()
-    trace = capture(case.build, target=name)
+    trace = capture(case.build, target=name, limits=THOROUGH)
     timeline = simulate(trace)
     seconds = time.perf_counter() - begin
     measured = measure_step(case.build, "cpu")

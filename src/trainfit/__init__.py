@@ -7,9 +7,13 @@ have the name of a public function: importing `trainfit.x` would hide the functi
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Keeps torch's profiler from writing to the terminal; read when torch is loaded, hence so early.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
     from trainfit.api import Estimate, Peak, capture, estimate, verify

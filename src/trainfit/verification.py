@@ -19,6 +19,7 @@ from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Trace
 from trainfit.units import format_bytes
+from trainfit.workspace.measured import THOROUGH
 
 _MOST_WARM_UPS = 20
 _SAFE_SHARE = 0.9
@@ -64,7 +65,7 @@ def verify_step(
     """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced."""
     begin = time.perf_counter()
     report = progress or (lambda stage: None)
-    trace = capturing.capture(build, device=device.kind, target=target, progress=progress)
+    trace = capturing.capture(build, device=device.kind, target=target, limits=THOROUGH, progress=progress)
     timeline = simulate(trace)
     captured = time.perf_counter()
     if not force:

@@ -28,7 +28,7 @@ from trainfit.step import Step
 from trainfit.trace import Trace
 from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
-from trainfit.workspace.measured import measure_operators
+from trainfit.workspace.measured import QUICK, Limits, measure_operators
 
 CUDA_BLOCK_BYTES = 512
 """torch's CUDA allocator hands out memory in multiples of this."""
@@ -75,14 +75,14 @@ class Session:
         assert self.recorder.unshared_counts is not None, "the engine must add to a buffer here"
         self.recorder.restart()
 
-    def correct_outputs(self) -> bool:
+    def correct_outputs(self, limits: Limits) -> bool:
         """Run each distinct operator of the recording alone, and take over what it really returned.
 
         Says whether anything was different from the metadata that the recording is based on.
         """
         calls = {id(row.call): row.call for row in self.recorder.rows if not row.call.operator.is_view}
         with torch.utils._python_dispatch._disable_current_modes():
-            measured = measure_operators([signature_of(call) for call in calls.values()])
+            measured = measure_operators([signature_of(call) for call in calls.values()], limits)
         changed = False
         for call, found in zip(calls.values(), measured):
             if found is not None and self.mode.oracle.correct(call, found.results):
@@ -97,9 +97,17 @@ class Session:
 
 
 def capture(
-    build: Build, *, device: str = "cpu", target: str = "step", progress: Progress | None = None
+    build: Build,
+    *,
+    device: str = "cpu",
+    target: str = "step",
+    limits: Limits = QUICK,
+    progress: Progress | None = None,
 ) -> Trace:
-    """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run."""
+    """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run.
+
+    For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use.
+    """
     report = progress or (lambda stage: None)
     surroundings = Surroundings()
     try:
@@ -111,16 +119,16 @@ def capture(
             report("first step")
             _user_code(step.run, "the step")
             _refuse_without_backward(session)
-            trace = _record(session, step, target, report)
+            trace = _record(session, step, target, limits, report)
             del step
     finally:
         surroundings.empty_new_caches()
-    trace = with_measured_workspaces(trace) if device == "cpu" else with_gpu_workspaces(trace)
+    trace = with_measured_workspaces(trace, limits) if device == "cpu" else with_gpu_workspaces(trace)
     trace.check()
     return trace
 
 
-def _record(session: Session, step: Step, target: str, report: Progress) -> Trace:
+def _record(session: Session, step: Step, target: str, limits: Limits, report: Progress) -> Trace:
     """Record a step, again as long as running its operators alone shows that a result lies differently."""
     report("recording")
     random_state = RandomState()
@@ -128,7 +136,7 @@ def _record(session: Session, step: Step, target: str, report: Progress) -> Trac
     if session.device == "cpu":
         report("measuring workspaces")
         for _ in range(_MOST_CORRECTIONS):
-            if not session.correct_outputs():
+            if not session.correct_outputs(limits):
                 break
             # What follows a corrected result may itself come out differently.
             del result

@@ -10,17 +10,28 @@ from dataclasses import replace
 
 from trainfit.trace import Signature, Trace
 from trainfit.workspace.formulas import cuda_workspace_bytes
-from trainfit.workspace.measured import measure_operators
+from trainfit.workspace.measured import Limits, measure_operators
 
 
-def with_measured_workspaces(trace: Trace) -> Trace:
+def with_measured_workspaces(trace: Trace, limits: Limits) -> Trace:
     """Return the trace with every signature's workspace as this machine's CPU kernels have it."""
     signatures: list[Signature] = []
-    for signature, measured in zip(trace.signatures, measure_operators(trace.signatures)):
-        nbytes = 0 if measured is None else measured.workspace_bytes
-        source = "unknown" if measured is None else "measured"
-        signatures.append(replace(signature, workspace_bytes=nbytes, workspace_source=source))
-    return replace(trace, signatures=tuple(signatures))
+    left_out: set[str] = set()
+    for signature, measured in zip(trace.signatures, measure_operators(trace.signatures, limits)):
+        if measured is not None:
+            workspace = measured.workspace_bytes
+            signature = replace(signature, workspace_bytes=workspace, workspace_source="measured")
+        elif not signature.view:
+            left_out.add(signature.name)
+            signature = replace(signature, workspace_source="unknown")
+        signatures.append(signature)
+    warnings = trace.warnings
+    if left_out:
+        warnings += (
+            "workspaces inside kernels were not measured and count as 0 for operators that are too large or "
+            f"cannot be run alone: {', '.join(sorted(left_out))}",
+        )
+    return replace(trace, signatures=tuple(signatures), warnings=warnings)
 
 
 def with_gpu_workspaces(trace: Trace) -> Trace:

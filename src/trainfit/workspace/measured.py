@@ -14,9 +14,22 @@ from trainfit.profiler import AllocationLog, profile_allocations
 from trainfit.trace import Signature
 from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
 
-LARGEST_BYTES = 1 << 30
-LARGEST_PRODUCT = 4e10
-"""Multiply-adds up to which an operator is run to look at its memory (about a second on two cores)."""
+
+@dataclass(frozen=True)
+class Limits:
+    """Up to which size an operator is run, only to look at its memory."""
+
+    nbytes: int
+    products: float
+    """Multiply-adds of matrix products and attention, whose workspaces are small."""
+    convolutions: float
+    """Multiply-adds of convolutions and recurrent layers, whose workspaces are large."""
+
+
+QUICK = Limits(nbytes=64 << 20, products=1e9, convolutions=4e10)
+"""A few seconds at most, whatever the model: for estimates."""
+THOROUGH = Limits(nbytes=4 << 30, products=1e12, convolutions=1e12)
+"""About as long as a real step: for verification, which runs one anyway."""
 
 # Their output depends on values, which are not in the signature.
 _DEPENDS_ON_VALUES = ("nonzero", "unique", "masked_select", "bincount", "repeat_interleave")
@@ -44,10 +57,10 @@ class Measured:
 _cache: dict[tuple[Signature, int], Measured] = {}
 
 
-def measure_operators(signatures: Sequence[Signature]) -> list[Measured | None]:
-    """Measure each signature on this machine's CPU; None where it cannot be run alone."""
+def measure_operators(signatures: Sequence[Signature], limits: Limits) -> list[Measured | None]:
+    """Measure each signature on this machine's CPU; None where it is too large or cannot be run alone."""
     threads = torch.get_num_threads()
-    missing = [s for s in dict.fromkeys(signatures) if (s, threads) not in _cache and _worth_running(s)]
+    missing = [s for s in dict.fromkeys(signatures) if (s, threads) not in _cache and _within(s, limits)]
     if missing:
         with profile_allocations() as log:
             ran = {signature: _run(signature, log) for signature in missing}
@@ -57,19 +70,22 @@ def measure_operators(signatures: Sequence[Signature]) -> list[Measured | None]:
     return [_cache.get((signature, threads)) for signature in signatures]
 
 
-def _worth_running(signature: Signature) -> bool:
+def _within(signature: Signature, limits: Limits) -> bool:
+    if any(word in signature.name for word in ("conv", "rnn", "lstm", "gru")):
+        return _multiply_adds(signature) <= limits.convolutions
     specs = (*signature.inputs, *signature.outputs)
     nbytes = sum(math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs)
-    return nbytes <= LARGEST_BYTES and _multiply_adds(signature) <= LARGEST_PRODUCT
+    if nbytes > limits.nbytes:
+        return False
+    is_product = any(word in signature.name for word in ("mm", "attention", "linear"))
+    return not is_product or _multiply_adds(signature) <= limits.products
 
 
 def _multiply_adds(signature: Signature) -> float:
-    """Return an upper bound of the multiply-adds of products and convolutions; 0 for all else."""
-    if not any(word in signature.name for word in ("mm", "conv", "attention", "linear", "lstm", "gru")):
-        return 0.0
+    """Return the multiply-adds of a product, or a figure of that order for convolutions and attention."""
     sizes = sorted((math.prod(spec.shape) for spec in signature.inputs), reverse=True)[:2]
     outputs = sum(math.prod(spec.shape) for spec in signature.outputs)
-    # For a matrix product this is exactly m * n * k; for the others it is of the right order.
+    # For a matrix product this is exactly m * n * k.
     return math.sqrt(math.prod(float(size) for size in sizes) * outputs)
 
 
