@@ -32,7 +32,7 @@ CASES = [
     _case("llama-tiny", batch=16, seq=256),
     _case("llama-tiny", batch=16, seq=256, dtype="bf16"),
     _case("mixtral-tiny", batch=16, seq=256, data_dependent=True),
-    _case("bert-tiny", batch=16, seq=256),
+    _case("bert-tiny", batch=16, seq=128),
     _case("vit-tiny", batch=64, convolutions=True),
     _case("vit-tiny", batch=64, dtype="fp16-autocast", convolutions=True),
     _case("resnet-tiny", batch=64, convolutions=True),

@@ -238,8 +238,6 @@ def devices(
 
 def main() -> None:
     """Run the command line; the console script `trainfit` calls this."""
-    # Or torch's profiler announces every start and stop on standard error.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot show a sign gets a replacement instead of a traceback.

@@ -31,7 +31,11 @@ class Span:
 
 @dataclass(frozen=True)
 class CallSnapshot:
-    """The snapshots of one call. A call that recomputes has no backward of its own."""
+    """The snapshots of one call.
+
+    A call that recomputes has a backward of its own only under reentrant checkpointing, where the first call
+    has none.
+    """
 
     call: int
     recompute: bool

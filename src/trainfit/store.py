@@ -65,7 +65,7 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, os.path.join(folder, name))
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
@@ -78,6 +78,13 @@ def write_whole(path: Path, data: bytes) -> None:
 def _reason(error: OSError | ValueError) -> str:
     """Say why a file cannot be read or written; a ValueError is about a name that no file can have."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _umask() -> int:
+    """Return the user's mask for new files, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def load_trace(path: str | Path) -> Trace:

@@ -26,7 +26,9 @@ def raise_as_user_error(error: BaseException, doing: str) -> NoReturn:
         raise error
     report = traceback.TracebackException.from_exception(error)
     _drop_own_frames(report)
-    summary = " ".join(traceback.format_exception_only(error)[-1].split())
+    without_notes = traceback.TracebackException(type(error), error, None)
+    without_notes.__notes__ = None
+    summary = " ".join(list(without_notes.format_exception_only())[-1].split())
     raise UserCodeError(f"{doing} raised {summary}", "".join(report.format())) from error
 
 
@@ -49,6 +51,6 @@ def _drop_own_frames(report: traceback.TracebackException) -> None:
         and frame.filename != importlib.__file__
     ]
     report.stack = traceback.StackSummary.from_list(kept)
-    for behind in (report.__cause__, report.__context__):
+    for behind in (report.__cause__, report.__context__, *(report.exceptions or ())):
         if behind is not None:
             _drop_own_frames(behind)

@@ -119,6 +119,21 @@ def test_recomputation_is_a_call_of_its_own() -> None:
     assert first.backward.peak_bytes == 10 + 20 + 50 + 10
 
 
+def test_under_reentrant_checkpointing_backward_belongs_to_the_recomputation() -> None:
+    made = trace("""
+        x              : 10 held
+        b = gelu(x)    : 20 output    @Net
+        -- recompute
+        r = gelu(x)    : 50 saved     @/Net
+        -- backward
+        d = back(b, r) : 10 output
+    """)
+    first, again = made.calls
+    again = replace(again, backward_start=2, backward_end=3)
+    snapshot = snapshots(simulate(replace(made, calls=(first, again))), "Net")
+    assert [call.backward is None for call in snapshot] == [True, False]
+
+
 def test_a_call_in_which_nothing_runs() -> None:
     """As of `nn.Identity`: there is nothing to see, at the beginning, in between or at the end."""
     for now, expected in ((0, alive()), (3, alive(activation=300)), (8, alive(activation=1, gradient=30))):

@@ -190,10 +190,12 @@ def resize(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keyword
     if needed <= tensor.untyped_storage().nbytes():
         return func(*args, **kwargs)
     key, _ = call_key(func, args, kwargs)
+    old = tensor.untyped_storage()  # alive, as in a real run, until its content is copied
     new, storage = mode.ledger.allocate(needed, describe(func).name, keep_values=False)
     tensor.set_(storage, 0, size)
     call = mode.oracle.look_up(key) or mode.oracle.remember(Call(describe(func), key, (), single=True))
     mode.recorder.record(call, (live,), (), (new,))
+    del old
     return tensor
 
 
