@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trainfit.capturing.ledger import Ledger, LiveStorage
+from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
 from trainfit.capturing.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
 from trainfit.capturing.values import worth_knowing
 
@@ -69,7 +69,7 @@ class SavedTensorHooks:
         live = self._ledger.find(tensor)
         if live is None:
             known = worth_knowing(tensor.dtype, tensor.numel())
-            live = self._ledger.register(tensor, "outside", known=known)
+            live = self._ledger.register(tensor, OUTSIDE, known=known)
         if live.reference is None or (live.known and live.backing is None):
             return tensor
         return SavedTensor(self._ledger, live, tensor)

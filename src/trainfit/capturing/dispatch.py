@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainfit.capturing import sparse, special
 from trainfit.capturing.autograd import called_by_engine
 from trainfit.capturing.hollow import tensor_over
-from trainfit.capturing.ledger import Ledger, LiveStorage
+from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
 from trainfit.capturing.metadata import (
     Call,
     InputAlias,
@@ -129,6 +129,8 @@ class CaptureMode(TorchDispatchMode):
         if call is None:
             call = self.oracle.ask(func, key, args if shape_args is None else shape_args, kwargs, kernel)
         if self._inputs_known(call.operator, tensors, lives) and _small_outputs(call):
+            if call.operator.mutated and self._would_change_outside(call.operator, args, kwargs):
+                return self._hollow(func, call, args, kwargs, tensors, lives)
             return self.run_real(func, call, key, args, kwargs, tensors, lives)
         return self._hollow(func, call, args, kwargs, tensors, lives)
 
@@ -136,7 +138,7 @@ class CaptureMode(TorchDispatchMode):
         """Return the ledger's entry for a tensor, entering storages that torch made out of our sight."""
         live = self.ledger.find(tensor)
         if live is None:
-            live = self.ledger.register(tensor, "outside", known=worth_knowing(tensor.dtype, tensor.numel()))
+            live = self.ledger.register(tensor, OUTSIDE, known=worth_knowing(tensor.dtype, tensor.numel()))
         return live
 
     def run_real(
@@ -251,6 +253,12 @@ class CaptureMode(TorchDispatchMode):
             elif isinstance(value, list | tuple):
                 written.extend(self.live(item) for item in value if isinstance(item, torch.Tensor))
         return written
+
+    def _would_change_outside(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether running an operator would change the user's own tensors, made before the capture."""
+        return any(live.producer == OUTSIDE for live in self._written(operator, args, kwargs))
 
     def _inputs_known(
         self, operator: Operator, tensors: list[torch.Tensor], lives: list[LiveStorage]

@@ -16,6 +16,8 @@ import torch
 
 from trainfit.capturing.hollow import hollow_storage, storage_over, tensor_over
 
+OUTSIDE = "outside"
+"""Producer of storages that the capture did not make: real memory that belongs to the user."""
 storage_address = torch._C._storage_id  # type: ignore[attr-defined]
 
 
