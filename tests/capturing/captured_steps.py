@@ -24,6 +24,7 @@ Build = Callable[[], Step]
 
 def captured(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Trace:
     """Return the trace of the step that `build` makes."""
+    gc.collect()
     return capture(build, device=device, limits=limits)
 
 
@@ -37,6 +38,7 @@ class Recorded:
 
 def recorded(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Recorded:
     """Capture a step as `capture` does, and keep the recorder's own figures."""
+    gc.collect()
     surroundings = Surroundings()
     try:
         recording = session.Session(device)
@@ -87,10 +89,6 @@ def training(
         return Step(model, chosen, run)
 
     return build
-
-
-class Asked(Exception):
-    """Carries an answer out of a step."""
 
 
 def inside(question: Callable[[], Any], device: str = "cpu") -> Any:

@@ -166,6 +166,22 @@ def test_forward_op_names_the_op_that_is_differentiated(net: Trace) -> None:
         assert set(forward.creates) <= set(op.reads)
 
 
+def test_the_backward_of_a_write_into_a_view_differentiates_that_write() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            copy = self.layer(x).clone()
+            copy[:, 1:3].tanh_()
+            return copy
+
+    trace = captured(training(Writing, 3, 4))
+    (backward,) = ops(trace, "tanh_backward")
+    assert trace.ops[backward].forward_op == only_op(trace, "tanh_"), show(trace)
+
+
 def test_forward_and_optimizer_ops_differentiate_nothing(net: Trace) -> None:
     assert {net.ops[n].forward_op for n in ops(net, phase="forward") + ops(net, phase="optimizer")} == {-1}
 
