@@ -383,7 +383,7 @@ SPEECH_FEATURES_CTC: dict[str, Sizes] = {
 }
 
 SPEECH_LIKE_BART = {
-    "vocab_size": 500,
+    "vocab_size": 2000,
     "d_model": 128,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -397,7 +397,7 @@ SPEECH_SEQ2SEQ: dict[str, Sizes] = {
     "whisper": {**SPEECH_LIKE_BART, "shape": (80, 400), "max_source_positions": 200},
     "speech_to_text": {**SPEECH_LIKE_BART, "shape": (400, 80), "conv_channels": 256},
     "moonshine": {
-        "vocab_size": 500,
+        "vocab_size": 2000,
         "hidden_size": 128,
         "intermediate_size": 384,
         "encoder_num_hidden_layers": 2,
@@ -555,7 +555,7 @@ def visual_questions(model_type: str, batch: int = 4, optimizer: str = "adamw", 
 
 
 SMALL_TEXT = {
-    "vocab_size": 500,
+    "vocab_size": 2000,
     "hidden_size": 128,
     "intermediate_size": 384,
     "num_hidden_layers": 3,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
 from torch.autograd.profiler import record_function
 
 
@@ -52,11 +53,9 @@ class AllocationLog:
             seconds=(end - start) / 1e9,
         )
 
-    def _read(self, profile: Any) -> None:
-        from torch._C._profiler import _EventType
-
+    def _read(self, result: Any) -> None:
         events: list[tuple[int, int]] = []
-        pending = list(profile.profiler.kineto_results.experimental_event_tree())
+        pending = list(result.experimental_event_tree())
         while pending:
             event = pending.pop()
             if event.tag == _EventType.Allocation:
@@ -75,11 +74,20 @@ class AllocationLog:
 def profile_allocations() -> Iterator[AllocationLog]:
     """Log every allocation of the CPU allocator while the block runs."""
     log = AllocationLog()
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profile:
+    # Not `torch.profiler.profile`: at its end it makes a Python object of every event, which takes longer
+    # than the step itself, and only the allocations are wanted.
+    activities = {torch.profiler.ProfilerActivity.CPU}
+    config = torch._C._profiler.ProfilerConfig(
+        torch._C._profiler.ProfilerState.KINETO, False, True, False, False, False,
+        torch._C._profiler._ExperimentalConfig(),
+    )  # fmt: skip
+    torch._C._autograd._prepare_profiler(config, activities)
+    torch._C._autograd._enable_profiler(config, activities)
+    try:
         yield log
-    log._read(profile)
+    finally:
+        result = torch._C._autograd._disable_profiler()
+    log._read(result)
 
 
 @contextlib.contextmanager

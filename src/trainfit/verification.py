@@ -19,6 +19,7 @@ from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Trace
 from trainfit.units import format_bytes
+from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace.measured import THOROUGH
 
 _MOST_WARM_UPS = 20
@@ -71,7 +72,10 @@ def verify_step(
     if not force:
         guard_memory(timeline.peak_bytes, device)
     report("real run")
-    measured = measure_step(build, device.kind)
+    try:
+        measured = measure_step(build, device.kind)
+    except Exception as error:
+        raise_as_user_error(error, "the real step")
     end = time.perf_counter()
     return Verification(
         target=target,
@@ -111,7 +115,9 @@ def measure_step(build: Callable[[], Step], kind: str) -> Measurement:
     """Build and run the real step twice, and measure the second, steady one."""
     if kind == "cuda":
         return _measure_cuda(build)
-    with seeded(), no_cycle_collection(), profile_allocations() as log:
+    # A compiled function is measured as its eager original, which is what was captured.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, seeded(), no_cycle_collection(), profile_allocations() as log:
         step = build()
         _warm_up(step)
         with log.range("step"):
@@ -122,11 +128,19 @@ def measure_step(build: Callable[[], Step], kind: str) -> Measurement:
 
 
 def _warm_up(step: Step) -> None:
-    """Run the step until the optimizers have their state: a gradient scaler may skip the first ones."""
+    """Run the step until every optimizer has stepped: a gradient scaler may skip the first ones."""
+    stepped: set[int] = set()
+
+    def after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        stepped.add(id(optimizer))
+
+    handles = [optimizer.register_step_post_hook(after_step) for optimizer in step.optimizers]
     for _ in range(_MOST_WARM_UPS):
         step.run()
-        if all(optimizer.state for optimizer in step.optimizers):
+        if len(stepped) == len(step.optimizers):
             break
+    for handle in handles:
+        handle.remove()
     gc.collect()
 
 

@@ -37,12 +37,12 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
             module=row.module,
             call=row.module_call,
             recompute=row.recompute,
-            forward_op=forward_ops.of(row),
+            forward_op=forward_ops.of(row, number),
             reads=_numbers(row.reads),
             writes=_numbers(row.writes),
             creates=_numbers(row.creates),
         )
-        for row in rows
+        for number, row in enumerate(rows)
     )
     persistent = sum(live.initial_bytes for live in lives if live.start < 0)
     return t.Trace(
@@ -73,12 +73,14 @@ class _ForwardOps:
         self._rows = [n for n, row in enumerate(rows) if row.phase is FORWARD or row.recompute]
         self._sequences = [rows[n].sequence for n in self._rows]
 
-    def of(self, row: Row) -> int:
+    def of(self, row: Row, number: int) -> int:
         if row.phase is not BACKWARD or row.recompute or row.sequence < 0:
             return -1
         # A node takes its number just before its op is dispatched: the first op that sees a larger one.
         position = bisect.bisect_right(self._sequences, row.sequence)
-        return self._rows[position] if position < len(self._rows) else -1
+        found = self._rows[position] if position < len(self._rows) else -1
+        # Sequence numbers belong to a thread: a node of another thread is not found by them.
+        return found if found < number else -1
 
 
 def _signatures(rows: list[Row]) -> tuple[tuple[t.Signature, ...], dict[int, int]]:
@@ -230,8 +232,8 @@ def _modules(session: Session) -> tuple[t.Module, ...]:
             name=entry.name,
             class_name=entry.class_name,
             parent=entry.parent,
-            parameter_bytes=own_bytes(entry.module.parameters(recurse=False)),
-            buffer_bytes=own_bytes(entry.module.buffers(recurse=False)),
+            parameter_bytes=own_bytes(entry.module.parameters(recurse=False) if entry.module else ()),
+            buffer_bytes=own_bytes(entry.module.buffers(recurse=False) if entry.module else ()),
         )
         for entry in session.modules.entries
     )

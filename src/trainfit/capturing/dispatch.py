@@ -7,6 +7,7 @@ about values get the answer that a real run would give.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ from trainfit.capturing.metadata import (
     call_key,
     describe_call,
 )
-from trainfit.capturing.operators import Operator, aten, describe
+from trainfit.capturing.operators import Operator, aten, describe, not_an_operator
 from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.values import (
@@ -40,7 +41,14 @@ from trainfit.capturing.values import (
     worth_knowing,
 )
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+@functools.cache
+def _is_plain(kind: type) -> bool:
+    """Whether a type of tensor leaves operators to torch: `Tensor`, and subclasses without a dispatch."""
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return True
+    disabled = torch._C._disabled_torch_dispatch_impl
+    return getattr(kind, "__torch_dispatch__", disabled) is disabled
 
 
 class CaptureMode(TorchDispatchMode):
@@ -51,20 +59,21 @@ class CaptureMode(TorchDispatchMode):
         # Otherwise torch wraps the method below in two more frames, on every operator call.
         return False
 
-    def __init__(self, ledger: Ledger, recorder: Recorder, values: Values) -> None:
-        """Share the ledger, the recorder and the value rules of one capture session."""
+    def __init__(self, ledger: Ledger, recorder: Recorder, values: Values, oracle: MetadataOracle) -> None:
+        """Share the ledger, recorder and value rules of one session, and what is known of operators."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.recorder = recorder
         self.values = values
-        self.oracle = MetadataOracle()
+        self.oracle = oracle
+        self.constants_on_host = False
         self.random = RandomStream()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle one operator call; `func` is an OpOverload."""
-        if types and not _PLAIN.issuperset(types):
+        if types and not all(map(_is_plain, types)):
             # A tensor subclass (DTensor, nested, quantised): it unwraps itself, its parts come back here.
             return NotImplemented
         # What a function mode makes user code believe (see `retarget/device.py`) is not for us.
@@ -128,7 +137,11 @@ class CaptureMode(TorchDispatchMode):
         call = self.oracle.look_up(key)
         if call is None:
             call = self.oracle.ask(func, key, args if shape_args is None else shape_args, kwargs, kernel)
-        if self._inputs_known(call.operator, tensors, lives) and _small_outputs(call):
+        if (
+            call.operator.runs_on_cpu
+            and self._inputs_known(call.operator, tensors, lives)
+            and _small_outputs(call)
+        ):
             if call.operator.mutated and self._would_change_outside(call.operator, args, kwargs):
                 return self._hollow(func, call, args, kwargs, tensors, lives)
             return self.run_real(func, call, key, args, kwargs, tensors, lives)
@@ -174,7 +187,7 @@ class CaptureMode(TorchDispatchMode):
     def _adopt(self, value: Any, operator: Operator, created: list[LiveStorage]) -> Any:
         """Put the tensors that a real run of an operator made under the ledger's control."""
         if isinstance(value, torch.Tensor):
-            if self.ledger.find(value) is not None:
+            if value._is_zerotensor() or self.ledger.find(value) is not None:
                 return value
             live, storage = self.ledger.adopt(value, operator.name, known=not operator.uninitialised)
             created.append(live)
@@ -276,7 +289,7 @@ class CaptureMode(TorchDispatchMode):
     def allocated_outside(self, tensor: torch.Tensor, producer: str) -> torch.Tensor:
         """Record a tensor that torch made without an operator call, as if one had made it."""
         live = self.ledger.register(tensor, producer, known=True)
-        facts = Operator(producer, False, False, False, False, False, False, False, (), (None,))
+        facts = not_an_operator(producer)
         key: Key = (producer, tensor.dtype, tensor.shape)
         call = self.oracle.look_up(key) or self.oracle.remember(Call(facts, key, (), single=True))
         self.recorder.record(call, (), (), (live,))
@@ -304,7 +317,7 @@ class CaptureMode(TorchDispatchMode):
                 real = torch.empty(0, dtype=torch.uint8).set_(source.backing.untyped_storage()).clone()
                 live, copy = self.ledger.adopt(real, "storage.clone", known=source.known)
                 live.assumption = source.assumption
-        facts = Operator("storage.clone", False, False, False, False, False, False, False, (), (None,))
+        facts = not_an_operator("storage.clone")
         key: Key = ("storage.clone", live.nbytes)
         call = self.oracle.look_up(key) or self.oracle.remember(Call(facts, key, (), single=True))
         self.recorder.record(call, (source,) if source else (), (), (live,))

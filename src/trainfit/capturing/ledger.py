@@ -45,6 +45,8 @@ class LiveStorage:
     saved: list[Hold] = field(default_factory=list)
     gradient_since: int | None = None
     resizes: list[tuple[int, int]] = field(default_factory=list)
+    resized_to: int | None = None
+    """The size that the program last gave the storage, if it ever resized it."""
     reference: _StorageReference | None = None
     backing: torch.Tensor | None = None
     """Real memory with this storage's bytes, for small storages; None when hollow."""
@@ -52,6 +54,8 @@ class LiveStorage:
     """Whether the memory holds the values that a real run would have."""
     assumption: str | None = None
     """What was assumed to get the values, when they are not the real run's."""
+    on_host: bool = False
+    """For a GPU: whether the memory is the host's, and does not count."""
     undecided: bool = False
     """Whether the values are tests of unknown data: "do all hold?" is then yes, "does any?" is no."""
 
@@ -109,23 +113,21 @@ class Ledger:
         return live, storage
 
     def adopt(
-        self, real: torch.Tensor, producer: str, *, known: bool
+        self, real: torch.Tensor, producer: str, *, known: bool, on_host: bool = False
     ) -> tuple[LiveStorage, torch.UntypedStorage]:
         """Make a new storage over the memory of `real`, which the entry keeps alive."""
         backing = real.untyped_storage()
-        nbytes = self._rounded(backing.nbytes())
+        nbytes = 0 if on_host or self._is_foreign(backing) else self._rounded(backing.nbytes())
         live = LiveStorage(nbytes, self.clock, producer, backing=real, known=known)
         storage = storage_over(backing)
+        live.on_host = on_host
         self._enter(live, storage)
         return live, storage
 
     def register(self, tensor: torch.Tensor, producer: str, *, known: bool) -> LiveStorage:
-        """Enter a storage that torch made outside our sight (a constant, a loaded or NumPy array)."""
+        """Enter a storage that torch made outside our sight (a loaded file, an older tensor)."""
         storage = tensor.untyped_storage()
-        # Memory that torch's allocator does not own (NumPy arrays, mapped files) cannot be resized, and is
-        # not counted: on a CPU it is not in the allocator's figures either.
-        nbytes = self._rounded(storage.nbytes()) if storage.resizable() else 0
-        live = LiveStorage(nbytes, self.clock, producer, known=known)
+        live = LiveStorage(self._rounded(storage.nbytes()), self.clock, producer, known=known)
         self._enter(live, storage)
         return live
 
@@ -156,10 +158,18 @@ class Ledger:
 
     def resize(self, live: LiveStorage, nbytes: int) -> None:
         """Change a storage's size in place, as FSDP does to free and restore parameters."""
+        live.resized_to = nbytes
         nbytes = self._rounded(nbytes)
         self.live_bytes += nbytes - live.nbytes
         live.nbytes = nbytes
         live.resizes.append((self.clock, nbytes))
+
+    def _is_foreign(self, storage: torch.UntypedStorage) -> bool:
+        """Whether torch's CPU allocator does not own the memory (a NumPy array): then it does not count it.
+
+        For a GPU it counts: there the tensor is a copy.
+        """
+        return self._granularity == 1 and not storage.resizable()
 
     def _rounded(self, nbytes: int) -> int:
         return -(-nbytes // self._granularity) * self._granularity

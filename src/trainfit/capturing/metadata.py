@@ -16,11 +16,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.utils._pytree import tree_map
 
 from trainfit.capturing.operators import Operator, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
+from trainfit.errors import CaptureError
 from trainfit.workspace.measured import Layout
+
+_LARGEST_REAL_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +137,40 @@ class MetadataOracle:
         with self._fake_mode, _quiet():
             fake_args = [self._fake(value, fakes) for value in args]
             fake_kwargs = {name: self._fake(value, fakes) for name, value in kwargs.items()}
-            result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)
+            try:
+                result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)
+            except (UnsupportedOperatorException, NotImplementedError):
+                result = None
+                missing = True
+            else:
+                missing = False
+        if missing:
+            return self.remember(self._ask_real_kernel(func, key, args, kwargs))
         return self.remember(describe_call(func, key, fakes, result))
+
+    def _ask_real_kernel(
+        self, func: OpOverload, key: Key, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Call:
+        """Run an operator that has no fake kernel (a user's own) once, on zeros of the same shapes."""
+        made: list[torch.Tensor] = []
+
+        def zeros(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if value.numel() * value.element_size() > _LARGEST_REAL_BYTES:
+                raise CaptureError(f"{func} has no fake kernel, and is too large here to be run on zeros.")
+            made.append(torch.zeros_like(value))
+            return made[-1]
+
+        try:
+            real_args, real_kwargs = tree_map(zeros, (list(args), kwargs))
+            result = func(*real_args, **real_kwargs)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise CaptureError(
+                f"{func} has no fake kernel, and cannot be run on zeros to see what it returns ({error}); "
+                "register one with torch.library.register_fake."
+            ) from error
+        return describe_call(func, key, made, result)
 
     def correct(self, call: Call, real: Sequence[Layout]) -> bool:
         """Take over how the real kernel's results lie in memory; say whether anything was different.

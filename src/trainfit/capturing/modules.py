@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from dataclasses import dataclass
 
 from torch import nn
@@ -9,12 +11,17 @@ from torch import nn
 
 @dataclass(slots=True, eq=False)
 class ModuleEntry:
-    """One module of the table. `module` keeps the object alive, so that its id stays its own."""
+    """One module of the table. The reference is weak: a module that the step itself makes may die."""
 
     name: str
     class_name: str
     parent: int
-    module: nn.Module
+    reference: weakref.ref[nn.Module]
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module, or None if it is gone."""
+        return self.reference()
 
 
 class ModuleTable:
@@ -23,13 +30,18 @@ class ModuleTable:
     def __init__(self) -> None:
         """Start without roots."""
         self.entries: list[ModuleEntry] = []
-        self.roots: list[nn.Module] = []
+        self._roots: list[weakref.ref[nn.Module]] = []
         self._index: dict[int, int] = {}
         self._names: set[str] = set()
 
+    @property
+    def roots(self) -> list[nn.Module]:
+        """The roots that still exist."""
+        return [root for reference in self._roots if (root := reference()) is not None]
+
     def add_root(self, root: nn.Module) -> int:
         """Enter a module and everything below it; a shared submodule keeps its first name."""
-        self.roots.append(root)
+        self._roots.append(weakref.ref(root))
         root_name = type(root).__name__
         number = 2
         while root_name in self._names:
@@ -44,8 +56,13 @@ class ModuleTable:
             parent = prefix_index.get(path.rpartition(".")[0], -1) if path else -1
             self._index[id(module)] = prefix_index[path] = len(self.entries)
             self._names.add(name)
-            self.entries.append(ModuleEntry(name, type(module).__name__, parent, module))
+            reference = weakref.ref(module, functools.partial(self._forget, id(module)))
+            self.entries.append(ModuleEntry(name, type(module).__name__, parent, reference))
         return self._index[id(root)]
+
+    def _forget(self, identity: int, reference: weakref.ref[nn.Module]) -> None:
+        """A module is gone, and its id may be given to another."""
+        self._index.pop(identity, None)
 
     def index(self, module: nn.Module) -> int:
         """Return the number of a module, entering it as a new root if it is not known."""
@@ -55,3 +72,12 @@ class ModuleTable:
     def name(self, index: int) -> str:
         """Return a module's qualified name; empty for "no module"."""
         return self.entries[index].name if index >= 0 else ""
+
+    def owners(self) -> dict[int, int]:
+        """Return, for the id of each parameter, the module that owns it (the first one, if shared)."""
+        found: dict[int, int] = {}
+        for number, entry in enumerate(self.entries):
+            if entry.module is not None:
+                for parameter in entry.module.parameters(recurse=False):
+                    found.setdefault(id(parameter), number)
+        return found

@@ -47,6 +47,7 @@ class Operator:
     random: bool
     collective: bool
     composite: bool
+    runs_on_cpu: bool
     mutated: tuple[int | str, ...]
     """Positions (int) or keyword names (str) of the arguments that are written to."""
     returned: tuple[int | str | None, ...]
@@ -88,6 +89,7 @@ def describe(func: OpOverload) -> Operator:
         random=torch.Tag.nondeterministic_seeded in func.tags,
         collective=func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"),
         composite=_is_composite(func),
+        runs_on_cpu=_has_kernel(func, "CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"),
         mutated=tuple(mutated),
         returned=tuple(returned),
     )
@@ -96,6 +98,19 @@ def describe(func: OpOverload) -> Operator:
 def _is_composite(func: OpOverload) -> bool:
     if func.namespace not in ("aten",) and not func._can_decompose():
         return False
+    return _has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "CPU")
+
+
+def _has_kernel(func: OpOverload, *keys: str) -> bool:
     has: Any = torch._C._dispatch_has_kernel_for_dispatch_key
     name = func.name()
-    return bool(has(name, "CompositeImplicitAutograd")) and not bool(has(name, "CPU"))
+    return any(has(name, key) for key in (*keys, "CompositeExplicitAutogradNonFunctional"))
+
+
+def not_an_operator(name: str) -> Operator:
+    """Return the facts about an allocation that Python code makes without calling an operator."""
+    nothing = dict.fromkeys(
+        ("is_view", "invisible", "overwrites_first", "uninitialised", "random", "collective", "composite"),
+        False,
+    )
+    return Operator(name=name, **nothing, runs_on_cpu=False, mutated=(), returned=(None,))

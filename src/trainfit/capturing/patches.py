@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,9 @@ def installed(session: Session) -> Iterator[None]:
         stack.enter_context(replaced(storage, "resize_", lambda o: _resize_storage(session, o)))
         for name in ("nbytes", "size", "__len__"):
             stack.enter_context(replaced(storage, name, lambda o: _storage_size(session, o)))
+        stack.enter_context(replaced(threading.Thread, "run", lambda o: _thread_run(session, o)))
+        # A compiled function is captured as its eager original.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_optimizer_hooks(session))
         yield
 
@@ -65,6 +69,15 @@ def _run_backward(session: Session, original: Any) -> Any:
         creating_graph = bool(args[2]) if len(args) > 2 else False
         with session.node_hooks.backward(t_outputs, creating_graph=creating_graph):
             return original(t_outputs, *args, **kwargs)
+
+    return run
+
+
+def _thread_run(session: Session, original: Any) -> Any:
+    # Modes and saved-tensor hooks belong to a thread; what the step computes in another one counts as well.
+    def run(self: threading.Thread) -> None:
+        with session.in_this_thread():
+            original(self)
 
     return run
 
@@ -134,7 +147,7 @@ def _resize_storage(session: Session, original: Any) -> Any:
 def _storage_size(session: Session, original: Any) -> Any:
     def size(self: torch.UntypedStorage) -> int:
         live = session.ledger.find_storage(self)
-        return int(original(self)) if live is None or not live.resizes else live.nbytes
+        return int(original(self)) if live is None or live.resized_to is None else live.resized_to
 
     return size
 

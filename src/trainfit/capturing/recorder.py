@@ -150,7 +150,8 @@ class Recorder:
             # Inside backward gradients are recorded only while a checkpointed part is computed again.
             return BACKWARD, torch.is_grad_enabled() and not self.creating_graph
         # A closure that an optimizer calls (LBFGS) runs forward inside the optimizer's step.
-        return (FORWARD if len(self.stack) > modules else OPTIMIZER), False
+        forward = len(self.stack) > modules or torch.is_grad_enabled()
+        return (FORWARD if forward else OPTIMIZER), False
 
     @property
     def in_backward(self) -> bool:

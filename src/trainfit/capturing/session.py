@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +17,12 @@ from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
 from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.ledger import Ledger
+from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
-from trainfit.capturing.random_stream import RandomState, seeded
+from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.retarget import retargeted_to_cuda
+from trainfit.capturing.retarget.device import LooksLikeCuda
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values, user_line_of
 from trainfit.errors import CaptureError, StepError
@@ -40,7 +43,7 @@ Progress = Callable[[str], None]
 class Session:
     """Everything one capture shares: ledger, recorder, value rules, hooks and the dispatch mode."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", oracle: MetadataOracle | None = None) -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
         self.device = device
         self.ledger = Ledger(granularity=CUDA_BLOCK_BYTES if device == "cuda" else 1)
@@ -48,14 +51,14 @@ class Session:
         self.modules = ModuleTable()
         self.recorder.module_index = self.modules.index
         self.values = Values(lambda: self.modules.name(self.recorder.current_module()))
-        self.mode = CaptureMode(self.ledger, self.recorder, self.values)
+        self.mode = CaptureMode(self.ledger, self.recorder, self.values, oracle or MetadataOracle())
         self.saved_tensor_hooks = SavedTensorHooks(self.ledger)
         self.node_hooks = NodeHooks(self.recorder)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Run ordinary PyTorch code on hollow tensors."""
-        retargeted = retargeted_to_cuda() if self.device == "cuda" else contextlib.nullcontext()
+        retargeted = retargeted_to_cuda(self.mode) if self.device == "cuda" else contextlib.nullcontext()
         with (
             no_cycle_collection(),
             patches.installed(self),
@@ -66,6 +69,13 @@ class Session:
             self._calibrate()
             with retargeted:
                 yield
+
+    @contextlib.contextmanager
+    def in_this_thread(self) -> Iterator[None]:
+        """Capture what another thread of the step computes as well."""
+        looks = LooksLikeCuda(self.mode) if self.device == "cuda" else contextlib.nullcontext()
+        with self.saved_tensor_hooks.install(), self.mode, looks:
+            yield
 
     def _calibrate(self) -> None:
         """Let the mode see one gradient buffer that nothing shares, to learn its reference counts."""
@@ -93,6 +103,7 @@ class Session:
         """Record one run of the step; what it returns is the caller's to keep until the end."""
         gc.collect()
         self.recorder.restart()
+        self.recorder.parameter_module = self.modules.owners()
         return step.run()
 
 
@@ -109,42 +120,67 @@ def capture(
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use.
     """
     report = progress or (lambda stage: None)
-    surroundings = Surroundings()
-    try:
-        session = Session(device)
-        with seeded(), session.active():
-            report("building the model")
-            step = _user_code(build, "building the step")
-            _refuse_unusable(step, surroundings)
-            report("first step")
-            _user_code(step.run, "the step")
-            _refuse_without_backward(session)
-            trace = _record(session, step, target, limits, report)
-            del step
-    finally:
-        surroundings.empty_new_caches()
-    trace = with_measured_workspaces(trace, limits) if device == "cpu" else with_gpu_workspaces(trace)
+    oracle = MetadataOracle()
+    with _one_at_a_time():
+        surroundings = Surroundings()
+        try:
+            for _ in range(_MOST_CORRECTIONS):
+                trace = _attempt(build, Session(device, oracle), target, limits, surroundings, report)
+                if trace is not None:
+                    break
+            assert trace is not None, "the layouts of results do not settle"
+        finally:
+            surroundings.empty_new_caches()
+        trace = with_measured_workspaces(trace, limits) if device == "cpu" else with_gpu_workspaces(trace)
     trace.check()
     return trace
 
 
-def _record(session: Session, step: Step, target: str, limits: Limits, report: Progress) -> Trace:
-    """Record a step, again as long as running its operators alone shows that a result lies differently."""
-    report("recording")
-    random_state = RandomState()
-    result = _user_code(lambda: session.record_step(step), "the step")
-    if session.device == "cpu":
-        report("measuring workspaces")
-        for _ in range(_MOST_CORRECTIONS):
-            if not session.correct_outputs(limits):
-                break
-            # What follows a corrected result may itself come out differently.
-            del result
-            random_state.restore()
-            result = _user_code(lambda: session.record_step(step), "the step")
-    trace = assemble(session, step, target, session.device)
-    del result
+def _attempt(
+    build: Build, session: Session, target: str, limits: Limits, surroundings: Surroundings, report: Progress
+) -> Trace | None:
+    """Build, run and record the step. None if running its operators alone shows that some lie differently:
+
+    what follows them may come out differently too, and has to be done again from the start.
+    """
+    with seeded(), session.active():
+        report("building the model")
+        step = _user_code(build, "building the step")
+        _refuse_unusable(step, surroundings)
+        report("first step")
+        _user_code(step.run, "the step")
+        _refuse_without_backward(session)
+        if session.device == "cpu" and session.correct_outputs(limits):
+            return None
+        report("recording")
+        result = _user_code(lambda: session.record_step(step), "the step")
+        if session.device == "cpu":
+            report("measuring workspaces")
+            if session.correct_outputs(limits):
+                return None
+        trace = assemble(session, step, target, session.device)
+        del result
     return trace
+
+
+_lock = threading.RLock()
+_running = False
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Captures replace functions of torch for a while: other threads wait, and nesting is refused."""
+    global _running
+    with _lock:
+        if _running:
+            raise CaptureError(
+                "a capture is running already: a step that is captured cannot capture another."
+            )
+        _running = True
+        try:
+            yield
+        finally:
+            _running = False
 
 
 def _user_code(function: Callable[[], Any], doing: str) -> Any:
@@ -163,7 +199,7 @@ def _refuse_unusable(step: Any, surroundings: Surroundings) -> None:
     """Refuse what cannot be captured, before it runs."""
     if not isinstance(step, Step):
         raise StepError(f"the function must return a trainfit.Step, but it returned a {type(step).__name__}.")
-    if any(id(module) in surroundings.modules for module in step.model.modules()):
+    if any(id(parameter) in surroundings.parameters for parameter in step.model.parameters()):
         raise StepError(
             "the model was made before the capture, so its tensors are real and the step would train them; "
             "make the model inside the function that builds the step."

@@ -43,7 +43,7 @@ def lift_fresh(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Key
     if mode.ledger.find(tensor) is not None or tensor.is_meta:
         return tensor
     key, _ = call_key(func, args, kwargs)
-    live, storage = mode.ledger.adopt(tensor, "torch.tensor", known=True)
+    live, storage = mode.ledger.adopt(tensor, "torch.tensor", known=True, on_host=mode.constants_on_host)
     wrapped = mode.ledger.tensor(live, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
     mode.recorder.record(describe_call(func, key, [], wrapped), (), (), (live,))
     del storage
@@ -168,6 +168,7 @@ def pack_padded_sequence(mode: CaptureMode, func: OpOverload, args: Arguments, k
 
     data, sizes = mode.compute(func, args, kwargs, kernel=kernel, shape_args=(*args, rows, longest))
     live = mode.live(sizes)
+    live.on_host = True
     if not live.known and live.backing is not None:
         sizes.copy_(func(narrow, lengths, batch_first)[1])
         live.known = True
@@ -218,6 +219,7 @@ HANDLERS: dict[OpOverload, Handler] = {
     aten._ctc_loss.Tensor: ctc_loss,
     aten._pack_padded_sequence.default: pack_padded_sequence,
     aten.allclose.default: allclose,
+    aten._efficientzerotensor.default: run_for_real,
     aten.resize_.default: resize,
     aten.resize_as_.default: resize,
     aten.set_.source_Storage: run_for_real,

@@ -12,16 +12,16 @@ _LEAVE_ALONE = ("torch.", "trainfit.", "numpy.", "typing", "re")
 
 
 class Surroundings:
-    """The modules and function caches that exist now."""
+    """The parameters and function caches that exist now."""
 
     def __init__(self) -> None:
         """Look around once; takes about 0.1 s in a large process."""
-        self.modules: set[int] = set()
+        self.parameters: set[int] = set()
         self._caches: dict[int, tuple[Any, int]] = {}
         for thing in gc.get_objects():
             kind = type(thing)
-            if issubclass(kind, nn.Module):
-                self.modules.add(id(thing))
+            if issubclass(kind, nn.Parameter):
+                self.parameters.add(id(thing))
             elif kind is functools._lru_cache_wrapper:
                 self._caches[id(thing)] = (thing, thing.cache_info().misses)
 

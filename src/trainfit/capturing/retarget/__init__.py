@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.retarget.autocast import gpu_autocast
 from trainfit.capturing.retarget.device import looks_like_cuda
 from trainfit.capturing.retarget.kernels import gpu_kernels
 
 
 @contextlib.contextmanager
-def retargeted_to_cuda() -> Iterator[None]:
+def retargeted_to_cuda(mode: CaptureMode) -> Iterator[None]:
     """Make ordinary code behave, on CPU tensors, as it does on a CUDA GPU."""
-    with gpu_kernels(), gpu_autocast(), looks_like_cuda():
+    with gpu_kernels(), gpu_autocast(), looks_like_cuda(mode):
         yield

@@ -28,9 +28,9 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Run attention with the kernel that the GPU would choose."""
-    if _flash_applies(query, key, value, attn_mask):
+    if _flash_applies(query, key, value, attn_mask, enable_gqa):
         return _flash(query, key, value, dropout_p, is_causal, scale)
-    if _efficient_applies(query, key, value, attn_mask, enable_gqa):
+    if _efficient_applies(query, key, value, attn_mask):
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     formula: torch.Tensor = aten._scaled_dot_product_attention_math.default(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
@@ -39,13 +39,20 @@ def scaled_dot_product_attention(
 
 
 def _flash_applies(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    enable_gqa: bool,
 ) -> bool:
     return (
         torch.backends.cuda.flash_sdp_enabled()
         and attn_mask is None
         and query.dtype in (torch.float16, torch.bfloat16)
         and query.dim() == key.dim() == value.dim() == 4
+        and query.shape[0] == key.shape[0] == value.shape[0]
+        and (enable_gqa or query.shape[1] == key.shape[1])
+        and key.shape[1] == value.shape[1]
         and query.shape[-1] == key.shape[-1] == value.shape[-1] <= _LARGEST_FLASH_HEAD
         and min(query.numel(), key.numel()) > 0
     )
@@ -56,14 +63,13 @@ def _efficient_applies(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
-    enable_gqa: bool,
 ) -> bool:
     alignment = 16 // query.element_size()
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
         and query.dtype in (torch.float32, torch.float16, torch.bfloat16)
         and query.dim() == key.dim() == value.dim() == 4
-        and (not enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
+        and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and query.shape[-1] == key.shape[-1]
         and query.shape[-1] % alignment == 0
         and value.shape[-1] % alignment == 0

@@ -98,6 +98,7 @@ def gpu_autocast() -> Iterator[None]:
                 "set_autocast_dtype",
             ):
                 stack.enter_context(replaced(torch, name, _ask_cpu))
+            stack.enter_context(replaced(torch, "get_autocast_gpu_dtype", _cpu_dtype))
             yield
     finally:
         library._destroy()
@@ -133,6 +134,12 @@ def _autocast_on_cpu(original: Any) -> Any:
 
 def _ask_cpu(original: Any) -> Any:
     def ask(*args: Any) -> Any:
+        if not any(isinstance(value, str) for value in args):
+            args = ("cuda", *args)  # the old forms without a device mean the GPU
         return original(*("cpu" if value == "cuda" else value for value in args))
 
     return ask
+
+
+def _cpu_dtype(original: Any) -> Any:
+    return lambda: torch.get_autocast_dtype("cpu")

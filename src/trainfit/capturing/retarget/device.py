@@ -13,12 +13,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from trainfit.capturing.replacing import replaced
+
+if TYPE_CHECKING:
+    from trainfit.capturing.dispatch import CaptureMode
 
 CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -43,12 +46,17 @@ _MOVES = {torch.Tensor.to}
 class LooksLikeCuda(TorchFunctionMode):
     """Answers for the device of tensors and redirects device arguments to the CPU."""
 
+    def __init__(self, mode: CaptureMode) -> None:
+        """Tell `mode` which constants stay on the host, and ask it about tensors that do."""
+        super().__init__()
+        self._mode = mode
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle one call of torch's Python API."""
         if func in _ANSWERS:
-            return False if args[0].is_meta and func is not _getter("device") else _answer(func, args[0])
+            return self._answer(func, args[0])
         if func in _STAYS or func in _MOVES_TO_GPU:
             return args[0]
         kwargs = kwargs or {}
@@ -56,12 +64,23 @@ class LooksLikeCuda(TorchFunctionMode):
             args = tuple(on_capture_device(value, index_is_device=n == 1) for n, value in enumerate(args))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": on_capture_device(kwargs["device"], index_is_device=True)}
+        elif func is torch.tensor and not isinstance(args[0] if args else None, list | tuple):
+            # A scalar without a device (an optimizer's step count) stays on the host.
+            self._mode.constants_on_host = True
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._mode.constants_on_host = False
+        if "map_location" in kwargs:
+            kwargs = {**kwargs, "map_location": on_capture_device(kwargs["map_location"])}
         return func(*args, **kwargs)
 
-
-def _answer(func: Any, tensor: torch.Tensor) -> Any:
-    with torch._C.DisableTorchFunction():
-        return tensor.device if tensor.is_meta else _ANSWERS[func]
+    def _answer(self, func: Any, tensor: torch.Tensor) -> Any:
+        with torch._C.DisableTorchFunction():
+            live = None if tensor.is_meta or tensor.is_sparse else self._mode.ledger.find(tensor)
+            if tensor.is_meta or (live is not None and live.on_host):
+                return func(tensor)
+            return _ANSWERS[func]
 
 
 def on_capture_device(value: Any, *, index_is_device: bool = False) -> Any:
@@ -86,6 +105,9 @@ class _Inert:
 
     def __exit__(self, *exception: Any) -> None:
         return None
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: None
@@ -114,6 +136,8 @@ def _answers_for_cuda() -> dict[str, Any]:
         "memory_reserved": 0,
         "max_memory_reserved": 0,
         "mem_get_info": (80 << 30, 80 << 30),
+        "memory_stats": {},
+        "memory_summary": "",
     }
     silent = ["init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all"]
     silent += ["reset_peak_memory_stats", "set_rng_state", "set_rng_state_all", "set_stream", "_lazy_init"]
@@ -132,6 +156,8 @@ _ACCELERATOR: dict[str, Any] = {
     "current_accelerator": CUDA,
     "device_count": 1,
     "current_device_index": 0,
+    "set_device_index": None,
+    "set_device_idx": None,
     "current_stream": _Inert,
     "synchronize": None,
     "empty_cache": None,
@@ -153,7 +179,7 @@ def _host_state(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def looks_like_cuda() -> Iterator[None]:
+def looks_like_cuda(mode: CaptureMode) -> Iterator[None]:
     """Let tensors claim to be on a GPU, and `torch.cuda` answer as if there were one."""
     with contextlib.ExitStack() as stack:
         for name, answer in _answers_for_cuda().items():
@@ -164,7 +190,9 @@ def looks_like_cuda() -> Iterator[None]:
                 answer = _Inert if value is _Inert else _constantly(value)
                 stack.enter_context(replaced(torch.accelerator, name, _constantly(answer)))
         stack.enter_context(replaced(torch, "Generator", _generator))
-        stack.enter_context(LooksLikeCuda())
+        # What it would set is the default that the redirected arguments have anyway.
+        stack.enter_context(replaced(torch, "set_default_device", _constantly(_constantly(None))))
+        stack.enter_context(LooksLikeCuda(mode))
         yield
 
 

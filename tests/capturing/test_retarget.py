@@ -1,0 +1,598 @@
+"""Capturing for a GPU without one: code, optimizers, autocast and kernels behave as they do there."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from captured_steps import (
+    bytes_of,
+    captured,
+    inside,
+    of_category,
+    only_op,
+    op_names,
+    ops,
+    result,
+    show,
+    signature,
+    training,
+)
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from trainfit.simulate import simulate
+from trainfit.step import Step
+from trainfit.trace import Trace
+
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
+CUDA = torch.device("cuda", 0)
+LOW = torch.bfloat16
+
+
+def on_gpu(question: Callable[[], Any]) -> Any:
+    """Return what `question` answers while a capture for a GPU runs."""
+    return inside(question, "cuda")
+
+
+def captured_on_gpu(make_model: Callable[[], nn.Module], *shape: int, **options: Any) -> Trace:
+    """Capture the plainest step of a model for a GPU."""
+    return captured(training(make_model, *shape, **options), "cuda")
+
+
+# Where tensors are ----------------------------------------------------------------------------------------
+
+
+def _in_context() -> torch.Tensor:
+    with torch.device("cuda"):
+        return torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: torch.zeros(3, device="cuda"), id="device=cuda"),
+        pytest.param(lambda: torch.zeros(3, device="cuda:0"), id="device=cuda:0"),
+        pytest.param(lambda: torch.zeros(3, device=torch.device("cuda")), id="device=torch.device"),
+        pytest.param(lambda: torch.zeros(3, device=0), id="device=0"),
+        pytest.param(lambda: torch.tensor([1.0], device="cuda"), id="torch.tensor"),
+        pytest.param(lambda: torch.as_tensor([1.0], device="cuda"), id="torch.as_tensor"),
+        pytest.param(lambda: torch.zeros(3).cuda(), id=".cuda()"),
+        pytest.param(lambda: torch.zeros(3).cuda(0, non_blocking=True), id=".cuda(0)"),
+        pytest.param(lambda: torch.zeros(3).to("cuda"), id=".to(cuda)"),
+        pytest.param(lambda: torch.zeros(3).to(0), id=".to(0)"),
+        pytest.param(lambda: torch.zeros(3).to("cuda", torch.float16), id=".to(cuda, dtype)"),
+        pytest.param(lambda: torch.zeros(3).to(device="cuda", dtype=torch.float16), id=".to(device=cuda)"),
+        pytest.param(lambda: torch.zeros(3).to(torch.ones(1, device="cuda")), id=".to(tensor)"),
+        pytest.param(lambda: torch.zeros(3).pin_memory().to("cuda", non_blocking=True), id="pinned"),
+        pytest.param(lambda: torch.zeros_like(torch.ones(2, device="cuda")), id="zeros_like"),
+        pytest.param(lambda: torch.ones(2, device="cuda").new_zeros(3), id="new_zeros"),
+        pytest.param(lambda: nn.Linear(2, 2).cuda().weight, id="module.cuda()"),
+        pytest.param(lambda: nn.Linear(2, 2).to("cuda").weight, id="module.to(cuda)"),
+        pytest.param(lambda: nn.Linear(2, 2).to("cuda", torch.bfloat16).weight, id="module.to(cuda, dtype)"),
+        pytest.param(lambda: nn.Linear(2, 2, device="cuda").weight, id="module(device=cuda)"),
+        pytest.param(lambda: copy.deepcopy(nn.Linear(2, 2).cuda()).weight, id="deepcopy"),
+        pytest.param(_in_context, id="with torch.device"),
+        pytest.param(
+            lambda: torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(3)), id="generator"
+        ),
+    ],
+)
+def test_a_tensor_put_on_the_gpu_says_that_it_is_there(make: Callable[[], torch.Tensor]) -> None:
+    def question() -> tuple[Any, ...]:
+        tensor = make()
+        return tensor.device, tensor.is_cuda, tensor.is_cpu, tensor.get_device(), tensor.device.type
+
+    assert on_gpu(question) == (CUDA, True, False, 0, "cuda")
+
+
+def test_moving_to_a_dtype_as_well_changes_the_dtype() -> None:
+    assert on_gpu(lambda: torch.zeros(3).to("cuda", torch.float16).dtype) is torch.float16
+    assert on_gpu(lambda: torch.zeros(3).to(device=0, dtype=torch.float16).dtype) is torch.float16
+    assert on_gpu(lambda: nn.Linear(2, 2).to("cuda", torch.bfloat16).weight.dtype) is torch.bfloat16
+
+
+def test_the_default_device_can_be_the_gpu() -> None:
+    def question() -> tuple[Any, ...]:
+        torch.set_default_device("cuda")
+        try:
+            return nn.Linear(2, 2).weight.device, torch.arange(3).is_cuda, torch.get_default_device().type
+        finally:
+            torch.set_default_device(None)
+
+    assert on_gpu(question) == (CUDA, True, "cuda")
+
+
+def test_code_that_branches_on_the_device_takes_the_gpus_branch() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            y = y.exp() if x.is_cuda else y.sin()
+            y = y.tanh() if x.device.type == "cuda" else y.sin()
+            return y.sigmoid() if torch.cuda.is_available() else y.sin()
+
+    trace = captured_on_gpu(Branching, 3, 4)
+    forward = op_names(trace, ops(trace, phase="forward"))
+    assert {"exp", "tanh", "sigmoid"} <= set(forward)
+    assert "sin" not in forward
+    on_cpu = captured(training(Branching, 3, 4))
+    assert op_names(on_cpu, ops(on_cpu, phase="forward")).count("sin") == (2 if not torch.cuda.is_available() else 1) + 1 - (
+        1 if torch.cuda.is_available() else 0
+    )
+
+
+def test_values_can_be_read_back_from_the_gpu() -> None:
+    assert on_gpu(lambda: torch.arange(3, device="cuda").sum().item()) == 3
+    assert on_gpu(lambda: torch.arange(3, device="cuda").cpu().numpy().tolist()) == [0, 1, 2]
+    assert on_gpu(lambda: torch.arange(3, device="cuda").tolist()) == [0, 1, 2]
+
+
+def test_a_whole_training_script_for_the_gpu_is_captured_without_one() -> None:
+    def build() -> Step:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        assert device.type == "cuda"
+        torch.cuda.set_device(0)
+        torch.cuda.manual_seed_all(0)
+        model = nn.Linear(4, 4).to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 4)), batch_size=4)
+
+        def run() -> None:
+            for (batch,) in loader:
+                model(batch.to(device, non_blocking=True)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            torch.cuda.synchronize()
+
+        return Step(model, optimizer, run)
+
+    trace = captured(build, "cuda")
+    assert trace.device == "cuda"
+    assert bytes_of(trace, "parameter") == 2 * 512
+
+
+# torch.cuda -----------------------------------------------------------------------------------------------
+
+
+def test_torch_cuda_answers_as_if_there_were_one_modern_gpu() -> None:
+    def question() -> list[Any]:
+        cuda = torch.cuda
+        return [
+            cuda.is_available(),
+            cuda.device_count(),
+            cuda.current_device(),
+            cuda.is_bf16_supported(),
+            cuda.get_device_capability() >= (8, 0),
+            isinstance(cuda.get_device_name(0), str),
+            cuda.get_device_properties(0).total_memory > 2**30,
+            cuda.mem_get_info()[1] > 2**30,
+            cuda.memory_allocated() >= 0,
+            cuda.max_memory_allocated() >= 0,
+            torch.accelerator.current_accelerator().type,
+        ]
+
+    assert on_gpu(question) == [True, 1, 0, True, *[True] * 6, "cuda"]
+
+
+def _stream() -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        tensor = torch.ones(2, device="cuda")
+    torch.cuda.current_stream().wait_stream(side)
+    tensor.record_stream(side)
+
+
+def _timing() -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+def _device() -> None:
+    with torch.cuda.device(0):
+        torch.ones(2, device="cuda")
+
+
+def _marks() -> None:
+    torch.cuda.nvtx.range_push("forward")
+    torch.cuda.nvtx.range_pop()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda: torch.cuda.synchronize(), id="synchronize"),
+        pytest.param(lambda: torch.cuda.empty_cache(), id="empty_cache"),
+        pytest.param(lambda: torch.cuda.reset_peak_memory_stats(), id="reset_peak_memory_stats"),
+        pytest.param(lambda: torch.cuda.manual_seed(1), id="manual_seed"),
+        pytest.param(lambda: torch.cuda.set_rng_state(torch.cuda.get_rng_state()), id="rng state"),
+        pytest.param(lambda: torch.cuda.ipc_collect(), id="ipc_collect"),
+        pytest.param(lambda: torch.cuda.memory_summary(), id="memory_summary"),
+        pytest.param(lambda: torch.random.fork_rng(devices=[0]).__enter__(), id="fork_rng"),
+        pytest.param(_stream, id="streams"),
+        pytest.param(_timing, id="events"),
+        pytest.param(_device, id="device context"),
+        pytest.param(_marks, id="nvtx ranges"),
+    ],
+)
+def test_what_scripts_do_to_the_gpu_itself_works_without_one(use: Callable[[], Any]) -> None:
+    on_gpu(use)
+
+
+# Autocast -------------------------------------------------------------------------------------------------
+
+
+def _full(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape)
+
+
+def _low(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape).to(LOW)
+
+
+_IN_LOWER_PRECISION: dict[str, Callable[[], torch.Tensor]] = {
+    "matmul": lambda: _full(4, 4) @ _full(4, 4),
+    "linear": lambda: F.linear(_full(2, 4), _full(3, 4), _full(3)),
+    "conv2d": lambda: F.conv2d(_full(1, 2, 8, 8), _full(3, 2, 3, 3)),
+    "bmm": lambda: torch.bmm(_full(2, 3, 4), _full(2, 4, 3)),
+    "addmm": lambda: torch.addmm(_full(3), _full(2, 4), _full(4, 3)),
+    "mv": lambda: _full(3, 4) @ _full(4),
+    "einsum": lambda: torch.einsum("ab,bc->ac", _full(2, 3), _full(3, 4)),
+    "prelu": lambda: F.prelu(_full(2, 3), _full(3)),
+    "lstm cell": lambda: nn.LSTMCell(4, 4)(_full(2, 4))[0],
+}
+_IN_FULL_PRECISION: dict[str, Callable[[], torch.Tensor]] = {
+    "softmax": lambda: _low(2, 4).softmax(-1),
+    "log_softmax": lambda: F.log_softmax(_low(2, 4), -1),
+    "layer_norm": lambda: F.layer_norm(_low(2, 4), (4,)),
+    "group_norm": lambda: F.group_norm(_low(2, 4, 3), 2),
+    "sum": lambda: _low(2, 4).sum(),
+    "sum over a dimension": lambda: _low(2, 4).sum(-1),
+    "cumsum": lambda: _low(4).cumsum(0),
+    "prod": lambda: _low(4).prod(),
+    "norm": lambda: _low(4).norm(),
+    "vector_norm": lambda: torch.linalg.vector_norm(_low(4)),
+    "exp": lambda: _low(2).exp(),
+    "log": lambda: _low(2).log(),
+    "pow": lambda: _low(2).pow(2),
+    "rsqrt": lambda: _low(2).rsqrt(),
+    "softplus": lambda: F.softplus(_low(4)),
+    "mse_loss": lambda: F.mse_loss(_low(4), _low(4)),
+    "cross_entropy": lambda: F.cross_entropy(_low(2, 4), torch.tensor([1, 2])),
+    "cosine_similarity": lambda: F.cosine_similarity(_low(2, 4), _low(2, 4)),
+    "embedding of fp32 weights": lambda: F.embedding(torch.tensor([1]), _full(3, 4)),
+}
+_AS_IT_COMES: dict[str, Callable[[], torch.Tensor]] = {
+    "gelu": lambda: F.gelu(_low(4)),
+    "silu": lambda: F.silu(_low(4)),
+    "mean": lambda: _low(4).mean(),
+    "dropout": lambda: F.dropout(_low(4)),
+    "product": lambda: _low(4) * _low(4),
+    "max_pool2d": lambda: F.max_pool2d(_low(1, 1, 4, 4), 2),
+    "batch_norm": lambda: F.batch_norm(_low(4, 3), None, None, training=True),
+    "rms_norm": lambda: F.rms_norm(_low(2, 4), (4,)),
+    "addcdiv": lambda: torch.addcdiv(_low(4), _low(4), _low(4)),
+    # On the CPU's list of fp32 operators, but not on the GPU's:
+    "avg_pool3d": lambda: F.avg_pool3d(_low(1, 1, 4, 4, 4), 2),
+    "replication_pad": lambda: F.pad(_low(1, 1, 4, 4), (1, 1, 1, 1), mode="replicate"),
+    "grid_sample": lambda: F.grid_sample(_low(1, 1, 4, 4), _low(1, 2, 2, 2), align_corners=False),
+}
+_WIDEST: dict[str, Callable[[], torch.Tensor]] = {
+    "sum of two": lambda: _low(4) + _full(4),
+    "cat": lambda: torch.cat([_low(4), _full(4)]),
+    "stack": lambda: torch.stack([_low(4), _full(4)]),
+    "addcmul": lambda: torch.addcmul(_low(4), _full(4), _low(4)),
+    "dot": lambda: torch.dot(_low(4), _full(4)),
+    "scatter_add": lambda: torch.scatter_add(_low(4), 0, torch.tensor([0, 1]), _full(2)),
+}
+
+
+def _autocast_cases() -> list[Any]:
+    found = []
+    for dtype, table in (
+        (LOW, _IN_LOWER_PRECISION),
+        (torch.float32, _IN_FULL_PRECISION),
+        (LOW, _AS_IT_COMES),
+        (torch.float32, _WIDEST),
+    ):
+        found += [pytest.param(function, dtype, id=name) for name, function in table.items()]
+    return found
+
+
+@pytest.mark.parametrize(("function", "dtype"), _autocast_cases())
+def test_autocast_follows_the_gpus_lists(function: Callable[[], torch.Tensor], dtype: torch.dtype) -> None:
+    def question() -> torch.dtype:
+        with torch.autocast("cuda", LOW):
+            return function().dtype
+
+    assert on_gpu(question) is dtype
+
+
+def test_autocast_for_the_gpu_is_float16_unless_told_otherwise() -> None:
+    def question() -> list[Any]:
+        with torch.autocast("cuda"):
+            product = (_full(2, 2) @ _full(2, 2)).dtype
+            return [product, torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")]
+
+    assert on_gpu(question) == [torch.float16, torch.float16, True]
+
+
+def test_outside_of_autocast_its_dtype_is_the_gpus_default() -> None:
+    assert on_gpu(lambda: torch.get_autocast_dtype("cuda")) is torch.float16
+    assert on_gpu(lambda: torch.is_autocast_enabled("cuda")) is False
+
+
+def test_asking_for_autocast_without_a_device_means_the_gpu() -> None:
+    def question() -> bool:
+        with torch.autocast("cuda", LOW):
+            return torch.is_autocast_enabled()
+
+    assert on_gpu(question) is True
+
+
+def test_autocast_can_be_switched_off_inside() -> None:
+    def question() -> torch.dtype:
+        with torch.autocast("cuda", LOW), torch.autocast("cuda", enabled=False):
+            return (_full(2, 2) @ _full(2, 2)).dtype
+
+    assert on_gpu(question) is torch.float32
+
+
+def test_autocast_casts_a_weight_once_per_step() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cuda", LOW):
+                return self.layer(self.layer(x)).float()
+
+    trace = captured_on_gpu(Twice, 3, 4)
+    (weight,) = [n for n, storage in enumerate(trace.storages) if storage.category == "parameter"]
+    casts = [op for op in ops(trace, "_to_copy", phase="forward") if weight in trace.ops[op].reads]
+    assert len(casts) == 1, show(trace)
+
+
+# Optimizers and sizes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_optimizers_work_on_lists_of_tensors_by_default_on_a_gpu_only(optimizer: Any) -> None:
+    build = training(lambda: nn.Linear(4, 4), 3, 4, optimizer=optimizer)
+    on_gpu, on_cpu = captured(build, "cuda"), captured(build, "cpu")
+    assert any(name.startswith("_foreach_") for name in op_names(on_gpu, ops(on_gpu, phase="optimizer")))
+    assert not any(name.startswith("_foreach_") for name in op_names(on_cpu, ops(on_cpu, phase="optimizer")))
+
+
+def test_a_fused_optimizer_is_one_op() -> None:
+    def adam(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=lr, fused=True)
+
+    trace = captured_on_gpu(lambda: nn.Linear(4, 4, device="cuda"), 3, 4, optimizer=adam)
+    names = op_names(trace, ops(trace, phase="optimizer"))
+    assert names.count("_fused_adam_") == 1
+    # It needs no memory of its own.
+    fused = only_op(trace, "_fused_adam_")
+    assert trace.ops[fused].creates == ()
+
+
+def test_sizes_are_rounded_up_to_the_gpu_allocators_blocks() -> None:
+    class Sizes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            lengths = (1, 128, 129, 0)
+            self.parameters_ = nn.ParameterList(nn.Parameter(torch.ones(n, device="cuda")) for n in lengths)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum(p.sum() for p in self.parameters_)
+
+    trace = captured_on_gpu(Sizes, 1)
+    sizes = [storage.bytes for storage in of_category(trace, "parameter")]
+    assert sizes == [512, 512, 1024, 0]
+    assert all(storage.bytes % 512 == 0 for storage in trace.storages)
+    # Modules count what is allocated for them.
+    assert sum(module.parameter_bytes for module in trace.modules) == sum(sizes)
+
+
+def test_the_memory_of_a_small_bf16_model_with_adam_is_what_one_computes_by_hand() -> None:
+    # GIVEN a bf16 layer of 512 x 512 with a bias, a batch of 256 rows, and Adam
+    rows, width, item = 256, 512, 2
+
+    def build() -> Step:
+        model = nn.Linear(width, width, device="cuda", dtype=LOW)
+        inputs = torch.randn(rows, width, device="cuda", dtype=LOW)
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def run() -> None:
+            model(inputs).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return Step(model, optimizer, run)
+
+    trace = captured(build, "cuda")
+    # THEN parameters and gradients are the weight and the bias, both multiples of 512 bytes
+    parameters = width * width * item + width * item
+    assert bytes_of(trace, "parameter") == bytes_of(trace, "gradient") == parameters
+    # AND Adam keeps two averages of each, and a step counter per parameter, a block each
+    state = 2 * parameters + 2 * 512
+    assert bytes_of(trace, "optimizer_state") == state
+    inputs = rows * width * item
+    assert trace.persistent_bytes == parameters + state + inputs
+    # AND at the end of backward there are also the gradients, the loss and the gradient of the loss
+    timeline = simulate(trace)
+    first_of_optimizer = min(ops(trace, phase="optimizer"))
+    assert timeline.live_bytes[first_of_optimizer] - trace.persistent_bytes == parameters
+    output = result(trace, only_op(trace, "addmm"))
+    assert output.bytes == rows * width * item
+
+
+# Kernels --------------------------------------------------------------------------------------------------
+
+
+def test_dropout_keeps_a_mask_of_one_byte_per_element() -> None:
+    trace = captured_on_gpu(lambda: nn.Sequential(nn.Linear(512, 512), nn.Dropout(0.5)), 256, 512)
+    values, mask = [trace.storages[n] for n in trace.ops[only_op(trace, "native_dropout")].creates]
+    assert (values.bytes, mask.bytes) == (256 * 512 * 4, 256 * 512)
+    mask_number = trace.ops[only_op(trace, "native_dropout")].creates[1]
+    assert mask_number in trace.ops[only_op(trace, "native_dropout_backward")].reads
+
+
+@pytest.mark.parametrize(("p", "train"), [(0.0, True), (0.5, False)], ids=["p=0", "evaluation"])
+def test_dropout_that_drops_nothing_runs_nothing(p: float, train: bool) -> None:
+    trace = captured_on_gpu(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(p).train(train)), 3, 4)
+    assert "native_dropout" not in op_names(trace)
+
+
+@pytest.mark.parametrize("rows", [2, 4096], ids=["known values", "unknown values"])
+def test_rms_norm_is_one_kernel_that_keeps_one_value_per_row(rows: int) -> None:
+    trace = captured_on_gpu(lambda: nn.RMSNorm(64), rows, 64)
+    norm = only_op(trace, "_fused_rms_norm")
+    values, deviations = [trace.storages[number] for number in trace.ops[norm].creates]
+    assert values.bytes == rows * 64 * 4
+    assert deviations.bytes == -(-rows * 4 // 512) * 512
+    assert only_op(trace, "_fused_rms_norm_backward")
+
+
+def test_rms_norm_with_weights_of_another_dtype_runs_as_a_formula() -> None:
+    trace = captured_on_gpu(lambda: nn.Sequential(nn.Linear(64, 64, dtype=LOW), nn.RMSNorm(64)).train(), 8, 64,
+                            loss=torch.sum) if False else captured(_mixed_norm, "cuda")  # fmt: skip
+    assert "_fused_rms_norm" not in op_names(trace)
+    assert "rsqrt" in op_names(trace)
+
+
+def _mixed_norm() -> Step:
+    model, inputs = nn.RMSNorm(64), torch.randn(8, 64, dtype=LOW)
+    return Step.of(model, inputs, loss=torch.sum)
+
+
+@pytest.mark.parametrize("width", [3, 300], ids=["known values", "unknown values"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_run_as_one_cudnn_kernel(kind: type[nn.RNNBase], width: int) -> None:
+    trace = captured_on_gpu(
+        lambda: kind(width, width, num_layers=2), 5, 4, width, loss=lambda output: output[0].sum()
+    )
+    forward = only_op(trace, "_cudnn_rnn")
+    assert signature(trace, forward).outputs[0].shape == (5, 4, width)
+    backward = only_op(trace, "_cudnn_rnn_backward")
+    assert trace.ops[backward].forward_op == forward
+    # Every weight of both layers gets a gradient.
+    assert sum(len(trace.ops[op].creates) > 0 for op in ops(trace, phase="backward"))
+    assert {"mm", "addmm"}.isdisjoint(op_names(trace))
+
+
+# Attention ------------------------------------------------------------------------------------------------
+
+FLASH = "_scaled_dot_product_flash_attention"
+EFFICIENT = "_scaled_dot_product_efficient_attention"
+FORMULA = "bmm"
+
+
+class Attention(nn.Module):
+    """Attention between two parameters."""
+
+    def __init__(self, query: tuple[int, ...], key: tuple[int, ...], dtype: torch.dtype, **options: Any) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(query, dtype=dtype))
+        self.key = nn.Parameter(torch.zeros(key, dtype=dtype))
+        self.options = options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        options = {name: value() if callable(value) else value for name, value in self.options.items()}
+        return F.scaled_dot_product_attention(self.query * 1, self.key * 1, self.key * 2, **options)
+
+
+def attention_kernels(query: tuple[int, ...], key: tuple[int, ...], dtype: torch.dtype, **options: Any) -> Trace:
+    return captured_on_gpu(
+        lambda: Attention(query, key, dtype, **options), 1, loss=lambda y: y.float().sum()
+    )
+
+
+_SHAPE = (2, 4, 256, 64)
+
+
+def _boolean_mask() -> torch.Tensor:
+    return torch.ones(256, 256, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "query", "key", "dtype", "options"),
+    [
+        pytest.param(FLASH, _SHAPE, _SHAPE, torch.bfloat16, {}, id="bf16"),
+        pytest.param(FLASH, _SHAPE, _SHAPE, torch.float16, {}, id="fp16"),
+        pytest.param(FLASH, _SHAPE, _SHAPE, torch.bfloat16, {"is_causal": True}, id="causal"),
+        pytest.param(FLASH, _SHAPE, _SHAPE, torch.bfloat16, {"dropout_p": 0.1}, id="dropout"),
+        pytest.param(FLASH, (1, 4, 256, 256), (1, 4, 256, 256), torch.bfloat16, {}, id="head of 256"),
+        pytest.param(FLASH, (2, 8, 256, 60), (2, 8, 256, 60), torch.bfloat16, {}, id="head of 60, padded"),
+        pytest.param(FLASH, (2, 8, 256, 64), (2, 2, 256, 64), LOW, {"enable_gqa": True}, id="grouped heads"),
+        pytest.param(FLASH, (2, 4, 256, 64), (2, 4, 100, 64), LOW, {}, id="cross attention"),
+        pytest.param(EFFICIENT, _SHAPE, _SHAPE, torch.float32, {}, id="fp32"),
+        pytest.param(EFFICIENT, _SHAPE, _SHAPE, torch.float32, {"dropout_p": 0.1}, id="fp32 with dropout"),
+        pytest.param(EFFICIENT, _SHAPE, _SHAPE, LOW, {"attn_mask": _boolean_mask}, id="boolean mask"),
+        pytest.param(
+            EFFICIENT, _SHAPE, _SHAPE, LOW, {"attn_mask": lambda: torch.zeros(256, 256, dtype=LOW)}, id="bias"
+        ),
+        pytest.param(EFFICIENT, (1, 2, 256, 512), (1, 2, 256, 512), LOW, {}, id="head of 512"),
+        pytest.param(FORMULA, _SHAPE, _SHAPE, torch.float64, {}, id="fp64"),
+        pytest.param(FORMULA, (2, 8, 256, 62), (2, 8, 256, 62), torch.float32, {}, id="fp32, head of 62"),
+        pytest.param(
+            FORMULA, (2, 8, 256, 64), (2, 2, 256, 64), torch.float32, {"enable_gqa": True},
+            id="fp32 with grouped heads",
+        ),  # fmt: skip
+    ],
+)
+def test_the_attention_kernel_is_the_one_that_a_gpu_chooses(
+    kernel: str, query: tuple[int, ...], key: tuple[int, ...], dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    trace = attention_kernels(query, key, dtype, **options)
+    names = set(op_names(trace))
+    chosen = {name for name in (FLASH, EFFICIENT, FORMULA) if name in names}
+    assert chosen == {kernel}
+    if kernel != FORMULA:
+        assert only_op(trace, f"{kernel}_backward")
+        # Nothing of the size of the scores is made.
+        scores = query[0] * query[1] * query[2] * key[2] * dtype.itemsize
+        masks = {"attn_mask"} & set(options)
+        assert masks or all(storage.bytes < scores for storage in trace.storages)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kernel"), [(SDPBackend.MATH, FORMULA), (SDPBackend.EFFICIENT_ATTENTION, EFFICIENT)]
+)
+def test_a_backend_that_the_user_chose_is_used(backend: SDPBackend, kernel: str) -> None:
+    class Chosen(Attention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return super().forward(x)
+
+    trace = captured_on_gpu(lambda: Chosen(_SHAPE, _SHAPE, LOW), 1, loss=lambda y: y.float().sum())
+    assert kernel in op_names(trace)
+    assert FLASH not in op_names(trace)
+
+
+@pytest.mark.parametrize("dtype", [LOW, torch.float32], ids=["flash", "efficient"])
+def test_attention_of_a_model_small_enough_to_be_known_is_captured(dtype: torch.dtype) -> None:
+    # There is no such kernel on the CPU to compute the known values with.
+    trace = attention_kernels((1, 2, 16, 16), (1, 2, 16, 16), dtype)
+    assert only_op(trace, FLASH if dtype is LOW else EFFICIENT)
+
+
+def test_flash_attention_keeps_one_value_per_row() -> None:
+    trace = attention_kernels(_SHAPE, _SHAPE, LOW)
+    batch, heads, rows, head = _SHAPE
+    sizes = [trace.storages[number].bytes for number in trace.ops[only_op(trace, FLASH)].creates]
+    assert sizes[0] == batch * heads * rows * head * 2
+    assert sizes[1] == batch * heads * rows * 4
+    assert sum(sizes[2:]) <= 2 * 512  # the generator's state
