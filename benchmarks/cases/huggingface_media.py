@@ -569,7 +569,13 @@ TWO_TOWERS_PROJECTED = {
     "vision_config": {**SMALL_VISION, "projection_dim": 96},
     "projection_dim": 96,
 }
-SMALL_LLAMA = {**LLAMA_LIKE, "hidden_size": 128, "intermediate_size": 384, **SPECIAL_TOKENS}
+SMALL_LLAMA = {
+    **LLAMA_LIKE,
+    "vocab_size": 2000,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    **SPECIAL_TOKENS,
+}
 
 IMAGE_TEXT_CONTRAST: dict[str, Sizes] = {
     "clip": TWO_TOWERS_PROJECTED,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainfit.capturing import capture, session
+from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.simulate import simulate
@@ -39,18 +40,14 @@ class Recorded:
 def recorded(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Recorded:
     """Capture a step as `capture` does, and keep the recorder's own figures."""
     gc.collect()
-    surroundings = Surroundings()
+    surroundings, oracle, trace = Surroundings(), MetadataOracle(), None
     try:
-        recording = session.Session(device)
-        with seeded(), recording.active():
-            step = build()
-            step.run()
-            trace = session._record(recording, step, "recorded", limits, lambda stage: None)
-            live_bytes = tuple(row.live_bytes for row in recording.recorder.rows)
-            del step
+        while trace is None:
+            recording = session.Session(device, oracle)
+            trace = session._attempt(build, recording, "recorded", limits, surroundings, lambda stage: None)
     finally:
         surroundings.empty_new_caches()
-    return Recorded(trace, live_bytes)
+    return Recorded(trace, tuple(row.live_bytes for row in recording.recorder.rows))
 
 
 def predicted_and_measured(build: Build) -> tuple[Measurement, Measurement]:
@@ -177,8 +174,9 @@ def show(trace: Trace) -> str:
     lines = []
     for number, op in enumerate(trace.ops):
         again = " again" if op.recompute else ""
+        name = base_name(trace.op_name(number))
         lines.append(
-            f"{number:4} {op.phase:9}{again} {trace.module_name(op.module):24} {base_name(trace.op_name(number)):28} "
+            f"{number:4} {op.phase:9}{again} {trace.module_name(op.module):24} {name:28} "
             f"reads {op.reads} writes {op.writes} creates {op.creates} for {op.forward_op}"
         )
     for number, storage in enumerate(trace.storages):

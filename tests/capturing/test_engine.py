@@ -35,7 +35,9 @@ def using(function: Callable[[torch.Tensor], torch.Tensor], rows: int = ROWS) ->
 
 def backward_names(trace: Trace) -> list[str]:
     """Return the backward ops of the function, without views and without those of the linear layer."""
-    of_function = [op for op in ops(trace, phase="backward") if "layer" not in trace.module_name(trace.ops[op].module)]
+    of_function = [
+        op for op in ops(trace, phase="backward") if "layer" not in trace.module_name(trace.ops[op].module)
+    ]
     return op_names(trace, of_function, views=False)
 
 
@@ -233,7 +235,12 @@ class Linear3D(nn.Module):
 def test_linear_on_a_contiguous_input_adds_its_bias_within_the_product() -> None:
     build = training(lambda: Linear3D(True), 3, 5, 4)
     trace = captured(build)
-    assert op_names(trace, ops(trace, module="Linear3D.layer", phase="forward")) == ["view", "t", "addmm", "view"]
+    assert op_names(trace, ops(trace, module="Linear3D.layer", phase="forward")) == [
+        "view",
+        "t",
+        "addmm",
+        "view",
+    ]
     assert_exact(build)
 
 

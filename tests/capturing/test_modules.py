@@ -71,7 +71,14 @@ def test_names_begin_with_the_class_of_the_root(net: Trace) -> None:
         "Net.blocks.1.down",
     ]
     parents = [net.module_name(module.parent) for module in net.modules]
-    assert parents == ["Global", "Net", "Net.blocks", *["Net.blocks.0"] * 2, "Net.blocks", *["Net.blocks.1"] * 2]
+    assert parents == [
+        "Global",
+        "Net",
+        "Net.blocks",
+        *["Net.blocks.0"] * 2,
+        "Net.blocks",
+        *["Net.blocks.1"] * 2,
+    ]
     assert [module.class_name for module in net.modules[:4]] == ["Net", "ModuleList", "Block", "Linear"]
 
 

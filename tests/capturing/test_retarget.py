@@ -79,7 +79,8 @@ def _in_context() -> torch.Tensor:
         pytest.param(lambda: copy.deepcopy(nn.Linear(2, 2).cuda()).weight, id="deepcopy"),
         pytest.param(_in_context, id="with torch.device"),
         pytest.param(
-            lambda: torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(3)), id="generator"
+            lambda: torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(3)),
+            id="generator",
         ),
     ],
 )
@@ -125,9 +126,7 @@ def test_code_that_branches_on_the_device_takes_the_gpus_branch() -> None:
     assert {"exp", "tanh", "sigmoid"} <= set(forward)
     assert "sin" not in forward
     on_cpu = captured(training(Branching, 3, 4))
-    assert op_names(on_cpu, ops(on_cpu, phase="forward")).count("sin") == (2 if not torch.cuda.is_available() else 1) + 1 - (
-        1 if torch.cuda.is_available() else 0
-    )
+    assert {"exp", "tanh"}.isdisjoint(op_names(on_cpu, ops(on_cpu, phase="forward")))
 
 
 def test_values_can_be_read_back_from_the_gpu() -> None:
@@ -467,15 +466,13 @@ def test_rms_norm_is_one_kernel_that_keeps_one_value_per_row(rows: int) -> None:
 
 
 def test_rms_norm_with_weights_of_another_dtype_runs_as_a_formula() -> None:
-    trace = captured_on_gpu(lambda: nn.Sequential(nn.Linear(64, 64, dtype=LOW), nn.RMSNorm(64)).train(), 8, 64,
-                            loss=torch.sum) if False else captured(_mixed_norm, "cuda")  # fmt: skip
+    def build() -> Step:
+        model, inputs = nn.RMSNorm(64), torch.randn(8, 64, dtype=LOW)
+        return Step.of(model, inputs, loss=torch.sum)
+
+    trace = captured(build, "cuda")
     assert "_fused_rms_norm" not in op_names(trace)
     assert "rsqrt" in op_names(trace)
-
-
-def _mixed_norm() -> Step:
-    model, inputs = nn.RMSNorm(64), torch.randn(8, 64, dtype=LOW)
-    return Step.of(model, inputs, loss=torch.sum)
 
 
 @pytest.mark.parametrize("width", [3, 300], ids=["known values", "unknown values"])
@@ -488,8 +485,8 @@ def test_recurrent_layers_run_as_one_cudnn_kernel(kind: type[nn.RNNBase], width:
     assert signature(trace, forward).outputs[0].shape == (5, 4, width)
     backward = only_op(trace, "_cudnn_rnn_backward")
     assert trace.ops[backward].forward_op == forward
-    # Every weight of both layers gets a gradient.
-    assert sum(len(trace.ops[op].creates) > 0 for op in ops(trace, phase="backward"))
+    # Every weight and bias of both layers gets a gradient.
+    assert bytes_of(trace, "gradient") >= bytes_of(trace, "parameter")
     assert {"mm", "addmm"}.isdisjoint(op_names(trace))
 
 
@@ -503,7 +500,9 @@ FORMULA = "bmm"
 class Attention(nn.Module):
     """Attention between two parameters."""
 
-    def __init__(self, query: tuple[int, ...], key: tuple[int, ...], dtype: torch.dtype, **options: Any) -> None:
+    def __init__(
+        self, query: tuple[int, ...], key: tuple[int, ...], dtype: torch.dtype, **options: Any
+    ) -> None:
         super().__init__()
         self.query = nn.Parameter(torch.zeros(query, dtype=dtype))
         self.key = nn.Parameter(torch.zeros(key, dtype=dtype))
@@ -514,10 +513,10 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(self.query * 1, self.key * 1, self.key * 2, **options)
 
 
-def attention_kernels(query: tuple[int, ...], key: tuple[int, ...], dtype: torch.dtype, **options: Any) -> Trace:
-    return captured_on_gpu(
-        lambda: Attention(query, key, dtype, **options), 1, loss=lambda y: y.float().sum()
-    )
+def attention_kernels(
+    query: tuple[int, ...], key: tuple[int, ...], dtype: torch.dtype, **options: Any
+) -> Trace:
+    return captured_on_gpu(lambda: Attention(query, key, dtype, **options), 1, loss=lambda y: y.float().sum())
 
 
 _SHAPE = (2, 4, 256, 64)
@@ -548,9 +547,13 @@ def _boolean_mask() -> torch.Tensor:
         pytest.param(FORMULA, _SHAPE, _SHAPE, torch.float64, {}, id="fp64"),
         pytest.param(FORMULA, (2, 8, 256, 62), (2, 8, 256, 62), torch.float32, {}, id="fp32, head of 62"),
         pytest.param(
-            FORMULA, (2, 8, 256, 64), (2, 2, 256, 64), torch.float32, {"enable_gqa": True},
+            FORMULA,
+            (2, 8, 256, 64),
+            (2, 2, 256, 64),
+            torch.float32,
+            {"enable_gqa": True},
             id="fp32 with grouped heads",
-        ),  # fmt: skip
+        ),
     ],
 )
 def test_the_attention_kernel_is_the_one_that_a_gpu_chooses(
@@ -562,10 +565,10 @@ def test_the_attention_kernel_is_the_one_that_a_gpu_chooses(
     assert chosen == {kernel}
     if kernel != FORMULA:
         assert only_op(trace, f"{kernel}_backward")
-        # Nothing of the size of the scores is made.
+        # Nothing of the size of the scores is made, where that is more than a query.
         scores = query[0] * query[1] * query[2] * key[2] * dtype.itemsize
-        masks = {"attn_mask"} & set(options)
-        assert masks or all(storage.bytes < scores for storage in trace.storages)
+        if key[2] >= 4 * query[3] and "attn_mask" not in options:
+            assert all(storage.bytes < scores for storage in trace.storages)
 
 
 @pytest.mark.parametrize(

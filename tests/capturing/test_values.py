@@ -46,10 +46,10 @@ def asked(question: Callable[[torch.Tensor], Any]) -> tuple[Any, Trace]:
 
     def make_model() -> Asking:
         models.append(Asking(question))
-        return models[0]
+        return models[-1]
 
     trace = captured(training(make_model, ROWS, WIDTH))
-    return models[0].answers[-1], trace
+    return models[-1].answers[-1], trace
 
 
 def line_marked(word: str) -> str:
@@ -194,7 +194,7 @@ class LayerDrop(nn.Module):
 def test_layers_are_dropped_as_in_a_real_run() -> None:
     def build(models: list[LayerDrop]) -> Step:
         models.append(LayerDrop())
-        return Step.of(models[0], torch.randn(ROWS, WIDTH), loss=torch.sum)
+        return Step.of(models[-1], torch.randn(ROWS, WIDTH), loss=torch.sum)
 
     real: list[LayerDrop] = []
     with seeded():
@@ -207,7 +207,7 @@ def test_layers_are_dropped_as_in_a_real_run() -> None:
     assert True in wanted
     assert False in wanted
     # The first step of the capture and the recorded one are the first two of a real run.
-    assert seen[0].decisions[: len(wanted)] == wanted
+    assert seen[-1].decisions[: len(wanted)] == wanted
     assert len(ops(trace, "addmm", phase="forward")) == sum(wanted[len(wanted) // 2 :])
     assert about_values(trace) == []
 
@@ -453,11 +453,11 @@ def test_routing_by_topk_is_balanced_and_consistent() -> None:
 
     def make_model() -> Routing:
         models.append(Routing())
-        return models[0]
+        return models[-1]
 
     trace = captured(training(make_model, ROWS, WIDTH))
     # Eight tokens with two experts each, over four experts.
-    assert models[0].counts[-1] == [4, 4, 4, 4]
+    assert models[-1].counts[-1] == [4, 4, 4, 4]
     products = [signature(trace, op).outputs[0].shape for op in ops(trace, "addmm", phase="forward")]
     assert products == [(ROWS, WIDTH), (ROWS, 4), *[(4, WIDTH)] * 4]
     (warning, *_) = [w for w in about_values(trace) if "aten.topk.default" in w]

@@ -66,7 +66,6 @@ class CaptureMode(TorchDispatchMode):
         self.recorder = recorder
         self.values = values
         self.oracle = oracle
-        self.constants_on_host = False
         self.random = RandomStream()
 
     def __torch_dispatch__(
@@ -132,6 +131,13 @@ class CaptureMode(TorchDispatchMode):
         if _on_meta_device(tensors, kwargs):
             return func(*args, **kwargs)
         lives = [self.live(tensor) for tensor in tensors]
+        if lives and not self.ledger.on_host and all(live.on_host for live in lives):
+            # What is computed from the host's tensors alone is computed on the host.
+            self.ledger.on_host = True
+            try:
+                return self.compute(func, args, kwargs, kernel=kernel, shape_args=shape_args)
+            finally:
+                self.ledger.on_host = False
         if shape_args is not None:
             key = (key, call_key(func, shape_args, {})[0])
         call = self.oracle.look_up(key)

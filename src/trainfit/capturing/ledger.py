@@ -80,6 +80,8 @@ class Ledger:
         self.created: list[LiveStorage] = []
         self._by_address: dict[int, LiveStorage] = {}
         self._granularity = granularity
+        # For a GPU: whether what is made now is the host's.
+        self.on_host = False
 
     def restart_clock(self) -> None:
         """Begin a new recording at time 0; what is alive now becomes persistent (start -1)."""
@@ -113,14 +115,13 @@ class Ledger:
         return live, storage
 
     def adopt(
-        self, real: torch.Tensor, producer: str, *, known: bool, on_host: bool = False
+        self, real: torch.Tensor, producer: str, *, known: bool
     ) -> tuple[LiveStorage, torch.UntypedStorage]:
         """Make a new storage over the memory of `real`, which the entry keeps alive."""
         backing = real.untyped_storage()
-        nbytes = 0 if on_host or self._is_foreign(backing) else self._rounded(backing.nbytes())
+        nbytes = 0 if self._is_foreign(backing) else self._rounded(backing.nbytes())
         live = LiveStorage(nbytes, self.clock, producer, backing=real, known=known)
         storage = storage_over(backing)
-        live.on_host = on_host
         self._enter(live, storage)
         return live, storage
 
@@ -177,6 +178,8 @@ class Ledger:
     def _enter(self, live: LiveStorage, storage: torch.UntypedStorage) -> None:
         self.created.append(live)
         self.alive[id(live)] = live
+        if self.on_host:
+            live.on_host, live.nbytes = True, 0
         self.live_bytes += live.nbytes
         live.initial_bytes = live.nbytes
         self._hold(live, storage)

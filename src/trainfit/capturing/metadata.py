@@ -73,6 +73,9 @@ def call_key(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> t
         parts.append(_part(value, tensors))
     for name in kwargs:
         parts.append((name, _part(kwargs[name], tensors)))
+    if not tensors:
+        # What makes a tensor from nothing may take its dtype from the default.
+        parts[0] = (func, torch.get_default_dtype())
     return tuple(parts), tensors
 
 
@@ -94,6 +97,12 @@ def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     except TypeError:
         return repr(value)
     return (kind, value)
+
+
+def _says_no_fake_kernel(error: Exception) -> bool:
+    if isinstance(error, UnsupportedOperatorException | NotImplementedError):
+        return True
+    return isinstance(error, RuntimeError) and "no fake impl registered" in str(error)
 
 
 @contextlib.contextmanager
@@ -139,12 +148,11 @@ class MetadataOracle:
             fake_kwargs = {name: self._fake(value, fakes) for name, value in kwargs.items()}
             try:
                 result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)
-            except (UnsupportedOperatorException, NotImplementedError):
-                result = None
-                missing = True
-            else:
-                missing = False
-        if missing:
+            except Exception as error:
+                if not _says_no_fake_kernel(error):
+                    raise
+                result = NotImplemented
+        if result is NotImplemented:
             return self.remember(self._ask_real_kernel(func, key, args, kwargs))
         return self.remember(describe_call(func, key, fakes, result))
 

@@ -37,6 +37,59 @@ def grouped_mm(
     return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=dtype)
 
 
+def cudnn_rnn(
+    tensor: torch.Tensor,
+    weight: list[torch.Tensor],
+    weight_stride0: int,
+    weight_buf: torch.Tensor,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: list[int],
+    dropout_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """Run all layers of a recurrent network; torch's fake kernel makes no reserve space.
+
+    cuDNN does not say what it keeps for backward. Assumed here: per step, layer and direction the gates, the
+    state and the output (6, 5 or 2 values per hidden unit for LSTM, GRU and plain layers).
+    """
+    directions = 2 if bidirectional else 1
+    width = directions * (proj_size or hidden_size)
+    kept = {2: 6, 3: 5}.get(mode, 2)
+    steps = tensor.shape[0] * tensor.shape[1]
+    reserve = steps * num_layers * directions * hidden_size * kept * tensor.element_size() if train else 0
+    return (
+        tensor.new_empty((*tensor.shape[:2], width)),
+        torch.empty_like(hx),
+        torch.empty_like(cx) if cx is not None else tensor.new_empty(0),
+        tensor.new_empty(reserve, dtype=torch.uint8),
+        weight_buf,
+    )
+
+
+def cudnn_rnn_backward(
+    tensor: torch.Tensor,
+    weight: list[torch.Tensor],
+    weight_stride0: int,
+    weight_buf: torch.Tensor,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    *_: Any,
+) -> tuple[Any, ...]:
+    """Make the gradients of the input, the initial states and every weight."""
+    grad_cx = torch.empty_like(cx) if cx is not None else tensor.new_empty(0)
+    return torch.empty_like(tensor), torch.empty_like(hx), grad_cx, [torch.empty_like(w) for w in weight]
+
+
 OWN_KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: grouped_mm,
+    aten._cudnn_rnn.default: cudnn_rnn,
+    aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
 }

@@ -90,7 +90,11 @@ class Session:
 
         Says whether anything was different from the metadata that the recording is based on.
         """
-        calls = {id(row.call): row.call for row in self.recorder.rows if not row.call.operator.is_view}
+        calls = {
+            id(row.call): row.call
+            for row in self.recorder.rows
+            if row.reads and not row.call.operator.is_view
+        }
         with torch.utils._python_dispatch._disable_current_modes():
             measured = measure_operators([signature_of(call) for call in calls.values()], limits)
         changed = False

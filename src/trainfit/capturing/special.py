@@ -43,7 +43,7 @@ def lift_fresh(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Key
     if mode.ledger.find(tensor) is not None or tensor.is_meta:
         return tensor
     key, _ = call_key(func, args, kwargs)
-    live, storage = mode.ledger.adopt(tensor, "torch.tensor", known=True, on_host=mode.constants_on_host)
+    live, storage = mode.ledger.adopt(tensor, "torch.tensor", known=True)
     wrapped = mode.ledger.tensor(live, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
     mode.recorder.record(describe_call(func, key, [], wrapped), (), (), (live,))
     del storage

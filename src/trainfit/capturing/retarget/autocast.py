@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from trainfit.capturing.replacing import replaced
 
 # Run in the lower precision; the rest of this list the CPU's autocast has as well.
-_LOWER = ("addmv", "addr", "mv", "prelu")
+_LOWER = ("addmv", "addr", "mv", "prelu", "_cudnn_rnn")
 # Run in fp32.
 _FLOAT32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",

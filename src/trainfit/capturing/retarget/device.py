@@ -4,8 +4,8 @@ A function mode above everything else answers `tensor.device` with `cuda:0` and 
 into the CPU that the capture runs on. So `device="cuda"`, `.cuda()`, `.to("cuda")` and code that branches
 on the device work without a GPU, and take the GPU's branch.
 
-Not modelled: which tensors stay on the host. `.cpu()` returns the tensor itself, and what it holds still
-counts as device memory.
+What is made without a device counts as the GPU's, except scalars. What is made with `device="cpu"` or moved
+by `.cpu()`, and what is computed from such tensors alone, is the host's and does not count.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ _ANSWERS: dict[Any, Any] = {
     _getter("is_cpu"): False,
     torch.Tensor.get_device: 0,
 }
-_MOVES_TO_GPU = {torch.Tensor.cuda}
-_STAYS = {torch.Tensor.pin_memory, torch.Tensor.cpu}
-_MOVES = {torch.Tensor.to}
+_MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
 
 
 class LooksLikeCuda(TorchFunctionMode):
@@ -57,41 +55,74 @@ class LooksLikeCuda(TorchFunctionMode):
         """Handle one call of torch's Python API."""
         if func in _ANSWERS:
             return self._answer(func, args[0])
-        if func in _STAYS or func in _MOVES_TO_GPU:
-            return args[0]
         kwargs = kwargs or {}
         if func in _MOVES:
-            args = tuple(on_capture_device(value, index_is_device=n == 1) for n, value in enumerate(args))
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": on_capture_device(kwargs["device"], index_is_device=True)}
-        elif func is torch.tensor and not isinstance(args[0] if args else None, list | tuple):
-            # A scalar without a device (an optimizer's step count) stays on the host.
-            self._mode.constants_on_host = True
-            try:
-                return func(*args, **kwargs)
-            finally:
-                self._mode.constants_on_host = False
+            return self._move(func, args, kwargs)
+        if func is torch.Tensor.pin_memory:
+            return args[0]
         if "map_location" in kwargs:
             kwargs = {**kwargs, "map_location": on_capture_device(kwargs["map_location"])}
-        return func(*args, **kwargs)
+        if "device" in kwargs:
+            on_host = _names_host(kwargs["device"])
+            kwargs = {**kwargs, "device": on_capture_device(kwargs["device"])}
+        else:
+            # A scalar without a device stays on the host.
+            on_host = func is torch.tensor and not isinstance(args[0] if args else None, list | tuple)
+        return self._call(func, args, kwargs, on_host) if on_host else func(*args, **kwargs)
 
-    def _answer(self, func: Any, tensor: torch.Tensor) -> Any:
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_host: bool) -> Any:
+        """Call a function that makes tensors on the host or on the GPU."""
+        before, self._mode.ledger.on_host = self._mode.ledger.on_host, on_host
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._mode.ledger.on_host = before
+
+    def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Move a tensor: it is copied if it is not there already."""
+        tensor, *places = args
+        named = [*places, kwargs.get("device")]
+        if func is torch.Tensor.cuda or any(_names_gpu(place) for place in named):
+            to_host = False
+        elif func is torch.Tensor.cpu or any(_names_host(place) for place in named):
+            to_host = True
+        else:
+            return func(*args, **kwargs)
+        moved = tensor
+        if func is torch.Tensor.to:
+            places = [on_capture_device(place) for place in places]
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": on_capture_device(kwargs["device"])}
+            moved = self._call(func, (tensor, *places), kwargs, to_host)
+        if moved is tensor and self._on_host(tensor) != to_host:
+            moved = self._call(torch.clone, (tensor,), {}, to_host)
+        return moved
+
+    def _on_host(self, tensor: torch.Tensor) -> bool:
         with torch._C.DisableTorchFunction():
             live = None if tensor.is_meta or tensor.is_sparse else self._mode.ledger.find(tensor)
-            if tensor.is_meta or (live is not None and live.on_host):
-                return func(tensor)
-            return _ANSWERS[func]
+            return live is not None and live.on_host
+
+    def _answer(self, func: Any, tensor: torch.Tensor) -> Any:
+        on_host = self._on_host(tensor)
+        with torch._C.DisableTorchFunction():
+            return func(tensor) if on_host or tensor.is_meta else _ANSWERS[func]
 
 
-def on_capture_device(value: Any, *, index_is_device: bool = False) -> Any:
+def _names_gpu(place: Any) -> bool:
+    """Whether a value names a GPU: `"cuda"`, `"cuda:1"`, a device, or a number where a device is expected."""
+    if isinstance(place, torch.device):
+        return place.type == "cuda"
+    return type(place) is int or (isinstance(place, str) and place.split(":")[0] == "cuda")
+
+
+def _names_host(place: Any) -> bool:
+    return (isinstance(place, torch.device) and place.type == "cpu") or place == "cpu"
+
+
+def on_capture_device(place: Any) -> Any:
     """Turn any way of naming a GPU into the CPU; leave everything else alone."""
-    if isinstance(value, torch.device):
-        return _CPU if value.type == "cuda" else value
-    if isinstance(value, str) and value.split(":")[0] == "cuda":
-        return _CPU
-    if index_is_device and type(value) is int:
-        return _CPU
-    return value
+    return _CPU if _names_gpu(place) else place
 
 
 class _Inert:

@@ -119,10 +119,11 @@ def _cudnn_rnn(
     projected = hx.shape[2] if cx is not None and cx.shape[2] != hx.shape[2] else 0
     if cx is not None:
         hidden = cx.shape[2]
+    # On a GPU the weights lie in one buffer; here any of them stands for it, so that nothing is allocated.
     per_layer = (4 if has_biases else 2) + (1 if projected else 0)
     output, hy, cy, _reserve, _weights = aten._cudnn_rnn.default(
-        tensor, params, per_layer, None, hx, cx, mode, hidden, projected, num_layers, batch_first, dropout,
-        train, bidirectional, [], None,
+        tensor, params, per_layer, params[0].detach(), hx, cx, mode, hidden, projected, num_layers,
+        batch_first, dropout, train, bidirectional, [], None,
     )  # fmt: skip
     return output, hy, cy
 

@@ -1,0 +1,250 @@
+"""Workspaces: memory inside kernels, measured on the CPU or from a formula; and how results really lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from captured_steps import Build, assert_exact, captured, only_op, op_names, ops, result, signature, training
+from torch import nn
+
+from trainfit.profiler import profile_allocations
+from trainfit.simulate import simulate
+from trainfit.step import Step
+from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.workspace.formulas import cuda_workspace_bytes
+from trainfit.workspace.measured import QUICK, THOROUGH, Limits, measure_operators
+
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
+
+def convolution() -> Build:
+    # Two layers: the second's backward also makes the gradient of its input.
+    return training(lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)), 2, 3, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def convolved() -> Trace:
+    return captured(convolution(), limits=THOROUGH)
+
+
+# Measured on the CPU --------------------------------------------------------------------------------------
+
+
+def test_the_workspace_of_a_convolution_is_what_the_profiler_sees(convolved: Trace) -> None:
+    # GIVEN the first convolution of the model, run alone
+    inputs, weight, bias = (
+        torch.full((2, 3, 16, 16), 0.5),
+        torch.full((8, 3, 3, 3), 0.5),
+        torch.full((8,), 0.5),
+    )
+    with profile_allocations() as log, log.range("convolution"):
+        output = F.conv2d(inputs, weight, bias, padding=1)
+    usage = log.usage("convolution")
+    assert output.shape == (2, 8, 16, 16)
+    # THEN what it allocated beyond its result is what the trace says
+    first = signature(convolved, ops(convolved, "convolution")[0])
+    assert first.workspace_source == "measured"
+    assert first.workspace_bytes == usage.peak_bytes - usage.end_bytes
+
+
+def test_convolutions_are_exact_with_their_workspaces(convolved: Trace) -> None:
+    assert any(found.workspace_bytes > 0 for found in convolved.signatures)
+    assert_exact(convolution())
+
+
+def test_the_peak_includes_the_workspace_of_the_op_at_the_peak(convolved: Trace) -> None:
+    timeline = simulate(convolved)
+    during = [
+        live + signature(convolved, op).workspace_bytes for op, live in enumerate(timeline.live_bytes)
+    ]  # fmt: skip
+    assert timeline.peak_bytes == max(during)
+    assert timeline.peak_op == during.index(max(during))
+    assert convolved.observed_peak_bytes == max(timeline.live_bytes)
+
+
+def test_views_have_no_workspace(convolved: Trace) -> None:
+    trace = captured(training(lambda: nn.Linear(4, 4), 3, 4))
+    for found in trace.signatures:
+        assert found.workspace_source != "unknown"
+        if found.view:
+            assert found.workspace_bytes == 0
+
+
+def test_an_operator_that_is_measured_twice_gives_the_same() -> None:
+    trace = captured(training(lambda: nn.Linear(4, 4), 3, 4))
+    first = measure_operators(trace.signatures, QUICK)
+    assert measure_operators(trace.signatures, QUICK) == first
+
+
+# Limits ---------------------------------------------------------------------------------------------------
+
+
+def test_an_operator_beyond_the_limits_is_not_run_and_listed() -> None:
+    # GIVEN a limit that lets nothing through; the sizes are of this test alone, so that none is remembered
+    nothing = Limits(nbytes=0, products=0, convolutions=0)
+    trace = captured(training(lambda: nn.Sequential(nn.Conv1d(3, 5, 3)), 7, 3, 11), limits=nothing)
+    for name in ("convolution", "convolution_backward"):
+        found = signature(trace, only_op(trace, name))
+        assert (found.workspace_source, found.workspace_bytes) == ("unknown", 0)
+    # THEN a warning names what was left out
+    (warning,) = trace.warnings
+    assert warning.startswith("workspaces inside kernels were not measured and count as 0")
+    assert "aten.convolution.default" in warning
+    assert "aten.convolution_backward.default" in warning
+
+
+@pytest.mark.parametrize(
+    ("limits", "left_out"),
+    [
+        pytest.param(Limits(nbytes=1000, products=1e9, convolutions=1e9), {"addmm", "mm"}, id="bytes"),
+        pytest.param(Limits(nbytes=1 << 20, products=100, convolutions=1e9), {"addmm", "mm"}, id="products"),
+        pytest.param(
+            Limits(nbytes=1 << 20, products=1e9, convolutions=10),
+            {"convolution", "convolution_backward"},
+            id="convolutions",
+        ),
+    ],
+)
+def test_each_limit_keeps_out_its_kind_of_operator(limits: Limits, left_out: set[str]) -> None:
+    # Sizes that no other case has: what was measured once is remembered.
+    odd = {1000: 13, 100: 17}.get(limits.nbytes if limits.nbytes == 1000 else int(limits.products), 19)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv1d(2, 3, 3, padding=1)
+            self.layer = nn.Linear(odd, odd)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.convolution(x).flatten(0, 1))
+
+    trace = captured(training(Both, 5, 2, odd), limits=limits)
+    unknown = [n for n in range(len(trace.ops)) if signature(trace, n).workspace_source == "unknown"]
+    assert left_out <= set(op_names(trace, unknown))
+    if "convolution" not in left_out:
+        assert "convolution" not in op_names(trace, unknown)
+    assert any("not measured" in warning for warning in trace.warnings)
+
+
+def test_a_small_step_is_measured_whole_within_the_quick_limits(convolved: Trace) -> None:
+    assert captured(convolution(), limits=QUICK).signatures == convolved.signatures
+
+
+# Formulas for a GPU ---------------------------------------------------------------------------------------
+
+
+def _spec(dtype: str, *shape: int) -> TensorSpec:
+    return TensorSpec(dtype, shape, ())
+
+
+def _signature(name: str, *inputs: TensorSpec) -> Signature:
+    return Signature(name, inputs, (), "", view=False, in_place=False, random=False, collective=False)
+
+
+def _attention(name: str, query: TensorSpec, key: TensorSpec) -> Signature:
+    return _signature(f"aten.{name}_attention_backward.default", query, query, key, key)
+
+
+def test_flash_backward_sums_the_gradient_of_the_query_in_fp32() -> None:
+    # GIVEN 2 sequences, 4 heads of 64, 256 rows: nothing has to be padded
+    query = _spec("bfloat16", 2, 4, 256, 64)
+    # THEN there are 64 fp32 sums and one more value for each row of each head
+    expected = 2 * 4 * 256 * 64 * 4 + 2 * 4 * 256 * 4
+    assert cuda_workspace_bytes(_attention("_scaled_dot_product_flash", query, query)) == expected
+
+
+def test_flash_backward_pads_rows_to_128_and_heads_to_32() -> None:
+    query = _spec("float16", 1, 3, 100, 40)
+    expected = 3 * 128 * 64 * 4 + 3 * 128 * 4
+    assert cuda_workspace_bytes(_attention("_scaled_dot_product_flash", query, query)) == expected
+
+
+def test_flash_backward_makes_gradients_for_every_query_head_where_heads_are_grouped() -> None:
+    query, key = _spec("bfloat16", 1, 8, 128, 64), _spec("bfloat16", 1, 2, 128, 64)
+    sums = 8 * 128 * 64 * 4 + 8 * 128 * 4
+    keys_and_values = 2 * (8 * 128 * 64 * 2)
+    found = cuda_workspace_bytes(_attention("_scaled_dot_product_flash", query, key))
+    assert found == sums + keys_and_values
+
+
+def test_efficient_backward_sums_in_fp32_only_for_lower_precisions() -> None:
+    full, low = _spec("float32", 2, 4, 256, 64), _spec("bfloat16", 2, 4, 256, 64)
+    per_row = 2 * 4 * 256 * 4
+    name = "_scaled_dot_product_efficient"
+    assert cuda_workspace_bytes(_attention(name, full, full)) == per_row
+    assert cuda_workspace_bytes(_attention(name, low, low)) == per_row + 3 * (2 * 4 * 256 * 64 * 4)
+
+
+def test_an_operator_without_a_formula_has_none() -> None:
+    assert cuda_workspace_bytes(_signature("aten.mm.default", _spec("float32", 4, 4))) is None
+
+
+def test_a_gpu_trace_takes_its_workspaces_from_the_formulas() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Parameter(torch.zeros(2, 4, 256, 64, dtype=torch.bfloat16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query = self.query * 1
+            return F.scaled_dot_product_attention(query, query, query)
+
+    trace = captured(training(Attention, 1, loss=lambda y: y.float().sum()), "cuda")
+    backward = signature(trace, only_op(trace, "_scaled_dot_product_flash_attention_backward"))
+    assert backward.workspace_source == "formula"
+    assert backward.workspace_bytes == 2 * 4 * 256 * (64 + 1) * 4
+    assert {found.workspace_source for found in trace.signatures} == {"none", "formula"}
+
+
+# Results that lie differently than their metadata says ----------------------------------------------------
+
+
+def test_a_loss_that_is_reduced_into_its_terms_keeps_their_memory() -> None:
+    # GIVEN mse_loss, whose CPU kernel computes all terms and reduces them in the same memory
+    def build() -> Step:
+        model, inputs, targets = nn.Linear(8, 8), torch.randn(64, 8), torch.randn(64, 8)
+        return Step.of(model, inputs, loss=lambda output: F.mse_loss(output, targets))
+
+    real = F.mse_loss(torch.randn(64, 8), torch.randn(64, 8))
+    trace = captured(build)
+    loss = result(trace, only_op(trace, "mse_loss"))
+    # THEN the scalar holds a storage of full size, as long as it lives
+    assert signature(trace, only_op(trace, "mse_loss")).outputs[0].shape == ()
+    assert loss.bytes == real.untyped_storage().nbytes() == 64 * 8 * 4
+    assert loss.end is None
+    assert_exact(build)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("function", [F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits])
+def test_every_loss_has_the_memory_that_its_kernel_gives_it(function: object, reduction: str) -> None:
+    def build() -> Step:
+        model, inputs, targets = nn.Linear(8, 8), torch.randn(64, 8), torch.rand(64, 8)
+        loss = lambda output: function(output, targets, reduction=reduction).sum()  # type: ignore[operator]  # noqa: E731
+        return Step.of(model, inputs, loss=loss)
+
+    assert_exact(build)
+
+
+def test_the_strides_of_a_result_are_those_of_the_real_kernel() -> None:
+    # GIVEN convolutions in another memory format, after which views may need copies
+    def build() -> Step:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to(memory_format=torch.channels_last)
+        inputs = torch.randn(2, 3, 12, 12)
+
+        def run() -> torch.Tensor:
+            loss = model(inputs).flatten(1).pow(2).sum()
+            loss.backward()
+            model.zero_grad()
+            return loss
+
+        return Step(model, None, run)
+
+    with torch.no_grad():
+        real = F.conv2d(
+            torch.randn(2, 3, 12, 12), torch.randn(8, 3, 3, 3).to(memory_format=torch.channels_last)
+        )
+    trace = captured(build)
+    assert signature(trace, ops(trace, "convolution")[0]).outputs[0].stride == real.stride()
+    assert_exact(build)
