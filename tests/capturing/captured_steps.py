@@ -46,7 +46,7 @@ def recorded(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Recor
             recording = session.Session(device, oracle)
             trace = session._attempt(build, recording, "recorded", limits, surroundings, lambda stage: None)
     finally:
-        surroundings.empty_new_caches()
+        surroundings.put_back()
     return Recorded(trace, tuple(row.live_bytes for row in recording.recorder.rows))
 
 

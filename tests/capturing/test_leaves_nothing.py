@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import torch._dynamo  # wraps functions of torch when it is first imported, which is not our doing
 import torch.nn.functional as F
 from captured_steps import captured, training
 from torch import nn

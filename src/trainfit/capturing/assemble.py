@@ -199,8 +199,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _storage(live: LiveStorage, category: str) -> t.Storage:
     holders = [t.Interval("program", hold.start, hold.end) for hold in live.program]
     holders += [t.Interval("autograd", hold.start, hold.end) for hold in live.saved]
-    if live.gradient_since is not None:
-        holders.append(t.Interval("gradient", live.gradient_since, live.end))
+    if category == "gradient":
+        since = live.start if live.gradient_since is None else live.gradient_since
+        holders.append(t.Interval("gradient", since, live.end))
     if category == "optimizer_state":
         holders.append(t.Interval("optimizer", live.start, live.end))
     return t.Storage(

@@ -30,6 +30,7 @@ from trainfit.capturing.metadata import (
     describe_call,
 )
 from trainfit.capturing.operators import Operator, aten, describe, not_an_operator
+from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.values import (
@@ -92,7 +93,7 @@ class CaptureMode(TorchDispatchMode):
                 return result
         if operator.is_view:
             return self.view(func, args, kwargs)
-        if operator.composite:
+        if operator.composite and func not in OWN_KERNELS:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -216,13 +217,17 @@ class CaptureMode(TorchDispatchMode):
         for live in written:
             live.known = False
         new: dict[int, tuple[LiveStorage, torch.UntypedStorage]] = {}
+        replaced = [self._storage_of_out(value) for value in kwargs.values()]  # alive until it is recorded
         results: list[Any] = []
         for output, argument in zip(call.outputs, operator.returned):
             if argument is None:
                 results.append(self._make(output, operator, lives, new))
             else:
-                results.append(args[argument] if isinstance(argument, int) else kwargs[argument])
+                given = args[argument] if isinstance(argument, int) else kwargs[argument]
+                self._fit_out(given, output, operator, new)
+                results.append(given)
         self.recorder.record(call, lives, written, [live for live, _ in new.values()])
+        del replaced
         if operator.random:
             self.random.advance(func, args, kwargs)
         if operator.name in ASSUMED_RESULTS:
@@ -232,6 +237,25 @@ class CaptureMode(TorchDispatchMode):
         if not results:
             return None
         return results[0] if call.single else tuple(results)
+
+    @staticmethod
+    def _storage_of_out(value: Any) -> torch.UntypedStorage | None:
+        strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        return value.untyped_storage() if strided else None
+
+    def _fit_out(
+        self,
+        given: Any,
+        output: Output | list[Output],
+        operator: Operator,
+        new: dict[int, tuple[LiveStorage, torch.UntypedStorage]],
+    ) -> None:
+        """Give an `out=` tensor of another shape the memory that the kernel would give it."""
+        if isinstance(output, InputAlias) and isinstance(given, torch.Tensor) and given.shape != output.size:
+            nbytes = output.size.numel() * given.element_size()
+            live, storage = self.ledger.allocate(nbytes, operator.name, keep_values=False)
+            given.set_(storage, 0, output.size, output.stride)
+            new[-1] = (live, storage)
 
     def _make(
         self,

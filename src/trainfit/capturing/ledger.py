@@ -93,7 +93,7 @@ class Ledger:
             live.saved = _still_held(live.saved)
             live.initial_bytes = live.nbytes
             live.resizes = []
-            live.gradient_since = None if live.gradient_since is None else -1
+            live.gradient_since = None
 
     def find(self, tensor: torch.Tensor) -> LiveStorage | None:
         """Return the entry of a tensor's storage, if it has one."""

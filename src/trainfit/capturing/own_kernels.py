@@ -88,8 +88,33 @@ def cudnn_rnn_backward(
     return torch.empty_like(tensor), torch.empty_like(hx), grad_cx, [torch.empty_like(w) for w in weight]
 
 
+def fused_rms_norm(
+    tensor: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None, eps: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalise; the kernel also returns one fp32 value per row."""
+    rows = (*tensor.shape[: tensor.dim() - len(normalized_shape)], *(1 for _ in normalized_shape))
+    return torch.empty_like(tensor), tensor.new_empty(rows, dtype=torch.float32)
+
+
+def fused_rms_norm_backward(
+    gradient: torch.Tensor,
+    tensor: torch.Tensor,
+    normalized_shape: list[int],
+    scale: torch.Tensor,
+    weight: torch.Tensor | None,
+    mask: list[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Make the gradients that are asked for."""
+    return (
+        torch.empty_like(tensor) if mask[0] else None,
+        torch.empty_like(weight) if mask[1] and weight is not None else None,
+    )
+
+
 OWN_KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: grouped_mm,
+    aten._fused_rms_norm.default: fused_rms_norm,
+    aten._fused_rms_norm_backward.default: fused_rms_norm_backward,
     aten._cudnn_rnn.default: cudnn_rnn,
     aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
 }

@@ -184,7 +184,8 @@ class Recorder:
                 continue
             for part in strided_parts(gradient):
                 live = self.ledger.find(part)
-                if live is not None and live.gradient_since is None:
+                # What was there before the step (the tokens in a sparse gradient) stays what it is.
+                if live is not None and live.gradient_since is None and live.start >= 0:
                     live.gradient_since = self.ledger.clock
                     self._arrived.append(live)
 
@@ -233,7 +234,8 @@ class Recorder:
         parameter = getattr(node, "variable", None)
         if parameter is not None:
             return NodeInfo(-1, self.parameter_module.get(id(parameter), -1), -1, parameter)
-        sequence = node._sequence_nr()
+        # The node of a write into a view takes its number after its operator, all others before.
+        sequence = node._sequence_nr() - node.name().endswith("CopySlices")
         call = self._boundary_calls[bisect.bisect_right(self._boundaries, sequence) - 1]
         return NodeInfo(call, self.calls[call].module if call >= 0 else -1, sequence)
 

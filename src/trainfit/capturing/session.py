@@ -19,7 +19,7 @@ from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
-from trainfit.capturing.random_stream import seeded
+from trainfit.capturing.random_stream import RandomState, seeded
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.retarget import retargeted_to_cuda
 from trainfit.capturing.retarget.device import LooksLikeCuda
@@ -95,8 +95,10 @@ class Session:
             for row in self.recorder.rows
             if row.reads and not row.call.operator.is_view
         }
+        random_state = RandomState()  # running random operators must not change what the step draws next
         with torch.utils._python_dispatch._disable_current_modes():
             measured = measure_operators([signature_of(call) for call in calls.values()], limits)
+        random_state.restore()
         changed = False
         for call, found in zip(calls.values(), measured):
             if found is not None and self.mode.oracle.correct(call, found.results):
@@ -134,7 +136,7 @@ def capture(
                     break
             assert trace is not None, "the layouts of results do not settle"
         finally:
-            surroundings.empty_new_caches()
+            surroundings.put_back()
         trace = with_measured_workspaces(trace, limits) if device == "cpu" else with_gpu_workspaces(trace)
     trace.check()
     return trace
@@ -203,7 +205,7 @@ def _refuse_unusable(step: Any, surroundings: Surroundings) -> None:
     """Refuse what cannot be captured, before it runs."""
     if not isinstance(step, Step):
         raise StepError(f"the function must return a trainfit.Step, but it returned a {type(step).__name__}.")
-    if any(id(parameter) in surroundings.parameters for parameter in step.model.parameters()):
+    if any(surroundings.has(parameter) for parameter in step.model.parameters()):
         raise StepError(
             "the model was made before the capture, so its tensors are real and the step would train them; "
             "make the model inside the function that builds the step."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 from typing import Any
 
+import torch
 from torch import nn
 
 _LEAVE_ALONE = ("torch.", "trainfit.", "numpy.", "typing", "re")
@@ -16,17 +18,29 @@ class Surroundings:
 
     def __init__(self) -> None:
         """Look around once; takes about 0.1 s in a large process."""
-        self.parameters: set[int] = set()
+        self._parameters: dict[int, weakref.ref[nn.Parameter]] = {}
+        self._default_dtype = torch.get_default_dtype()
+        self._grad_enabled = torch.is_grad_enabled()
         self._caches: dict[int, tuple[Any, int]] = {}
         for thing in gc.get_objects():
             kind = type(thing)
             if issubclass(kind, nn.Parameter):
-                self.parameters.add(id(thing))
+                self._parameters[id(thing)] = weakref.ref(thing)
             elif kind is functools._lru_cache_wrapper:
                 self._caches[id(thing)] = (thing, thing.cache_info().misses)
 
-    def empty_new_caches(self) -> None:
-        """Empty every `functools.cache` that was filled meanwhile: it may hold tensors without memory."""
+    def has(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter was there before."""
+        reference = self._parameters.get(id(parameter))
+        return reference is not None and reference() is parameter
+
+    def put_back(self) -> None:
+        """Undo what the user's code changed for the whole process, and forget tensors without memory.
+
+        Every `functools.cache` that was filled meanwhile is emptied: it may hold such tensors.
+        """
+        torch.set_default_dtype(self._default_dtype)
+        torch.set_grad_enabled(self._grad_enabled)
         for thing in gc.get_objects():
             if type(thing) is not functools._lru_cache_wrapper:
                 continue

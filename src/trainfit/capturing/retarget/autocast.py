@@ -2,7 +2,8 @@
 
 `torch.autocast("cuda")` is turned into the CPU's autocast, and what the GPU's lists have more than the
 CPU's gets a kernel of ours at the CPU's autocast key. The lists are those of torch's documentation
-("CUDA Ops that Autocast to ...").
+("CUDA Ops that Autocast to ..."). What only the CPU's lists have (3-D average pooling, replication padding,
+grid sampling) is still cast to fp32 here, although a GPU would not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from torch.utils._pytree import tree_map
 from trainfit.capturing.replacing import replaced
 
 # Run in the lower precision; the rest of this list the CPU's autocast has as well.
-_LOWER = ("addmv", "addr", "mv", "prelu", "_cudnn_rnn")
+_LOWER = (
+    "addmv",
+    "addr",
+    "mv",
+    "prelu",
+    "_cudnn_rnn",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+)
 # Run in fp32.
 _FLOAT32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
@@ -136,6 +147,12 @@ def _ask_cpu(original: Any) -> Any:
     def ask(*args: Any) -> Any:
         if not any(isinstance(value, str) for value in args):
             args = ("cuda", *args)  # the old forms without a device mean the GPU
+        if (
+            original.__name__ == "get_autocast_dtype"
+            and "cuda" in args
+            and not torch.is_autocast_enabled("cpu")
+        ):
+            return torch.float16  # the GPU's default
         return original(*("cpu" if value == "cuda" else value for value in args))
 
     return ask

@@ -171,7 +171,14 @@ def _answers_for_cuda() -> dict[str, Any]:
         "memory_summary": "",
     }
     silent = ["init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all"]
-    silent += ["reset_peak_memory_stats", "set_rng_state", "set_rng_state_all", "set_stream", "_lazy_init"]
+    silent += [
+        "reset_peak_memory_stats",
+        "ipc_collect",
+        "set_rng_state",
+        "set_rng_state_all",
+        "set_stream",
+        "_lazy_init",
+    ]
     found: dict[str, Any] = {name: _constantly(value) for name, value in constant.items()}
     found.update({name: _constantly(None) for name in silent})
     found.update(dict.fromkeys(("Stream", "Event", "stream", "device"), _Inert))
@@ -221,10 +228,26 @@ def looks_like_cuda(mode: CaptureMode) -> Iterator[None]:
                 answer = _Inert if value is _Inert else _constantly(value)
                 stack.enter_context(replaced(torch.accelerator, name, _constantly(answer)))
         stack.enter_context(replaced(torch, "Generator", _generator))
-        # What it would set is the default that the redirected arguments have anyway.
-        stack.enter_context(replaced(torch, "set_default_device", _constantly(_constantly(None))))
+        _patch_default_device(stack)
+        for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
+            stack.enter_context(replaced(torch.cuda.nvtx, name, _constantly(_constantly(None))))
+        # Asked before weights are put into one buffer, which changes nothing in their total.
+        stack.enter_context(replaced(torch.backends.cudnn, "is_acceptable", _constantly(_constantly(False))))
         stack.enter_context(LooksLikeCuda(mode))
         yield
+
+
+def _patch_default_device(stack: contextlib.ExitStack) -> None:
+    """Let `set_default_device` only be remembered: the redirected arguments go to the CPU anyway."""
+    chosen: list[Any] = []
+    stack.enter_context(replaced(torch, "set_default_device", lambda original: chosen.append))
+    stack.enter_context(
+        replaced(
+            torch,
+            "get_default_device",
+            lambda original: lambda: torch.device(chosen[-1]) if chosen and chosen[-1] else original(),
+        )
+    )
 
 
 def _generator(original: Any) -> Any:

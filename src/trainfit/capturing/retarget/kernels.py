@@ -39,8 +39,32 @@ def rms_norm(
     if weight is not None and weight.dtype != tensor.dtype:
         # The GPU, too, falls back to the formula for mixed dtypes.
         return _rms_norm_formula(tensor, normalized_shape, weight, eps)
-    normed: torch.Tensor = aten._fused_rms_norm.default(tensor, normalized_shape, weight, eps)[0]
+    normed: torch.Tensor = _FusedRMSNorm.apply(tensor, normalized_shape, weight, eps)  # type: ignore[no-untyped-call]
     return normed
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """The GPU's kernel and its backward; on the CPU the operator is a composite above autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: float | None
+    ) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            output, scale = aten._fused_rms_norm.default(tensor, shape, weight, eps)
+        ctx.save_for_backward(tensor, weight, scale)
+        ctx.shape = shape
+        result: torch.Tensor = output
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        tensor, weight, scale = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[2]]
+        for_input, for_weight = aten._fused_rms_norm_backward.default(
+            gradients[0], tensor, ctx.shape, scale, weight, mask
+        )
+        return for_input, None, for_weight, None
 
 
 def _rms_norm_formula(
