@@ -367,8 +367,10 @@ class CaptureMode(TorchDispatchMode):
         if self.recorder.between_nodes:
             if func is aten.add.Tensor and not kwargs and self.engine_would_add_in_place(args[0]):
                 return aten.add_.Tensor
-        elif func in _IN_PLACE_FORMS and not torch.is_grad_enabled() and self._made_in_this_node(args[0]):
-            return _IN_PLACE_FORMS[func]
+            return func
+        forms = _IN_PLACE_IN_NODE.get(self.recorder.node.name, _IN_PLACE_FORMS)
+        if func in forms and not torch.is_grad_enabled() and self._made_in_this_node(args[0]):
+            return forms[func]
         return func
 
     def engine_would_add_in_place(self, buffered: torch.Tensor) -> bool:
@@ -412,6 +414,14 @@ _IN_PLACE_FORMS = {
     aten.masked_fill.Tensor: aten.masked_fill_.Tensor,
     aten.masked_scatter.default: aten.masked_scatter_.default,
     aten.put.default: aten.put_.default,
+}
+# Formulas that go further, and also compute in place.
+_IN_PLACE_IN_NODE = {
+    "BinaryCrossEntropyWithLogitsBackward0": {
+        aten.sub.Tensor: aten.sub_.Tensor,
+        aten.mul.Tensor: aten.mul_.Tensor,
+        aten.div.Tensor: aten.div_.Tensor,
+    }
 }
 
 

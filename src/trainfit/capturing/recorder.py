@@ -44,6 +44,7 @@ class NodeInfo:
     module: int
     sequence: int
     parameter: torch.Tensor | None = None
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -235,9 +236,10 @@ class Recorder:
         if parameter is not None:
             return NodeInfo(-1, self.parameter_module.get(id(parameter), -1), -1, parameter)
         # The node of a write into a view takes its number after its operator, all others before.
-        sequence = node._sequence_nr() - node.name().endswith("CopySlices")
+        name = node.name()
+        sequence = node._sequence_nr() - name.endswith("CopySlices")
         call = self._boundary_calls[bisect.bisect_right(self._boundaries, sequence) - 1]
-        return NodeInfo(call, self.calls[call].module if call >= 0 else -1, sequence)
+        return NodeInfo(call, self.calls[call].module if call >= 0 else -1, sequence, name=name)
 
     def enter_node(self, info: NodeInfo) -> None:
         """A backward node begins to run."""
