@@ -41,6 +41,7 @@ from trainfit.capturing.values import (
     decide,
     worth_knowing,
 )
+from trainfit.errors import CaptureError
 
 
 @functools.cache
@@ -74,7 +75,9 @@ class CaptureMode(TorchDispatchMode):
     ) -> Any:
         """Handle one operator call; `func` is an OpOverload."""
         if types and not all(map(_is_plain, types)):
-            # A tensor subclass (DTensor, nested, quantised): it unwraps itself, its parts come back here.
+            if any(kind.__name__ == "DTensor" for kind in types):
+                raise CaptureError("distributed tensors (FSDP2, tensor parallelism) cannot be captured yet.")
+            # A tensor subclass (nested, quantised): it unwraps itself, and its parts come back here.
             return NotImplemented
         # What a function mode makes user code believe (see `retarget/device.py`) is not for us.
         with torch._C.DisableTorchFunction():
