@@ -530,7 +530,9 @@ def _unknown_lengths(hidden: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("question", "mark"), [(_unknown_repeats, "repeats"), (_unknown_lengths, "lengths")], ids=str
+    ("question", "mark"),
+    [(_unknown_repeats, "repeats"), (_unknown_lengths, "lengths")],
+    ids=["repeats", "lengths"],
 )
 def test_a_shape_that_only_a_real_run_knows_is_refused_with_the_line(
     question: Callable[[torch.Tensor], Any], mark: str
