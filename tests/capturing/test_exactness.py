@@ -10,7 +10,9 @@ import pytest
 from captured_steps import Recorded, recorded
 
 from cases import all_cases
+from trainfit import StepOptions
 from trainfit.simulate import simulate
+from trainfit.targets import load
 from trainfit.verification import measure_step
 from trainfit.workspace import with_measured_workspaces
 from trainfit.workspace.measured import THOROUGH
@@ -83,13 +85,12 @@ def test_the_simulated_bytes_of_every_case_are_the_recorded_ones_op_by_op(name: 
         assert_replayed_as_recorded(recorded(CASES[name].build))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["builtin-gpt2-tiny", "builtin-llama-tiny-bf16", "builtin-resnet-tiny", "hf-bert"]
-)
-def test_the_simulated_bytes_for_a_gpu_are_the_recorded_ones_op_by_op(name: str) -> None:
-    with libraries_may_warn():
-        assert_replayed_as_recorded(recorded(CASES[name].build, "cuda"))
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "llama-tiny", "mixtral-tiny", "bert-tiny", "resnet-tiny"])
+def test_the_simulated_bytes_for_a_gpu_are_the_recorded_ones_op_by_op(preset: str) -> None:
+    options = StepOptions(batch=2, dtype="bf16-autocast", device="cuda")
+    seen = recorded(load(preset, options).build, "cuda")
+    assert seen.trace.persistent_bytes > 0
+    assert_replayed_as_recorded(seen)
 
 
 def test_the_sample_is_of_different_kinds() -> None:

@@ -159,6 +159,18 @@ def test_a_whole_training_script_for_the_gpu_is_captured_without_one() -> None:
     assert bytes_of(trace, "parameter") == 2 * 512
 
 
+def test_what_stays_on_the_host_takes_no_gpu_memory() -> None:
+    # GIVEN a model that is explicitly on the host, too large for its values to be known
+    def build() -> Step:
+        layers = [nn.Linear(300, 300, device="cpu"), nn.Tanh(), nn.Linear(300, 300, device="cpu")]
+        return Step.of(nn.Sequential(*layers), torch.randn(8, 300, device="cpu"), loss=torch.sum)
+
+    # THEN it is captured, backward included, and nothing of it is on the GPU
+    trace = captured(build, "cuda")
+    assert only_op(trace, "tanh_backward")
+    assert bytes_of(trace, "parameter") == bytes_of(trace, "gradient") == bytes_of(trace, "activation") == 0
+
+
 # torch.cuda -----------------------------------------------------------------------------------------------
 
 

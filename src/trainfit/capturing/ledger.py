@@ -37,6 +37,8 @@ class LiveStorage:
     start: int
     producer: str
     initial_bytes: int = 0
+    storage_bytes: int = 0
+    """Size of the torch storage itself; `nbytes` is what counts, which is rounded, or 0 on the host."""
     producer_op: int = -1
     index: int = -1
     end: int | None = None
@@ -141,7 +143,7 @@ class Ledger:
             if live.backing is not None:
                 storage = storage_over(live.backing.untyped_storage())
             else:
-                storage = hollow_storage(live.nbytes)
+                storage = hollow_storage(live.storage_bytes)
             self._hold(live, storage)
         return tensor_over(storage, dtype, size, stride, offset)
 
@@ -178,6 +180,7 @@ class Ledger:
     def _enter(self, live: LiveStorage, storage: torch.UntypedStorage) -> None:
         self.created.append(live)
         self.alive[id(live)] = live
+        live.storage_bytes = storage.nbytes()
         if self.on_host:
             live.on_host, live.nbytes = True, 0
         self.live_bytes += live.nbytes
