@@ -26,6 +26,7 @@ LAYERS = (
     "targets",
     "profiler",
     "workspace",
+    "costs",
     "capturing",
     "verification",
     "api",
@@ -35,8 +36,8 @@ LAYERS = (
 
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
-    "torch": ("step models targets profiler workspace capturing verification", "devices api cli"),
-    "numpy": ("simulate module_stats capturing", ""),
+    "torch": ("step models targets profiler workspace capturing verification", "devices costs api cli"),
+    "numpy": ("simulate module_stats costs capturing", ""),
     "rich": ("report", ""),
     "typer": ("cli", ""),
     "transformers": ("", "targets"),

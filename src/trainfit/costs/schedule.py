@@ -1,0 +1,140 @@
+"""When each op runs: the host issues, the device executes. Two queues, simulated, not a sum.
+
+On a GPU a kernel starts when the host has issued it and the kernel before it is done. Where kernels are
+shorter than the host needs to issue them, the device waits: the step is launch-bound. An op that reads a
+value back (`.item()`, `nonzero`) makes the host wait for the device. On a CPU both are the same queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.costs.table import CostTable, tensors_of
+from trainfit.trace import PHASES, Trace
+
+Seconds = NDArray[np.float64]
+
+# Ops whose result the host has to see before it goes on.
+_WAITS_FOR_DEVICE = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "equal.default",
+    "is_nonzero",
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Seconds of one step in steady state, op by op. Everything is predicted."""
+
+    trace: Trace
+    costs: CostTable
+    op_seconds: Seconds
+    """By how much the step grows with each op: the device's time, or the host's where the device waits."""
+    device_seconds: Seconds
+    """What each op keeps the device busy."""
+    host_seconds: Seconds
+    """What each op keeps the host busy, issuing it."""
+
+    @property
+    def step_seconds(self) -> float:
+        """The whole step."""
+        return float(self.op_seconds.sum())
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds by phase; recomputation in backward counts as backward."""
+        phase = np.array([PHASES.index(op.phase) for op in self.trace.ops], dtype=np.int64)
+        sums = np.bincount(phase, weights=self.op_seconds, minlength=len(PHASES)) if len(phase) else [0.0] * 3
+        return {name: float(seconds) for name, seconds in zip(PHASES, sums)}
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the device has work to do."""
+        return float(self.device_seconds.sum())
+
+    @property
+    def waiting_share(self) -> float:
+        """The share of the step in which the device waits for the host."""
+        step = self.step_seconds
+        return max(0.0, 1.0 - self.busy_seconds / step) if step else 0.0
+
+
+def schedule(trace: Trace, costs: CostTable) -> Schedule:
+    """Lay the ops of a step out in time; linear in ops."""
+    host = _host_seconds(trace, costs)
+    device = _per_op(trace, [cost.seconds for cost in costs.costs])
+    if costs.host.runs_kernels:
+        ends = np.cumsum(host + device)
+        return Schedule(trace, costs, np.diff(ends, prepend=0.0), device, host)
+    # In steady state the next step is issued while this one runs: simulate two, and take the second.
+    waits = _waits(trace)
+    launched = _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
+    ops = len(trace.ops)
+    ends = _two_queues(
+        np.tile(host, 2), np.tile(device, 2), np.tile(launched, 2), np.tile(waits, 2), costs.host.launch
+    )
+    start = ends[ops - 1] if ops else 0.0
+    return Schedule(trace, costs, np.diff(ends[ops:], prepend=start), device, host)
+
+
+def _two_queues(
+    host: Seconds, device: Seconds, launched: NDArray[np.bool_], waits: NDArray[np.bool_], launch: float
+) -> Seconds:
+    """Return when the device is done with each op (and the host, for ops that launch nothing).
+
+    Between two ops at which the host waits, `end[i] = max(issued[i], end[i-1]) + device[i]`, which is a
+    running maximum of `issued - work before` plus the work.
+    """
+    ends = np.zeros(len(host))
+    host_now = device_now = 0.0
+    begin = 0
+    for stop in [*(np.flatnonzero(waits) + 1).tolist(), len(host)]:
+        if stop <= begin:
+            continue
+        part = slice(begin, stop)
+        issued = host_now + np.cumsum(host[part])
+        work = np.cumsum(device[part])
+        # An op without a kernel never makes the device wait.
+        ready = np.where(launched[part], issued + launch, -np.inf)
+        slack = np.maximum(np.maximum.accumulate(ready - (work - device[part])), device_now)
+        ends[part] = work + slack
+        device_now = float(ends[stop - 1])
+        host_now = float(issued[-1])
+        if stop - 1 < len(waits) and waits[stop - 1]:
+            host_now = max(host_now, device_now)
+        begin = stop
+    return ends
+
+
+def _host_seconds(trace: Trace, costs: CostTable) -> Seconds:
+    host = costs.host
+    by_phase = {"forward": host.forward_op, "backward": host.backward_op, "optimizer": host.optimizer_op}
+    views = [signature.view for signature in trace.signatures]
+    # Recomputation runs Python again, although it happens in backward.
+    own = (
+        host.view_op if views[op.signature] else host.forward_op if op.recompute else by_phase[op.phase]
+        for op in trace.ops
+    )
+    seconds = np.fromiter(own, dtype=np.float64, count=len(trace.ops))
+    seconds += host.tensor * _per_op(trace, tensors_of(trace.signatures))
+    for call in trace.calls:
+        if call.forward_start < len(seconds):
+            seconds[call.forward_start] += host.module_call
+    return seconds
+
+
+def _per_op(trace: Trace, per_signature: list[float] | list[int] | list[bool]) -> Seconds:
+    numbers = np.fromiter((op.signature for op in trace.ops), dtype=np.int64, count=len(trace.ops))
+    found: Seconds = np.asarray(per_signature, dtype=np.float64)[numbers] if len(numbers) else np.zeros(0)
+    return found
+
+
+def _waits(trace: Trace) -> NDArray[np.bool_]:
+    per_signature = [any(word in s.name for word in _WAITS_FOR_DEVICE) for s in trace.signatures]
+    return _per_op(trace, per_signature) > 0

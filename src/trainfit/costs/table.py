@@ -1,0 +1,69 @@
+"""`CostTable`: what each distinct operator of a trace costs on a device, and where each figure comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainfit.devices import Device
+from trainfit.trace import Signature
+
+SOURCES = ("measured", "formula", "bandwidth", "assumed")
+"""`measured` on this machine; `formula`: FLOPs and bytes are known; `bandwidth`: no formula, priced by its
+traffic; `assumed`: free because nothing runs (views, uninitialised memory)."""
+BOUNDS = ("compute", "memory", "latency", "nothing")
+"""What holds an operator up on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """One call of a distinct operator: seconds on the device, besides what the host needs to issue it."""
+
+    seconds: float
+    source: str
+    bound: str = "nothing"
+    kernels: int = 1
+    """How many kernels it launches; 0 for views and uninitialised memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Seconds that the host spends per call, besides the kernels.
+
+    `runs_kernels` says whether the host runs them itself (a CPU: everything is one queue) or hands them to a
+    device that works in parallel (a GPU: two queues).
+    """
+
+    runs_kernels: bool
+    forward_op: float
+    """Python, the dispatcher and autograd's bookkeeping for one operator of the forward."""
+    backward_op: float
+    """The engine's share for one operator of the backward; no Python."""
+    optimizer_op: float
+    view_op: float
+    module_call: float
+    """Entering and leaving a module's `forward`."""
+    tensor: float
+    """For each further tensor of an operator that takes a list of them (foreach and fused optimizers)."""
+    launch: float = 0.0
+    """From the host's call to the start of the kernel on an idle device."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds for every signature of one trace on one device."""
+
+    device: Device
+    host: Host
+    costs: tuple[OpCost, ...]
+    """One per signature of the trace, in its order."""
+    uncertainty: float
+    """Relative: the step is expected between `seconds / (1 + u)` and `seconds * (1 + u)`."""
+
+
+def tensors_of(signatures: Sequence[Signature]) -> list[int]:
+    """Return for each signature how many tensors it takes beyond those that every operator takes."""
+    return [max(len(signature.inputs) - _USUAL_TENSORS, 0) for signature in signatures]
+
+
+_USUAL_TENSORS = 6
