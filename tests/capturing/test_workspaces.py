@@ -131,6 +131,96 @@ def test_a_small_step_is_measured_whole_within_the_quick_limits(convolved: Trace
     assert captured(convolution(), limits=QUICK).signatures == convolved.signatures
 
 
+# Workspaces that depend on values -------------------------------------------------------------------------
+
+
+class Exponential(nn.Module):
+    """A layer whose weight is the exponential of a matrix with `size` as its 1-norm."""
+
+    def __init__(self, width: int, size: float) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.eye(width) * size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.matrix_exp(self.matrix)
+
+
+def exponential(width: int, size: float) -> Build:
+    def build() -> Step:
+        model, inputs = Exponential(width, size), torch.randn(4, width)
+        # A loss and a rate so small that neither the gradient nor the step changes the order of size.
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        return Step.of(model, inputs, loss=lambda y: y.mean() * 1e-9, optimizer=optimizer)
+
+    return build
+
+
+def alone(width: int, size: float) -> int:
+    matrix = torch.eye(width) * size
+    with profile_allocations() as log, log.range("exponential"):
+        result = torch.matrix_exp(matrix)
+    usage = log.usage("exponential")
+    assert result.shape == matrix.shape
+    return usage.peak_bytes - usage.end_bytes
+
+
+@pytest.mark.parametrize("width", [16, 300], ids=["values known anyway", "values known at second try"])
+@pytest.mark.parametrize("size", [1e-2, 0.3, 2.0])
+def test_the_matrix_exponential_has_the_workspace_of_its_values(width: int, size: float) -> None:
+    # GIVEN matrices for which the kernel takes 4, 8 and 18 terms
+    trace = captured(exponential(width, size))
+    forward = signature(trace, ops(trace, "linalg_matrix_exp", phase="forward")[0])
+    assert (forward.workspace_source, forward.workspace_bytes) == ("measured", alone(width, size))
+    assert not trace.warnings
+    assert_exact(exponential(width, size))
+
+
+def test_larger_values_take_more_workspace() -> None:
+    assert alone(300, 1e-2) < alone(300, 0.3) < alone(300, 2.0) == alone(300, 1000.0)
+
+
+def test_calls_of_the_same_shapes_keep_their_own_workspaces() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.large = Exponential(16, 1e-2), Exponential(16, 2.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.large(self.small(x))
+
+    trace = captured(training(Two, 4, 16, loss=lambda y: y.mean() * 1e-9))
+    found = [
+        signature(trace, n).workspace_bytes for n in ops(trace, "linalg_matrix_exp", phase="forward")
+    ]  # fmt: skip
+    assert found == [alone(16, 1e-2), alone(16, 2.0)]
+
+
+def test_a_step_too_large_to_be_run_assumes_the_largest_workspace_and_says_so() -> None:
+    # GIVEN a limit that lets each operator through, but not the step as a whole
+    limits = Limits(nbytes=5 * 300 * 300 * 4 * 2, products=1e9, convolutions=1e3)
+    trace = captured(exponential(300, 1e-2), limits=limits)
+    forward = signature(trace, ops(trace, "linalg_matrix_exp", phase="forward")[0])
+    assert (forward.workspace_source, forward.workspace_bytes) == ("measured", alone(300, 1000.0))
+    warning = next(w for w in trace.warnings if "linalg_matrix_exp" in w)
+    assert warning.startswith("memory depends on data: ")
+    assert "was measured on values that need the most in Exponential" in warning
+
+
+def test_a_step_that_profiles_itself_is_left_alone() -> None:
+    def build() -> Step:
+        step = exponential(16, 0.3)()
+
+        def run() -> object:
+            with torch.autograd.profiler.profile():
+                return step.run()
+
+        return Step(step.model, step.optimizer, run)
+
+    trace = captured(build)
+    forward = signature(trace, ops(trace, "linalg_matrix_exp", phase="forward")[0])
+    assert forward.workspace_bytes == alone(16, 1000.0)
+
+
 # Formulas for a GPU ---------------------------------------------------------------------------------------
 
 

@@ -113,6 +113,8 @@ def signature_of(call: Call) -> t.Signature:
         in_place=bool(operator.mutated),
         random=operator.random,
         collective=operator.collective,
+        workspace_bytes=call.workspace_bytes or 0,
+        workspace_source="none" if call.workspace_bytes is None else "measured",
     )
 
 

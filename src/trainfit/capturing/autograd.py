@@ -19,7 +19,7 @@ import torch
 
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
 from trainfit.capturing.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
-from trainfit.capturing.values import worth_knowing
+from trainfit.capturing.values import Values
 
 _ENGINE_FUNCTION = "_engine_run_backward"
 
@@ -57,9 +57,10 @@ class SavedTensor:
 class SavedTensorHooks:
     """Installs the metadata-only hooks, and can step aside where torch forbids hooks."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, values: Values) -> None:
         """Prepare hooks that report to `ledger`."""
         self._ledger = ledger
+        self._values = values
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
@@ -68,7 +69,7 @@ class SavedTensorHooks:
             return tensor
         live = self._ledger.find(tensor)
         if live is None:
-            known = worth_knowing(tensor.dtype, tensor.numel())
+            known = self._values.worth_knowing(tensor.dtype, tensor.numel())
             live = self._ledger.register(tensor, OUTSIDE, known=known)
         if live.reference is None or (live.known and live.backing is None):
             return tensor

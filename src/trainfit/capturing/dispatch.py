@@ -39,7 +39,6 @@ from trainfit.capturing.values import (
     Values,
     assume_result,
     decide,
-    worth_knowing,
 )
 from trainfit.errors import CaptureError
 
@@ -61,13 +60,25 @@ class CaptureMode(TorchDispatchMode):
         # Otherwise torch wraps the method below in two more frames, on every operator call.
         return False
 
-    def __init__(self, ledger: Ledger, recorder: Recorder, values: Values, oracle: MetadataOracle) -> None:
-        """Share the ledger, recorder and value rules of one session, and what is known of operators."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        recorder: Recorder,
+        values: Values,
+        oracle: MetadataOracle,
+        *,
+        measures_workspaces: bool,
+    ) -> None:
+        """Share the ledger, recorder and value rules of one session, and what is known of operators.
+
+        `measures_workspaces` says that the kernels of this machine are those of the trace.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.recorder = recorder
         self.values = values
         self.oracle = oracle
+        self.measures_workspaces = measures_workspaces
         self.random = RandomStream()
 
     def __torch_dispatch__(
@@ -150,7 +161,7 @@ class CaptureMode(TorchDispatchMode):
         if (
             call.operator.runs_on_cpu
             and self._inputs_known(call.operator, tensors, lives)
-            and _small_outputs(call)
+            and self.small_outputs(call)
         ):
             if call.operator.mutated and self._would_change_outside(call.operator, args, kwargs):
                 return self._hollow(func, call, args, kwargs, tensors, lives)
@@ -161,7 +172,8 @@ class CaptureMode(TorchDispatchMode):
         """Return the ledger's entry for a tensor, entering storages that torch made out of our sight."""
         live = self.ledger.find(tensor)
         if live is None:
-            live = self.ledger.register(tensor, OUTSIDE, known=worth_knowing(tensor.dtype, tensor.numel()))
+            known = self.values.worth_knowing(tensor.dtype, tensor.numel())
+            live = self.ledger.register(tensor, OUTSIDE, known=known)
         return live
 
     def run_real(
@@ -272,7 +284,7 @@ class CaptureMode(TorchDispatchMode):
             if output.group not in new:
                 # Memory that may be filled with known values later, or is filled with assumed ones.
                 may_be_known = operator.uninitialised or operator.name in FILLED_LATER
-                keep_values = may_be_known and worth_knowing(output.dtype, output.size.numel())
+                keep_values = may_be_known and self.values.worth_knowing(output.dtype, output.size.numel())
                 new[output.group] = self.ledger.allocate(
                     output.storage_bytes, operator.name, keep_values=keep_values
                 )
@@ -316,6 +328,17 @@ class CaptureMode(TorchDispatchMode):
                 return False
             return all(live.known for live in lives[1:])
         return all(live.known for live in lives)
+
+    def small_outputs(self, call: Call) -> bool:
+        """Whether the results of a call are worth knowing."""
+        return all(map(self._small, call.outputs))
+
+    def _small(self, output: Output | list[Output]) -> bool:
+        if isinstance(output, list):
+            return all(map(self._small, output))
+        return not isinstance(output, NewTensor) or self.values.worth_knowing(
+            output.dtype, output.size.numel()
+        )
 
     # What Python code does to tensors without an operator call (see `patches.py`) --------------------------
 
@@ -442,16 +465,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= length
     return True
-
-
-def _small_outputs(call: Call) -> bool:
-    return all(_small(output) for output in call.outputs)
-
-
-def _small(output: Output | list[Output]) -> bool:
-    if isinstance(output, list):
-        return all(_small(item) for item in output)
-    return not isinstance(output, NewTensor) or worth_knowing(output.dtype, output.size.numel())
 
 
 def _on_meta_device(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:

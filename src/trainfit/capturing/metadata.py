@@ -63,6 +63,8 @@ class Call:
     outputs: tuple[Output | list[Output], ...]
     single: bool
     signature: int = -1
+    workspace_bytes: int | None = None
+    """What the kernel took inside itself, where that depends on values and was seen with the real ones."""
 
 
 def call_key(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Key, list[torch.Tensor]]:

@@ -31,7 +31,7 @@ from trainfit.step import Step
 from trainfit.trace import Trace
 from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
-from trainfit.workspace.measured import QUICK, Limits, measure_operators
+from trainfit.workspace.measured import QUICK, Limits, affordable, measure_operators
 
 CUDA_BLOCK_BYTES = 512
 """torch's CUDA allocator hands out memory in multiples of this."""
@@ -43,16 +43,26 @@ Progress = Callable[[str], None]
 class Session:
     """Everything one capture shares: ledger, recorder, value rules, hooks and the dispatch mode."""
 
-    def __init__(self, device: str = "cpu", oracle: MetadataOracle | None = None) -> None:
+    def __init__(
+        self, device: str = "cpu", oracle: MetadataOracle | None = None, *, know_everything: bool = False
+    ) -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
         self.device = device
         self.ledger = Ledger(granularity=CUDA_BLOCK_BYTES if device == "cuda" else 1)
         self.recorder = Recorder(self.ledger)
         self.modules = ModuleTable()
         self.recorder.module_index = self.modules.index
-        self.values = Values(lambda: self.modules.name(self.recorder.current_module()))
-        self.mode = CaptureMode(self.ledger, self.recorder, self.values, oracle or MetadataOracle())
-        self.saved_tensor_hooks = SavedTensorHooks(self.ledger)
+        self.values = Values(
+            lambda: self.modules.name(self.recorder.current_module()), know_everything=know_everything
+        )
+        self.mode = CaptureMode(
+            self.ledger,
+            self.recorder,
+            self.values,
+            oracle or MetadataOracle(),
+            measures_workspaces=device == "cpu",
+        )
+        self.saved_tensor_hooks = SavedTensorHooks(self.ledger, self.values)
         self.node_hooks = NodeHooks(self.recorder)
 
     @contextlib.contextmanager
@@ -127,13 +137,23 @@ def capture(
     """
     report = progress or (lambda stage: None)
     oracle = MetadataOracle()
+    know_everything = False
     with _one_at_a_time():
         surroundings = Surroundings()
         try:
             for _ in range(_MOST_CORRECTIONS):
-                trace = _attempt(build, Session(device, oracle), target, limits, surroundings, report)
-                if trace is not None:
+                session = Session(device, oracle, know_everything=know_everything)
+                trace = _attempt(build, session, target, limits, surroundings, report)
+                if trace is None:
+                    continue
+                if (
+                    not session.values.kernel_lacked_values
+                    or know_everything
+                    or not affordable(trace, limits)
+                ):
                     break
+                # Some kernel's workspace depends on values, and a step as small as this has them soon.
+                know_everything = True
             assert trace is not None, "the layouts of results do not settle"
         finally:
             surroundings.put_back()

@@ -12,6 +12,7 @@ from trainfit.capturing.metadata import Call, call_key, describe_call
 from trainfit.capturing.operators import aten, describe
 from trainfit.capturing.values import user_line
 from trainfit.errors import CaptureError
+from trainfit.workspace.measured import run_for_workspace
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
@@ -200,6 +201,37 @@ def resize(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keyword
     return tensor
 
 
+def workspace_by_values(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
+    """Look at the workspace of a kernel that takes another path for other values, with the step's own.
+
+    The matrix exponential takes more terms the larger the matrix is. Where the values are not known, the
+    kernel is measured on made-up ones, which are large (see `workspace/replay.py`).
+    """
+    if not mode.measures_workspaces:
+        return NOT_SPECIAL
+    key, tensors = call_key(func, args, kwargs)
+    lives = [mode.live(tensor) for tensor in tensors]
+    call = mode.oracle.look_up(key) or mode.oracle.ask(func, key, args, kwargs)
+    workspace = None
+    if all(live.known for live in lives) and mode.small_outputs(call):
+        with torch.utils._python_dispatch._disable_current_modes():
+            workspace = run_for_workspace(func, args, kwargs)
+    if workspace is None:
+        mode.values.kernel_lacked_values = True
+        mode.values.assume(
+            f"memory depends on data: {call.operator.name} was measured on values that need the most"
+        )
+        return NOT_SPECIAL
+    for live in lives:
+        mode.values.rely_on(live)
+    # Calls of the same shapes with another workspace are another row of the trace's table.
+    key = ((func, workspace), *key[1:])
+    seen = mode.oracle.look_up(key) or mode.oracle.remember(
+        Call(call.operator, key, call.outputs, call.single, workspace_bytes=workspace)
+    )
+    return mode.run_real(func, seen, key, args, kwargs, tensors, lives)
+
+
 def run_for_real(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Run what touches no data: giving a tensor another storage, questions about metadata."""
     return func(*args, **kwargs)
@@ -219,6 +251,7 @@ HANDLERS: dict[OpOverload, Handler] = {
     aten._ctc_loss.Tensor: ctc_loss,
     aten._pack_padded_sequence.default: pack_padded_sequence,
     aten.allclose.default: allclose,
+    aten.linalg_matrix_exp.default: workspace_by_values,
     aten._efficientzerotensor.default: run_for_real,
     aten.resize_.default: resize,
     aten.resize_as_.default: resize,

@@ -21,13 +21,9 @@ _PATIENCE = 100
 """Times that a line may ask about unknown data before it gets the other answer."""
 _INTEGER_LIMIT = 1 << 20
 _FLOAT_LIMIT = 1 << 16
+_EVERYTHING = 1 << 62
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
 _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
-
-
-def worth_knowing(dtype: torch.dtype, numel: int) -> bool:
-    """Whether a tensor is small enough to be computed for real."""
-    return numel <= (_FLOAT_LIMIT if dtype.is_floating_point or dtype.is_complex else _INTEGER_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +43,23 @@ class Assumption:
 class Values:
     """Answers questions about values, and remembers what had to be assumed."""
 
-    def __init__(self, current_module: Callable[[], str]) -> None:
-        """`current_module` names the module that is running, for the warnings."""
+    def __init__(self, current_module: Callable[[], str], *, know_everything: bool = False) -> None:
+        """`current_module` names the module that is running, for the warnings.
+
+        `know_everything` computes tensors of any size for real: then the capture is a real run.
+        """
         self._current_module = current_module
+        self._float_limit = _EVERYTHING if know_everything else _FLOAT_LIMIT
+        self._integer_limit = _EVERYTHING if know_everything else _INTEGER_LIMIT
         self.assumptions: dict[Assumption, None] = {}
+        self.kernel_lacked_values = False
+        """Whether some kernel's workspace depends on values that were not known."""
         self._asked: dict[str, int] = {}
+
+    def worth_knowing(self, dtype: torch.dtype, numel: int) -> bool:
+        """Whether a tensor is small enough to be computed for real."""
+        real = dtype.is_floating_point or dtype.is_complex
+        return numel <= (self._float_limit if real else self._integer_limit)
 
     def assume(self, text: str) -> None:
         """Note an assumption, once per place."""

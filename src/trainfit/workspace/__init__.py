@@ -18,7 +18,9 @@ def with_measured_workspaces(trace: Trace, limits: Limits) -> Trace:
     signatures: list[Signature] = []
     left_out: set[str] = set()
     for signature, measured in zip(trace.signatures, measure_operators(trace.signatures, limits)):
-        if measured is not None:
+        if signature.workspace_source == "measured":
+            pass  # with the step's own values, where made-up ones would take another path
+        elif measured is not None:
             workspace = measured.workspace_bytes
             signature = replace(signature, workspace_bytes=workspace, workspace_source="measured")
         elif not signature.view:

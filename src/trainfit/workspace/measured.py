@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from trainfit.profiler import AllocationLog, profile_allocations
-from trainfit.trace import Signature
+from trainfit.trace import Signature, Trace
 from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
 
 
@@ -70,15 +70,42 @@ def measure_operators(signatures: Sequence[Signature], limits: Limits) -> list[M
     return [_cache.get((signature, threads)) for signature in signatures]
 
 
+def run_for_workspace(function: Any, positional: Sequence[Any], keyword: dict[str, Any]) -> int | None:
+    """Run an operator on given arguments for the bytes that its kernel takes beyond its results.
+
+    None while the step itself is being profiled: there is one profiler only.
+    """
+    if torch._C._autograd._profiler_enabled():
+        return None
+    with profile_allocations() as log, torch.no_grad(), log.range("operator"):
+        result = function(*positional, **keyword)
+    del result
+    return _workspace(log, "operator")
+
+
+def affordable(trace: Trace, limits: Limits) -> bool:
+    """Whether the whole step may be run, only to look at its memory: about as long as its operators alone."""
+    products = (trace.signatures[op.signature] for op in trace.ops)
+    work = sum(_multiply_adds(signature) for signature in products if _is_product(signature.name))
+    return trace.observed_peak_bytes <= limits.nbytes and work <= limits.convolutions
+
+
 def _within(signature: Signature, limits: Limits) -> bool:
-    if any(word in signature.name for word in ("conv", "rnn", "lstm", "gru")):
+    if _is_convolution(signature.name):
         return _multiply_adds(signature) <= limits.convolutions
     specs = (*signature.inputs, *signature.outputs)
     nbytes = sum(math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs)
     if nbytes > limits.nbytes:
         return False
-    is_product = any(word in signature.name for word in ("mm", "attention", "linear"))
-    return not is_product or _multiply_adds(signature) <= limits.products
+    return not _is_product(signature.name) or _multiply_adds(signature) <= limits.products
+
+
+def _is_convolution(name: str) -> bool:
+    return any(word in name for word in ("conv", "rnn", "lstm", "gru"))
+
+
+def _is_product(name: str) -> bool:
+    return _is_convolution(name) or any(word in name for word in ("mm", "attention", "linear"))
 
 
 def _multiply_adds(signature: Signature) -> float:
