@@ -19,6 +19,7 @@ LAYERS = (
     "errors",
     "units  arguments  user_errors",
     "trace  trace_check  simulate",
+    "work",
     "module_stats",
     "store  devices",
     "step",
@@ -154,7 +155,7 @@ WITHOUT_TORCH = (
     *("trainfit", "trainfit.errors", "trainfit.units", "trainfit.arguments", "trainfit.user_errors"),
     *("trainfit.trace", "trainfit.trace_check", "trainfit.simulate", "trainfit.module_stats"),
     *("trainfit.devices", "trainfit.store", "trainfit.cli"),
-    *(name for name in FILES if name.startswith("trainfit.report")),
+    *(name for name in FILES if name.startswith(("trainfit.report", "trainfit.work"))),
 )
 
 

@@ -27,6 +27,7 @@ CATEGORIES = (
 )
 HOLDERS = ("program", "autograd", "gradient", "optimizer")
 WORKSPACE_SOURCES = ("none", "formula", "measured", "unknown")
+WORK_SOURCES = ("none", "registry", "formula", "traffic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ class Signature:
     """A distinct operator call: name and argument metadata. Many ops share one.
 
     `workspace_bytes` is what the kernel allocates and frees inside itself on the trace's device, on top of
-    its results; `workspace_source` says where the figure comes from.
+    its results; `workspace_source` says where the figure comes from. `flops` and `moved_bytes` are what any
+    device has to do: `work_source` says who counted (torch's `registry`, a `formula` of ours), or that nobody
+    knows the operator and only its `traffic` is known.
     """
 
     name: str
@@ -56,6 +59,9 @@ class Signature:
     collective: bool
     workspace_bytes: int = 0
     workspace_source: str = "none"
+    flops: int = 0
+    moved_bytes: int = 0
+    work_source: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,8 @@ class Trace:
     """Calls in the order in which their backward ended."""
     observed_peak_bytes: int
     """The most bytes the recorder saw alive at once (without workspaces)."""
+    tf32: tuple[str, ...] = ()
+    """Which kinds of float32 products may be rounded to TF32 on a GPU: `matmul`, `convolution`."""
     warnings: tuple[str, ...] = field(default=())
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.trace import CATEGORIES, HOLDERS, PHASES, WORKSPACE_SOURCES, Op, Storage, Trace
+from trainfit.trace import CATEGORIES, HOLDERS, PHASES, WORK_SOURCES, WORKSPACE_SOURCES, Op, Storage, Trace
 
 LARGEST_TOTAL_BYTES = (1 << 63) - 1
 """The simulator counts in 64 bits."""
@@ -39,6 +39,9 @@ def _signatures(trace: Trace) -> None:
         _require(signature.workspace_bytes >= 0, *here, "workspaces are not negative")
         known = signature.workspace_source in WORKSPACE_SOURCES
         _require(known, *here, "the source of a workspace is none, formula, measured or unknown")
+        _require(min(signature.flops, signature.moved_bytes) >= 0, *here, "work is not negative")
+        known = signature.work_source in WORK_SOURCES
+        _require(known, *here, "work is counted by nobody, the registry, a formula or its traffic")
 
 
 def _modules(trace: Trace) -> None:

@@ -75,7 +75,7 @@ def canonical(content: Any) -> bytes:
 def sealed(content: Any, **head: Any) -> bytes:
     """Return a file whose hash is right, whatever its content."""
     digest = hashlib.sha256(canonical(content)).hexdigest()
-    document = {"format": "trainfit-trace", "schema": 1, "sha256": digest} | head
+    document = {"format": "trainfit-trace", "schema": 2, "sha256": digest} | head
     return json.dumps(document | {"trace": content}).encode()
 
 
@@ -124,7 +124,7 @@ def test_the_file_says_what_it_is(path: Path) -> None:
     save_trace(TRACE, path)
     document = json.loads(path.read_bytes())
     assert list(document) == ["format", "schema", "sha256", "trace"]
-    assert (document["format"], document["schema"]) == ("trainfit-trace", 1)
+    assert (document["format"], document["schema"]) == ("trainfit-trace", 2)
     assert document["sha256"] == content_hash(TRACE)
     assert path.read_bytes().endswith(b'"trace": ' + canonical(document["trace"]) + b"}\n")
 
@@ -261,20 +261,21 @@ def test_json_that_is_not_a_trace(path: Path, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        (2, "schema 2"),
+        (1, "schema 1"),
+        (3, "schema 3"),
         (0, "schema 0"),
         (None, "an unknown schema"),
-        ("1", "an unknown schema"),
-        (1.0, "an unknown schema"),
+        ("2", "an unknown schema"),
+        (2.0, "an unknown schema"),
         (True, "an unknown schema"),
         (10**4000, "an unknown schema"),
         (["x" * 10_000], "an unknown schema"),
     ],
-    ids=["2", "0", "none", "text", "float", "bool", "huge", "long"],
+    ids=["1", "3", "0", "none", "text", "float", "bool", "huge", "long"],
 )
 def test_another_schema(path: Path, schema: object, named: str) -> None:
     path.write_bytes(sealed(content_of(TRACE, path), schema=schema))
-    assert f"{path} has {named}, but this trainfit reads schema 1; capture the step again." == refused(path)
+    assert f"{path} has {named}, but this trainfit reads schema 2; capture the step again." == refused(path)
 
 
 def test_a_broken_gzip_file(path: Path) -> None:

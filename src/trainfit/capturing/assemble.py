@@ -58,8 +58,18 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
         backward_pre_order=tuple(recorder.backward_pre_order),
         backward_post_order=tuple(recorder.backward_post_order()),
         observed_peak_bytes=max((row.live_bytes for row in rows), default=persistent),
+        tf32=_tf32(),
         warnings=tuple(str(assumption) for assumption in session.values.assumptions),
     )
+
+
+def _tf32() -> tuple[str, ...]:
+    """Return which float32 products the step's own settings let a GPU round to TF32."""
+    allowed = {
+        "matmul": torch.backends.cuda.matmul.allow_tf32,
+        "convolution": torch.backends.cudnn.allow_tf32,
+    }
+    return tuple(kind for kind, is_allowed in allowed.items() if is_allowed)
 
 
 def _numbers(lives: Iterable[LiveStorage]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from trainfit.capturing import patches
 from trainfit.capturing.assemble import assemble, signature_of
 from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
 from trainfit.capturing.composites import ordinary_paths
+from trainfit.capturing.counting import counted
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.metadata import MetadataOracle
@@ -52,6 +53,7 @@ class Session:
         self.recorder = Recorder(self.ledger)
         self.modules = ModuleTable()
         self.recorder.module_index = self.modules.index
+        self.recorder.module_name = self.modules.name
         self.values = Values(
             lambda: self.modules.name(self.recorder.current_module()), know_everything=know_everything
         )
@@ -62,7 +64,7 @@ class Session:
             oracle or MetadataOracle(),
             measures_workspaces=device == "cpu",
         )
-        self.saved_tensor_hooks = SavedTensorHooks(self.ledger, self.values)
+        self.saved_tensor_hooks = SavedTensorHooks(self.recorder, self.values)
         self.node_hooks = NodeHooks(self.recorder)
 
     @contextlib.contextmanager
@@ -73,7 +75,7 @@ class Session:
             no_cycle_collection(),
             patches.installed(self),
             self.saved_tensor_hooks.install(),
-            ordinary_paths(),
+            ordinary_paths(self.mode, self.device),
             self.mode,
         ):
             self._calibrate()
@@ -158,6 +160,7 @@ def capture(
         finally:
             surroundings.put_back()
         trace = with_measured_workspaces(trace, limits) if device == "cpu" else with_gpu_workspaces(trace)
+        trace = counted(trace)
     trace.check()
     return trace
 

@@ -18,6 +18,10 @@ class ResNetConfig:
     block: Literal["basic", "bottleneck"] = "bottleneck"
     blocks_per_stage: tuple[int, ...] = (3, 4, 6, 3)
     width: int = 64
+    groups: int = 1
+    """Of a bottleneck's 3x3 convolution: 32 in a ResNeXt."""
+    group_width: int = 64
+    """Channels per group inside the first stage's bottlenecks: 4 in a ResNeXt-50, 128 in a wide ResNet."""
     classes: int = 1000
 
     @property
@@ -26,9 +30,9 @@ class ResNetConfig:
         return 4 if self.block == "bottleneck" else 1
 
 
-def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """Without bias, because a batch norm with its own bias always follows."""
-    return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
+    return nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, groups=groups, bias=False)
 
 
 class ResidualBlock(nn.Module):
@@ -42,10 +46,11 @@ class ResidualBlock(nn.Module):
         super().__init__()
         outputs = width * config.expansion
         if config.block == "bottleneck":
+            inside = width * config.groups * config.group_width // 64
             convolutions = [
-                _convolution(inputs, width, 1),
-                _convolution(width, width, 3, stride),
-                _convolution(width, outputs, 1),
+                _convolution(inputs, inside, 1),
+                _convolution(inside, inside, 3, stride, config.groups),
+                _convolution(inside, outputs, 1),
             ]
         else:
             convolutions = [_convolution(inputs, width, 3, stride), _convolution(width, outputs, 3)]

@@ -1,0 +1,81 @@
+"""Fused attention: the shape of the work inside, whatever the kernel is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainfit.trace import Signature
+from trainfit.work.calls import Arguments, base_name
+
+# Where `is_causal` stands, by operator; all of them put query, key and value (after the output's gradient
+# in backward) first.
+_CAUSAL_POSITION = {
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "_scaled_dot_product_fused_attention_overrideable": 6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One call of fused attention."""
+
+    kernel: str
+    """`flash`, `efficient`, `cudnn` or `overrideable`."""
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    head: int
+    value_head: int
+    causal: bool
+    backward: bool
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations by the usual count: a causal mask is not deducted.
+
+        Forward has two products. Backward has five: it makes the scores once more.
+        """
+        pairs = self.batch * self.heads * self.queries * self.keys
+        if self.backward:
+            return 2 * pairs * (3 * self.head + 2 * self.value_head)
+        return 2 * pairs * (self.head + self.value_head)
+
+    @property
+    def executed_share(self) -> float:
+        """The share of the products that a kernel cannot skip: blocks above the causal diagonal are."""
+        if not self.causal or not self.keys:
+            return 1.0
+        seen = min(self.queries, self.keys)
+        return 1.0 - (seen - 1) / (2.0 * self.keys)
+
+
+def attention_of(signature: Signature) -> Attention | None:
+    """Return the attention that a call computes, or None."""
+    name = base_name(signature)
+    position = _CAUSAL_POSITION.get(name)
+    if position is None:
+        return None
+    backward = name.endswith("_backward")
+    call = Arguments(signature)
+    query, key, value = (call.tensor(number + backward) for number in range(3))
+    if query is None or key is None or value is None or len(query.shape) != 4:
+        return None
+    return Attention(
+        kernel=next(kind for kind in ("flash", "efficient", "cudnn", "overrideable") if kind in name),
+        batch=query.shape[0],
+        heads=query.shape[1],
+        queries=query.shape[2],
+        keys=key.shape[2],
+        head=query.shape[3],
+        value_head=value.shape[3],
+        causal=bool(call.get(position, "is_causal", False)),
+        backward=backward,
+    )
