@@ -7,10 +7,18 @@ avoid working in place. While a capture runs, each has a kernel of ours that tak
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
+
+from trainfit.capturing import derivatives
+from trainfit.capturing.special import known_numbers
+
+if TYPE_CHECKING:
+    from trainfit.capturing.dispatch import CaptureMode
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 aten = torch.ops.aten
@@ -67,17 +75,38 @@ def attention_by_formula(
     return torch.matmul(weights, value).to(dtype), narrow
 
 
+def ctc_loss(
+    mode: CaptureMode,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Read the lengths as numbers: then backward does not keep the tensors."""
+    lengths = [each.to(torch.int64).contiguous() for each in (input_lengths, target_lengths)]
+    inputs, outputs = (known_numbers(mode, each) for each in lengths)
+    loss: torch.Tensor = aten.ctc_loss.IntList(
+        log_probs, targets, inputs, outputs, blank, reduction, zero_infinity
+    )
+    return loss
+
+
 def _half_precision_sums() -> bool:
     return bool(torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
 
 
 @contextlib.contextmanager
-def ordinary_paths() -> Iterator[None]:
-    """Install the ordinary paths for the length of a capture."""
+def ordinary_paths(mode: CaptureMode, device: str) -> Iterator[None]:
+    """Install the ordinary paths, of operators and of backward formulas, for the length of a capture."""
     library = torch.library.Library("aten", "IMPL")
     try:
+        derivatives.install(library, mode, device)
         library.impl("linear", linear, "AutogradCPU")
         library.impl("_scaled_dot_product_attention_math", attention_by_formula, "AutogradCPU")
+        library.impl("ctc_loss.Tensor", functools.partial(ctc_loss, mode), "AutogradCPU")
         yield
     finally:
         library._destroy()

@@ -7,8 +7,9 @@ about values get the answer that a real run would give.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ class CaptureMode(TorchDispatchMode):
         self.oracle = oracle
         self.measures_workspaces = measures_workspaces
         self.random = RandomStream()
+        self._in_torchs_formula = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,6 +102,10 @@ class CaptureMode(TorchDispatchMode):
             return func(*args, **kwargs)
         if sparse.is_sparse_call(func, args):
             return sparse.handle(self, func, args, kwargs)
+        if self.recorder.in_engine and (self._in_torchs_formula or called_by_engine(depth=3)):
+            if func is aten.where.self and self._sums_masked_gradient():
+                return special.masked_select(self, aten.masked_select.default, (args[1], args[0]), {})
+            func = self.as_the_engine_would(func, args, kwargs)
         handler = special.HANDLERS.get(func)
         if handler is not None:
             result = handler(self, func, args, kwargs)
@@ -112,8 +118,6 @@ class CaptureMode(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if self.recorder.in_engine and called_by_engine(depth=3):
-            func = self.as_the_engine_would(func, args, kwargs)
         return self.compute(func, args, kwargs)
 
     def view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,7 +158,8 @@ class CaptureMode(TorchDispatchMode):
             finally:
                 self.ledger.on_host = False
         if shape_args is not None:
-            key = (key, call_key(func, shape_args, {})[0])
+            # The same call with another result; what it was called with stays as it is.
+            key = ((func, call_key(func, shape_args, {})[0]), *key[1:])
         call = self.oracle.look_up(key)
         if call is None:
             call = self.oracle.ask(func, key, args if shape_args is None else shape_args, kwargs, kernel)
@@ -399,6 +404,22 @@ class CaptureMode(TorchDispatchMode):
             return forms[func]
         return func
 
+    @contextlib.contextmanager
+    def torchs_own_formula(self) -> Iterator[None]:
+        """Treat the operators of a formula that we call for the engine as if the engine called it."""
+        self._in_torchs_formula = True
+        try:
+            yield
+        finally:
+            self._in_torchs_formula = False
+
+    def _sums_masked_gradient(self) -> bool:
+        """Whether a formula sums what lies under a mask, for which a real run selects it first."""
+        node = self.recorder.node.name
+        return (
+            node == "MaskedFillBackward1" and not self.recorder.between_nodes and not torch.is_grad_enabled()
+        )
+
     def engine_would_add_in_place(self, buffered: torch.Tensor) -> bool:
         """Whether the engine, in a real run, adds a second gradient into `buffered` itself.
 
@@ -436,8 +457,6 @@ _IN_PLACE_FORMS = {
     aten.scatter.src: aten.scatter_.src,
     aten.scatter.value: aten.scatter_.value,
     aten.scatter_add.default: aten.scatter_add_.default,
-    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
-    aten.masked_fill.Tensor: aten.masked_fill_.Tensor,
     aten.masked_scatter.default: aten.masked_scatter_.default,
     aten.put.default: aten.put_.default,
 }
@@ -447,7 +466,14 @@ _IN_PLACE_IN_NODE = {
         aten.sub.Tensor: aten.sub_.Tensor,
         aten.mul.Tensor: aten.mul_.Tensor,
         aten.div.Tensor: aten.div_.Tensor,
-    }
+    },
+    # With factors that are zero.
+    "CumprodBackward0": {aten.mul.Tensor: aten.mul_.Tensor, aten.div.Tensor: aten.div_.Tensor},
+    # Clamping between tensors.
+    "ClampBackward0": {
+        aten.logical_and.default: aten.logical_and_.default,
+        aten.logical_or.default: aten.logical_or_.default,
+    },
 }
 
 

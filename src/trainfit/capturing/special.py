@@ -137,8 +137,9 @@ def check_finite_and_unscale(mode: CaptureMode, func: OpOverload, args: Argument
 
 
 def ctc_loss(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
-    """The lengths are tensors, and one result's shape depends on the longest target."""
-    longest = _largest_known(mode, args[3])
+    """One result's shape depends on the longest target; the lengths are numbers, or tensors."""
+    lengths = args[3]
+    longest = max(known_numbers(mode, lengths) if isinstance(lengths, torch.Tensor) else lengths)
 
     def kernel(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         steps, batch = log_probs.shape[:2]
@@ -147,20 +148,21 @@ def ctc_loss(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywo
     return mode.compute(func, args, kwargs, kernel=kernel, shape_args=(*args, longest))
 
 
-def _largest_known(mode: CaptureMode, lengths: torch.Tensor) -> int:
+def known_numbers(mode: CaptureMode, lengths: torch.Tensor) -> list[int]:
+    """Return the values of a tensor of lengths; they must not depend on data."""
     live = mode.live(lengths)
     if not live.known:
         raise CaptureError(
             f"{user_line()} needs lengths whose values depend on data; capture cannot follow it."
         )
     mode.values.rely_on(live)
-    return int(lengths.max())
+    return [int(length) for length in lengths.tolist()]
 
 
 def pack_padded_sequence(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Pack sequences of known lengths: one row per element, and the (known) batch size of each step."""
     tensor, lengths, batch_first = args
-    longest = _largest_known(mode, lengths)
+    longest = max(known_numbers(mode, lengths))
     narrow = torch.zeros((*tensor.shape[:2], 1))
     rows = int(lengths.sum())
 
@@ -248,6 +250,7 @@ HANDLERS: dict[OpOverload, Handler] = {
     aten._index_put_impl_.default: index,
     aten.masked_select.default: masked_select,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_finite_and_unscale,
+    aten._ctc_loss.default: ctc_loss,
     aten._ctc_loss.Tensor: ctc_loss,
     aten._pack_padded_sequence.default: pack_padded_sequence,
     aten.allclose.default: allclose,
