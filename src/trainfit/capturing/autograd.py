@@ -2,6 +2,8 @@
 
 Saved tensors: the pack hook keeps metadata only and lets the tensor die, the unpack hook brings it back. So
 the ledger sees when the program alone would have released a storage, and until when autograd needs it.
+Torch leaves it to hooks to notice that a saved tensor was written to in the meantime; ours refuse it as torch
+does without hooks.
 
 Nodes: before each backward the graph is walked once and every node gets a hook before and after it. A node
 is attributed to the module in whose forward it was made, by its sequence number: it does not matter what
@@ -17,9 +19,11 @@ from typing import Any
 
 import torch
 
+from trainfit.capturing.hollow import write_counter
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
 from trainfit.capturing.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
-from trainfit.capturing.values import Values
+from trainfit.capturing.values import Values, user_line
+from trainfit.errors import CaptureError
 
 _ENGINE_FUNCTION = "_engine_run_backward"
 
@@ -35,31 +39,44 @@ def called_by_engine(depth: int) -> bool:
 class SavedTensor:
     """What the pack hook keeps: enough to make the tensor again. Dies when autograd lets go of it."""
 
-    __slots__ = ("_hold", "_layout", "_ledger", "_live")
+    __slots__ = ("_hold", "_layout", "_ledger", "_version", "_writes", "live")
 
     def __init__(self, ledger: Ledger, live: LiveStorage, tensor: torch.Tensor) -> None:
         """Take the place of `tensor`, whose storage is `live`."""
         self._ledger = ledger
-        self._live = live
+        self.live = live
+        self._writes = write_counter(tensor)
+        self._version = self._writes._version
         self._layout = (tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self._hold = ledger.save(live)
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether the program wrote to the tensor after autograd had saved it."""
+        return self._writes._version != self._version
+
+    def describe(self) -> str:
+        """Name the tensor as a user knows it."""
+        dtype, shape, *_ = self._layout
+        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
     def restore(self) -> torch.Tensor:
         """Make the tensor again, over the same storage."""
         with torch._C._DisableTorchDispatch():
-            return self._ledger.tensor(self._live, *self._layout)
+            return self._ledger.tensor(self.live, *self._layout)
 
     def __del__(self) -> None:
         """Tell the ledger that autograd no longer needs the storage."""
-        self._ledger.release_saved(self._live, self._hold)
+        self._ledger.release_saved(self.live, self._hold)
 
 
 class SavedTensorHooks:
     """Installs the metadata-only hooks, and can step aside where torch forbids hooks."""
 
-    def __init__(self, ledger: Ledger, values: Values) -> None:
-        """Prepare hooks that report to `ledger`."""
-        self._ledger = ledger
+    def __init__(self, recorder: Recorder, values: Values) -> None:
+        """Prepare hooks that report to the ledger of `recorder`."""
+        self._recorder = recorder
+        self._ledger = recorder.ledger
         self._values = values
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
@@ -75,9 +92,24 @@ class SavedTensorHooks:
             return tensor
         return SavedTensor(self._ledger, live, tensor)
 
-    @staticmethod
-    def _unpack(packed: SavedTensor | torch.Tensor) -> torch.Tensor:
-        return packed.restore() if isinstance(packed, SavedTensor) else packed
+    def _unpack(self, packed: SavedTensor | torch.Tensor) -> torch.Tensor:
+        if not isinstance(packed, SavedTensor):
+            return packed
+        if packed.overwritten:
+            raise CaptureError(self._refusal(packed))
+        return packed.restore()
+
+    def _refusal(self, saved: SavedTensor) -> str:
+        """Say what was written to, by which operator, and which part of backward needs it."""
+        recorder = self._recorder
+        text = f"backward at {user_line()} needs a tensor ({saved.describe()}) that was modified in place"
+        write = recorder.last_write(saved.live)
+        if write is not None:
+            text += f" by {write.call.operator.name}{_inside(recorder.module_name(write.module))}"
+        node = recorder.node
+        if node.name:
+            text += f", after {node.name}{_inside(recorder.module_name(node.module))} had saved it"
+        return f"{text}; a real run refuses this as well: write to a copy, or use the out-of-place operator."
 
     def install(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Return the context manager under which tensors are saved as metadata."""
@@ -151,6 +183,10 @@ class _NodeWatch:
 
     def after(self, gradients: Any, outputs: Any) -> None:
         self._recorder.leave_node(self.info)
+
+
+def _inside(module: str) -> str:
+    return f" in {module}" if module else ""
 
 
 def _gradient_node(root: Any) -> Any:

@@ -21,6 +21,7 @@ import torch
 _CPU = torch.device("cpu")
 _ALIGNMENT = 64
 _MAP_NORESERVE = 0x4000 if not hasattr(mmap, "MAP_NORESERVE") else mmap.MAP_NORESERVE
+_NOTHING = torch.empty(0)
 _construct_storage: Any = torch._C._construct_storage_from_data_pointer
 
 
@@ -81,3 +82,15 @@ def tensor_over(
 ) -> torch.Tensor:
     """Return a plain tensor that lays `size` and `stride` over `storage`."""
     return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+
+
+def write_counter(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without memory whose `_version` torch counts together with that of `tensor`.
+
+    The counter belongs to a tensor, its views and its detached tensors (but not to `.data`), and counts on
+    when `tensor` itself is gone. A detached tensor has it; taking its data away leaves nothing else.
+    """
+    with torch._C._DisableTorchDispatch():
+        counter = tensor.detach()
+        counter.data = _NOTHING
+    return counter

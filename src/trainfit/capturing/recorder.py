@@ -73,6 +73,7 @@ class Recorder:
         """Start with an empty recording."""
         self.ledger = ledger
         self.module_index: Callable[[Any], int] = lambda module: -1
+        self.module_name: Callable[[int], str] = lambda module: ""
         self.parameter_module: dict[int, int] = {}
         # Counts that torch reports, inside the dispatch mode, for a gradient buffer that nothing shares.
         self.unshared_counts: tuple[int, int] | None = None
@@ -138,6 +139,10 @@ class Recorder:
             )
         )
         ledger.clock = number + 1
+
+    def last_write(self, live: LiveStorage) -> Row | None:
+        """Return the last recorded operator that wrote to a storage, if one did."""
+        return next((row for row in reversed(self.rows) if any(live is one for one in row.writes)), None)
 
     def _phase(self) -> tuple[str, bool]:
         """Return the phase of the next operator, and whether it computes something again."""
