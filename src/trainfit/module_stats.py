@@ -6,6 +6,7 @@ of being collected while the step runs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,15 +124,15 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
     calls = [0] * count
     for call in trace.calls:
         calls[call.module] += not call.recompute
+    for number, module in _gradient_modules(trace):
+        gradients[module] += trace.storages[number].bytes
     for storage in trace.storages:
         if storage.producer < 0:
             continue
         op = trace.ops[storage.producer]
         if op.module < 0:
             continue
-        if storage.category == "gradient":
-            gradients[op.module] += storage.bytes
-        elif storage.category == "activation" and any(True for _ in storage.held_by("autograd")):
+        if storage.category == "activation" and any(True for _ in storage.held_by("autograd")):
             activations[op.module] += 0 if op.recompute else storage.bytes
         if storage.alive_at(timeline.peak_op):
             at_peak[op.module] += storage.bytes_at(timeline.peak_op)
@@ -157,6 +158,24 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
         )
         for number, module in enumerate(trace.modules)
     )
+
+
+def _gradient_modules(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Yield each gradient with the module whose backward makes it.
+
+    A gradient that is there before the step (accumulated over steps, or only set to zero between them) is
+    made by none of its ops: it belongs to the module whose backward first adds to it.
+    """
+    adding: dict[int, int] = {}
+    for op in trace.ops:
+        if op.phase == "backward" and op.module >= 0:
+            for storage in op.writes:
+                adding.setdefault(storage, op.module)
+    for number, storage in enumerate(trace.storages):
+        if storage.category == "gradient":
+            made_by = trace.ops[storage.producer].module if storage.producer >= 0 else adding.get(number, -1)
+            if made_by >= 0:
+                yield number, made_by
 
 
 def _own_peaks(timeline: Timeline) -> list[int]:

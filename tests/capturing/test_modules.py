@@ -12,6 +12,8 @@ from captured_steps import Build, captured, of_category, only_op, op_names, ops,
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from trainfit.module_stats import module_stats
+from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Trace
 
@@ -531,3 +533,35 @@ def test_the_forward_order_does_not_list_recomputation() -> None:
         "Checkpointed.block.up",
         "Checkpointed.block.down",
     )
+
+
+# Gradients ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_every_module_has_the_gradients_of_its_parameters(set_to_none: bool) -> None:
+    # GIVEN gradients that are made in every step, or kept and set to zero
+    def build() -> Step:
+        model, inputs = Net(), torch.randn(3, 4)
+
+        def run() -> torch.Tensor:
+            loss = model(inputs).sum()
+            loss.backward()
+            model.zero_grad(set_to_none=set_to_none)
+            return loss
+
+        return Step(model, None, run)
+
+    found = {module.name: module.gradient_bytes for module in module_stats(simulate(captured(build)))}
+    # THEN they count the same: 8 x 4 weights and 8 biases up, 4 x 8 weights and 4 biases down
+    up, down = (8 * 4 + 8) * 4, (4 * 8 + 4) * 4
+    assert found == {
+        "Net": 2 * (up + down),
+        "Net.blocks": 2 * (up + down),
+        "Net.blocks.0": up + down,
+        "Net.blocks.0.up": up,
+        "Net.blocks.0.down": down,
+        "Net.blocks.1": up + down,
+        "Net.blocks.1.up": up,
+        "Net.blocks.1.down": down,
+    }

@@ -204,6 +204,34 @@ def test_a_module_sums_up_what_is_below_it() -> None:
     assert sum(simulate(STEP).peak_by_module.values()) == found["Net"].at_peak_bytes
 
 
+def test_gradients_that_are_kept_between_steps_belong_to_the_module_that_adds_to_them() -> None:
+    """As with `zero_grad(set_to_none=False)`: the gradients are there before the step, and after it."""
+    made = trace("""
+        wa             :  10 held parameter @Net.a
+        wb             :  20 held parameter @Net.b
+        ga             :  10 held gradient
+        gb             :  20 held gradient
+        unused         :  40 held gradient
+        a = mm(wa)     : 100 saved          @Net.a
+        y = mm(a, wb)  :   1 output         @Net.b
+        -- backward
+        d = back(y, a) :  20                @Net.b
+        gb += add(d)   :                    @Net.b
+        e = back(y, a) :  10                @Net.a
+        ga += add(e)   :                    @Net.a
+        -- optimizer
+        ga += zero()
+        gb += zero()
+        unused += zero()
+    """)
+    found = stats(made)
+    assert {name: module.gradient_bytes for name, module in found.items()} == {
+        "Net": 30,
+        "Net.a": 10,
+        "Net.b": 20,
+    }
+
+
 def test_sums_go_up_through_every_level() -> None:
     made = trace("""
         w          : 10 held parameter @Net.a.b.c
