@@ -39,6 +39,10 @@ class Device:
     bandwidth_bytes_per_second: float | None = None
     flops: dict[str, float] = field(default_factory=dict, hash=False)
     """Dense peak FLOP/s by dtype (`DTYPES`)."""
+    matmul_share: float | None = None
+    """The share of the peak FLOP/s that the fastest matrix product reaches, where somebody measured it."""
+    cache_bytes: int | None = None
+    """The last-level cache."""
     sm_count: int | None = None
     """Streaming multiprocessors, compute units, or the cores of a CPU."""
     architecture: str = ""
@@ -217,6 +221,12 @@ def _rate(value: Any, what: str) -> float:
     return float(value)
 
 
+def _share(value: Any, what: str) -> float:
+    if _rate(value, what) > 1:
+        raise DeviceError(f"{what} is a share of the peak, at most 1, got {value!r}.")
+    return float(value)
+
+
 def _flops(value: Any, what: str) -> dict[str, float]:
     if not isinstance(value, dict):
         raise DeviceError(f"{what} must be an object of dtype: FLOP/s, got {value!r}.")
@@ -242,6 +252,8 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "memory_bytes": _size,
     "bandwidth_bytes_per_second": _or_unknown(_rate),
     "flops": _flops,
+    "matmul_share": _or_unknown(_share),
+    "cache_bytes": _or_unknown(_size),
     "sm_count": _or_unknown(_whole),
     "architecture": _text,
     "nvlink_bytes_per_second": _or_unknown(_rate),

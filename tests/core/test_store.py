@@ -306,7 +306,7 @@ def test_an_integer_that_is_infinite(path: Path) -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_numbers_that_are_not_json(path: Path, number: str) -> None:
-    path.write_bytes(sealed(content_of(TRACE, path)).replace(b'"schema": 1', b'"schema": ' + number.encode()))
+    path.write_bytes(sealed(content_of(TRACE, path)).replace(b'"schema": 2', b'"schema": ' + number.encode()))
     assert refused(path) == f"{path} is truncated or not JSON."
 
 

@@ -45,10 +45,12 @@ def _find(name: str) -> Any:
 def _written(signature: Signature, operator: Operator) -> tuple[int, ...]:
     """Return the numbers of the inputs that the operator changes."""
     positional, keyword = arguments.decode(signature.arguments)
+    # Fused optimizers may write the gradients too, but do so only to undo a loss scale.
+    untouched = 1 if signature.name.startswith("aten._fused_") and not keyword.get("grad_scale") else None
     places = [
         keyword.get(where) if isinstance(where, str) else positional[where]
         for where in operator.mutated
-        if isinstance(where, str) or where < len(positional)
+        if isinstance(where, str) or (where < len(positional) and where != untouched)
     ]
     return tuple(_tensor_numbers(places))
 
@@ -61,9 +63,11 @@ def _tensor_numbers(value: Any) -> list[int]:
 
 def _registered_flops(packet: Any, signature: Signature) -> int | None:
     formula = flop_registry.get(packet)
-    if formula is None:
-        return None
     positional, keyword = arguments.decode(signature.arguments)
+    # The registry of torch 2.13 counts the weight gradient of a grouped convolution once per group.
+    in_groups = packet is torch.ops.aten.convolution_backward and positional[9] != 1
+    if formula is None or in_groups:
+        return None
     outputs = [torch.Size(spec.shape) for spec in signature.outputs]
     try:
         flops = formula(

@@ -1,0 +1,70 @@
+"""The constants of the roofline: few, named, the same for every model.
+
+`benchmarks/calibrate.py` fits those marked "fitted" on published step times and prints this table; the others
+are facts about the hardware or about PyTorch, with their reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Constants:
+    """How much of a device's datasheet an eager PyTorch step gets."""
+
+    # Matrix products -------------------------------------------------------------------------------------
+    matmul_share: float = 0.80
+    """Of the peak FLOP/s, for a large product with nothing in its way, where the device table has no
+    measured figure. Fitted."""
+    simt_share: float = 0.80
+    """The same for float32 without tensor cores. Fitted."""
+    tile_fill: float = 160.0
+    """Elements of the summed dimension that filling and draining a tile's pipeline costs. Fitted."""
+    convolution_share: float = 0.75
+    """A convolution's products against plain ones: addresses have to be computed. Fitted."""
+    grouped_convolution_share: float = 0.6
+    """The same for convolutions in groups, for which the libraries have fewer kernels. Fitted."""
+    depthwise_share: float = 0.15
+    """Of the float32 peak, for convolutions with one channel per group, which no tensor core can do. Fitted."""
+    attention_share: float = 0.60
+    """Of what a large product gets, for the forward of fused attention. Fitted."""
+    attention_backward_share: float = 0.50
+    """The same for its backward. Fitted."""
+    efficient_attention_share: float = 0.6
+    """The memory-efficient kernel against the flash kernel. Fitted."""
+
+    # Memory ----------------------------------------------------------------------------------------------
+    stream_share: float = 0.85
+    """Of the bandwidth, for kernels that read and write straight through. Fitted."""
+    reduction_share: float = 0.65
+    """The same for reductions, norms and softmax. Fitted."""
+    strided_share: float = 0.5
+    """For copies that transpose. Fitted."""
+    irregular_share: float = 0.4
+    """For gathers, scatters and sorts. Fitted."""
+    list_share: float = 0.75
+    """For kernels over lists of tensors (foreach and fused optimizers). Fitted."""
+    cache_gain: float = 2.0
+    """How much faster than memory the last-level cache is, for what is still in it. Fitted."""
+    kernel_seconds: float = 2.0e-6
+    """From a kernel's start to its end if it has nothing to do. Fitted."""
+
+    # The host --------------------------------------------------------------------------------------------
+    forward_op: float = 9e-6
+    """Python, the dispatcher and autograd for one operator of the forward. Fitted."""
+    backward_op: float = 7e-6
+    """Autograd's engine for one operator of the backward. Fitted."""
+    optimizer_op: float = 7e-6
+    view_op: float = 2.5e-6
+    module_call: float = 3e-6
+    tensor: float = 0.4e-6
+    """For every further tensor in the list of a foreach operator."""
+    launch: float = 5e-6
+    """From the host's call to the kernel's start on an idle GPU."""
+
+    uncertainty: float = 0.2
+    """The relative error that 80 % of the published test rows stay within. Measured by the calibration."""
+
+
+CALIBRATED = Constants()

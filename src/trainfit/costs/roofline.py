@@ -1,0 +1,254 @@
+"""The roofline: what an operator would take on a device from its FLOPs, its bytes and its shape.
+
+An operator takes the longer of computing and moving its bytes, each at the rate that this class of operator
+achieves (`constants.py`), and at least a kernel's latency. Matrix products are laid out in tiles
+(`products.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainfit.costs.constants import CALIBRATED, Constants
+from trainfit.costs.products import tiled_seconds
+from trainfit.costs.table import CostTable, Host, OpCost
+from trainfit.devices import Device
+from trainfit.errors import DeviceError
+from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.work.attention import Attention, attention_of
+from trainfit.work.calls import base_name, nbytes
+from trainfit.work.products import Product, is_convolution, products_of
+
+FREE = OpCost(0.0, "assumed", "nothing", kernels=0)
+
+_RATES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "int8"}
+_RATES |= {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64"}
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+_IRREGULAR = (
+    *(
+        "embedding",
+        "index",
+        "gather",
+        "scatter",
+        "sort",
+        "topk",
+        "nonzero",
+        "unique",
+        "take",
+        "masked_select",
+    ),
+    *("bincount", "repeat_interleave"),
+)
+_REDUCTIONS = (
+    *("norm", "softmax", "sum", "mean", "var", "std", "amax", "amin", "argmax", "argmin", "logsumexp"),
+    *("cumsum", "any", "all", "pool", "nll_loss", "prod"),
+)
+_COPIES = {"_to_copy", "clone", "copy_", "contiguous", "cat", "stack"}
+_TENSORS_PER_LAUNCH = 100
+"""A foreach kernel takes the addresses of about so many tensors as its arguments."""
+_NARROW_GROUP = 8
+"""Channels per group below which a convolution is not done on tensor cores."""
+
+
+def roofline_costs(trace: Trace, device: Device, constants: Constants = CALIBRATED) -> CostTable:
+    """Price every signature of a trace on a device, by formulas."""
+    model = Roofline(device, constants, trace.tf32)
+    return CostTable(
+        device=device,
+        host=host_of(constants),
+        costs=tuple(model.price(signature) for signature in trace.signatures),
+        uncertainty=constants.uncertainty,
+    )
+
+
+def host_of(constants: Constants) -> Host:
+    """Return the host that usually sits beside a GPU."""
+    return Host(
+        runs_kernels=False,
+        forward_op=constants.forward_op,
+        backward_op=constants.backward_op,
+        optimizer_op=constants.optimizer_op,
+        view_op=constants.view_op,
+        module_call=constants.module_call,
+        tensor=constants.tensor,
+        launch=constants.launch,
+    )
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Prices signatures on one device."""
+
+    device: Device
+    constants: Constants
+    tf32: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a device whose speed is not known."""
+        missing = [
+            name
+            for name, value in (
+                ("bandwidth_bytes_per_second", self.device.bandwidth_bytes_per_second),
+                ("flops", self.device.flops),
+                ("sm_count", self.device.sm_count),
+            )
+            if not value
+        ]
+        if missing:
+            raise DeviceError(
+                f"{self.device.name} has no {' and no '.join(missing)}, so its time cannot be predicted; "
+                "add it to a device file of your own."
+            )
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Bytes per second between memory and the chip."""
+        assert self.device.bandwidth_bytes_per_second is not None
+        return self.device.bandwidth_bytes_per_second
+
+    def price(self, signature: Signature) -> OpCost:
+        """Return what one call costs on the device."""
+        name = base_name(signature)
+        if signature.view or name in _ALLOCATIONS or signature.work_source == "none":
+            return FREE
+        moving, share = self._memory_seconds(signature, name)
+        computing = self._compute_seconds(signature)
+        kernels = self._kernels(signature, name)
+        latency = kernels * self.constants.kernel_seconds
+        seconds = max(computing, moving) + latency
+        bound = (
+            "latency" if latency > max(computing, moving) else "compute" if computing > moving else "memory"
+        )
+        source = "bandwidth" if signature.work_source == "traffic" else "formula"
+        return OpCost(seconds, source, bound, kernels)
+
+    # Memory ----------------------------------------------------------------------------------------------
+
+    def _memory_seconds(self, signature: Signature, name: str) -> tuple[float, float]:
+        moved = signature.moved_bytes
+        if is_convolution(signature):
+            moved += self._layout_bytes(signature)
+        share = self._bandwidth_share(signature, name)
+        cache = self.device.cache_bytes or 0
+        # What is smaller than the last-level cache is partly still there from the kernel before.
+        kept = max(0.0, 1.0 - moved / cache) if cache else 0.0
+        gain = 1.0 - kept * (1.0 - 1.0 / self.constants.cache_gain)
+        return moved * gain / (self.bandwidth * share), share
+
+    def _bandwidth_share(self, signature: Signature, name: str) -> float:
+        constants = self.constants
+        if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_amp_foreach")):
+            return constants.list_share
+        if any(word in name for word in _IRREGULAR):
+            return constants.irregular_share
+        if any(word in name for word in _REDUCTIONS):
+            return constants.reduction_share
+        if name in _COPIES and _is_transposed(signature):
+            return constants.strided_share
+        return constants.stream_share
+
+    def _layout_bytes(self, signature: Signature) -> int:
+        """Tensor cores want channels last: other images are rewritten before, and the results after."""
+        if not self._on_tensor_cores(signature.inputs[0].dtype, "convolution"):
+            return 0
+        return sum(2 * nbytes(spec) for spec in _images(signature) if not _channels_last(spec))
+
+    # Computing -------------------------------------------------------------------------------------------
+
+    def _compute_seconds(self, signature: Signature) -> float:
+        products = products_of(signature)
+        if products:
+            return sum(self._product_seconds(signature, product) for product in products)
+        attention = attention_of(signature)
+        if attention is not None:
+            return self._attention_seconds(attention, signature.inputs[0].dtype)
+        return signature.flops / self._flops("fp32")
+
+    def _product_seconds(self, signature: Signature, product: Product) -> float:
+        constants = self.constants
+        dtype = signature.inputs[0].dtype
+        convolution = is_convolution(signature)
+        if convolution and product.batch > 1 and min(product.m, product.n, product.k) < _NARROW_GROUP:
+            return product.flops / (self._flops("fp32") * constants.depthwise_share)
+        kind = "convolution" if convolution else "matmul"
+        rate = self._matmul_rate(dtype, kind)
+        if convolution:
+            rate *= constants.convolution_share if product.batch == 1 else constants.grouped_convolution_share
+        assert self.device.sm_count is not None
+        return tiled_seconds(product, rate, self.device.sm_count, constants.tile_fill, self.bandwidth)
+
+    def _attention_seconds(self, attention: Attention, dtype: str) -> float:
+        constants = self.constants
+        rate = self._matmul_rate(dtype, "matmul")
+        rate *= constants.attention_backward_share if attention.backward else constants.attention_share
+        if attention.kernel == "efficient":
+            rate *= constants.efficient_attention_share
+        return attention.flops * attention.executed_share / rate
+
+    def _matmul_rate(self, dtype: str, kind: str) -> float:
+        if not self._on_tensor_cores(dtype, kind):
+            return self._flops(_RATES.get(dtype, "fp32")) * self.constants.simt_share
+        share = self.device.matmul_share or self.constants.matmul_share
+        return self._flops("tf32" if dtype == "float32" else _RATES.get(dtype, "fp32")) * share
+
+    def _on_tensor_cores(self, dtype: str, kind: str) -> bool:
+        if dtype == "float32":
+            return kind in self.tf32 and "tf32" in self.device.flops
+        return _RATES.get(dtype) in self.device.flops and dtype not in ("float64", "complex64", "complex128")
+
+    def _flops(self, rate: str) -> float:
+        """Return the peak FLOP/s of a kind; what a device cannot do natively it does in float32."""
+        flops = self.device.flops
+        return flops.get(rate) or flops.get("fp32") or max(flops.values())
+
+    def _kernels(self, signature: Signature, name: str) -> int:
+        if name.startswith(("_foreach_", "_fused_", "_amp_foreach")):
+            tensors = max(len(signature.inputs), len(signature.outputs))
+            return max(1, tensors // _TENSORS_PER_LAUNCH)
+        return _KERNELS.get(name, 1)
+
+
+_KERNELS = {
+    "native_layer_norm_backward": 2,
+    "_fused_rms_norm_backward": 2,
+    "native_group_norm": 3,
+    "native_group_norm_backward": 4,
+    "convolution_backward": 2,
+    "embedding_dense_backward": 8,
+    "index_put_": 8,
+    "_index_put_impl_": 8,
+    "index_put": 9,
+    "sort": 8,
+    "topk": 4,
+    "_scaled_dot_product_flash_attention_backward": 3,
+    "_scaled_dot_product_efficient_attention_backward": 2,
+    "nonzero": 3,
+    "cumsum": 2,
+}
+"""Operators that launch more than one kernel, and about how many."""
+
+
+def _images(signature: Signature) -> list[TensorSpec]:
+    """Return the images among a convolution's tensors: what is as large as the batch, not the weights."""
+    batch = signature.inputs[0].shape[:1]
+    return [
+        spec
+        for spec in (*signature.inputs, *signature.outputs)
+        if len(spec.shape) >= 4 and spec.shape[:1] == batch
+    ]
+
+
+def _channels_last(spec: TensorSpec) -> bool:
+    return spec.shape[1] == 1 or (len(spec.stride) == len(spec.shape) and spec.stride[1] == 1)
+
+
+def _is_transposed(signature: Signature) -> bool:
+    """Whether some input does not lie in the order in which the result is written."""
+    return any(not _dense_in_order(spec) for spec in signature.inputs if len(spec.shape) > 1)
+
+
+def _dense_in_order(spec: TensorSpec) -> bool:
+    """Whether the last dimension of more than one element is the one that is contiguous."""
+    inner = [stride for length, stride in zip(spec.shape, spec.stride) if length > 1]
+    return not inner or inner[-1] == 1 or inner[-1] == 0
