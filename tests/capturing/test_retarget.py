@@ -608,3 +608,12 @@ def test_flash_attention_keeps_one_value_per_row() -> None:
     assert sizes[0] == batch * heads * rows * head * 2
     assert sizes[1] == batch * heads * rows * 4
     assert sum(sizes[2:]) <= 2 * 512  # the generator's state
+
+
+def test_the_gradient_of_a_maximum_does_not_wait_for_a_value_on_a_gpu() -> None:
+    build = training(lambda: nn.Linear(4, 4), 3, 4, loss=torch.max)
+    on_host, on_gpu = captured(build), captured(build, "cuda")
+    backward = [set(op_names(trace, ops(trace, phase="backward"))) for trace in (on_host, on_gpu)]
+    assert {"new_zeros", "masked_fill_"} <= backward[0]
+    assert {"logical_and_", "logical_or_"} <= backward[1]
+    assert not {"logical_and", "masked_fill_"} & backward[1]

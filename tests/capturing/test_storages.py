@@ -90,11 +90,11 @@ def test_a_view_keeps_its_whole_base_alive() -> None:
 
 
 def test_a_write_in_place_allocates_nothing_and_names_what_it_wrote() -> None:
-    trace = captured(using(lambda y: y.exp().mul_(2).add_(1)))
-    exponential = only_op(trace, "exp")
+    trace = captured(using(lambda y: y.cos().mul_(2).add_(1)))
+    cosine = only_op(trace, "cos")
     for name in ("mul_", "add_"):
         write = only_op(trace, name, phase="forward")
-        assert trace.ops[write].writes == (result_of(trace, exponential),)
+        assert trace.ops[write].writes == (result_of(trace, cosine),)
         assert trace.ops[write].creates == ()
         assert signature(trace, write).in_place
 

@@ -77,6 +77,18 @@ def test_an_operator_that_is_measured_twice_gives_the_same() -> None:
     assert measure_operators(trace.signatures, QUICK) == first
 
 
+@pytest.mark.parametrize("rows", [8, 40_000])  # with known values, and with unknown ones
+def test_indexing_with_a_mask_is_measured_with_as_many_elements_as_the_step_selects(rows: int) -> None:
+    def selected(y: torch.Tensor) -> torch.Tensor:
+        return y[torch.arange(len(y)) % 4 == 0].sum()
+
+    trace = captured(training(lambda: nn.Linear(4, 4), rows, 4, loss=selected))
+    found = signature(trace, only_op(trace, "index"))
+    assert found.outputs[0].shape == (rows // 4, 4)
+    # The kernel lists the positions of the mask's true elements.
+    assert (found.workspace_source, found.workspace_bytes) == ("measured", rows // 4 * 8)
+
+
 # Limits ---------------------------------------------------------------------------------------------------
 
 
