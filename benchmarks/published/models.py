@@ -159,6 +159,7 @@ def _huggingface(name: str, batch: int, length: int) -> tuple[nn.Module, dict[st
         return model, {"input_ids": tokens(320), "labels": tokens(320)}
     if "t5-small" in name:
         shape = t.T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, vocab_size=32128)
+        shape.decoder_start_token_id = shape.pad_token_id
         model = t.T5ForConditionalGeneration(shape)
         return model, {"input_ids": tokens(32128), "labels": tokens(32128)}
     if "whisper-tiny" in name:
@@ -218,7 +219,7 @@ _VITS = {
 _TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "convnext_tiny": ("convnext", {}),
     "convnext_large": ("convnext", {"depths": [3, 3, 27, 3], "hidden_sizes": [192, 384, 768, 1536]}),
-    "mobilenetv2_100": ("mobilenet_v2", {}),
+    "mobilenetv2_100": ("mobilenet_v2", {"tf_padding": False}),
     "efficientnet_b0": (
         "efficientnet",
         {"width_coefficient": 1.0, "depth_coefficient": 1.0, "image_size": 224, "hidden_dim": 1280},

@@ -16,7 +16,9 @@ __version__ = "0.1.0"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
-    from trainfit.api import Estimate, Peak, capture, estimate, verify
+    from trainfit.api import Estimate, Peak, capture, estimate, price, verify
+    from trainfit.costs.summary import OperatorTime, StepTime
+    from trainfit.costs.table import CostTable
     from trainfit.devices import Device, find_device
     from trainfit.errors import (
         CaptureError,
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
     from trainfit.verification import Measurement, Verification
 
 _HOME = {
-    "trainfit.api": ("Estimate", "Peak", "capture", "estimate", "verify"),
+    "trainfit.api": ("Estimate", "Peak", "capture", "estimate", "price", "verify"),
+    "trainfit.costs.summary": ("OperatorTime", "StepTime"),
+    "trainfit.costs.table": ("CostTable",),
     "trainfit.devices": ("Device", "find_device"),
     "trainfit.errors": (
         "CaptureError",
@@ -65,6 +69,7 @@ _HOME_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "CaptureError",
+    "CostTable",
     "Device",
     "DeviceError",
     "Estimate",
@@ -73,11 +78,13 @@ __all__ = [
     "MemoryGuard",
     "MissingExtra",
     "ModuleStats",
+    "OperatorTime",
     "OptionError",
     "Peak",
     "Step",
     "StepError",
     "StepOptions",
+    "StepTime",
     "TargetError",
     "Timeline",
     "Trace",
@@ -89,6 +96,7 @@ __all__ = [
     "estimate",
     "find_device",
     "load_trace",
+    "price",
     "save_trace",
     "verify",
 ]

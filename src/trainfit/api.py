@@ -1,4 +1,4 @@
-"""The Python API: `capture`, `estimate` and `verify`, with typed results. The command line calls this."""
+"""The Python API: `capture`, `price`, `estimate` and `verify`, with typed results; the command line calls it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from trainfit import capturing
+from trainfit.costs.pricing import CostSource, Measuring, price_trace
+from trainfit.costs.schedule import schedule
+from trainfit.costs.summary import StepTime, summarise
+from trainfit.costs.table import CostTable
 from trainfit.devices import Device, find_device
 from trainfit.errors import StepError
 from trainfit.models.recipe import StepOptions
@@ -34,7 +38,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What `estimate` answers. All bytes are predicted."""
+    """What `estimate` answers. All bytes and seconds are predicted."""
 
     target: str
     device: Device
@@ -43,6 +47,9 @@ class Estimate:
     peak: Peak
     modules: tuple[ModuleStats, ...]
     """One entry per module, in the order of the module tree."""
+    costs: CostTable | None
+    time: StepTime | None
+    """None if nothing is known about the device's speed."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
 
@@ -84,37 +91,81 @@ def capture(
     return capturing.capture(resolved.build, device=found.kind, target=resolved.name, progress=progress)
 
 
+def price(
+    trace: Trace,
+    device: str | Device = "cpu",
+    *,
+    costs: CostSource = "roofline",
+    refresh: bool = False,
+    progress: Measuring | None = None,
+) -> CostTable:
+    """Return what every distinct operator of a trace costs on a device.
+
+    `roofline` prices by formulas, on any device. `measured` runs each operator on this machine, which has to
+    be the device, and remembers the result on disk; `refresh` measures again.
+    """
+    found = device if isinstance(device, Device) else find_device(device)
+    _refuse_other_kind(trace, found)
+    return price_trace(trace, found, costs=costs, refresh=refresh, progress=progress)
+
+
 def estimate(
     target: str | Build | Trace,
     *,
     device: str | Device = "cpu",
     options: StepOptions | None = None,
     task: str | None = None,
+    costs: CostSource = "roofline",
+    refresh: bool = False,
     progress: Progress | None = None,
+    measuring: Measuring | None = None,
 ) -> Estimate:
-    """Predict the peak memory of a step on a device, what it consists of and where it happens."""
+    """Predict the peak memory of a step on a device and its time, what they consist of and where they go."""
     begin = time.perf_counter()
     found = device if isinstance(device, Device) else find_device(device)
     if isinstance(target, Trace):
         trace = target
-        if trace.device != found.kind:
-            raise StepError(
-                f"the trace was captured for {trace.device}, but {found.name} is a {found.kind} device; "
-                "capture again for this device."
-            )
     else:
         trace = capture(target, device=found, options=options, task=task, progress=progress)
+    _refuse_other_kind(trace, found)
     captured = time.perf_counter()
     timeline = simulate(trace)
+    stats = module_stats(timeline)
+    simulated = time.perf_counter()
+    table = None
+    step_time = None
+    if found.has_speed or costs == "measured":
+        table = price_trace(trace, found, costs=costs, refresh=refresh, progress=measuring)
+        step_time = summarise(schedule(trace, table))
+        stats = tuple(
+            replace(module, forward_seconds=forward, backward_seconds=backward)
+            for module, (forward, backward) in zip(stats, step_time.module_seconds)
+        )
+    end = time.perf_counter()
     return Estimate(
         target=trace.target,
         device=found,
         trace=trace,
         timeline=timeline,
         peak=_peak(timeline),
-        modules=module_stats(timeline),
-        seconds={"capture": captured - begin, "total": time.perf_counter() - begin},
+        modules=stats,
+        costs=table,
+        time=step_time,
+        seconds={
+            "capture": captured - begin,
+            "simulate": simulated - captured,
+            "price": end - simulated,
+            "total": end - begin,
+        },
     )
+
+
+def _refuse_other_kind(trace: Trace, device: Device) -> None:
+    if trace.device != device.kind:
+        raise StepError(
+            f"the trace was captured for {trace.device}, but {device.name} is a {device.kind} device; "
+            "capture again for this device."
+        )
 
 
 def verify(

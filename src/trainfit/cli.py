@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from trainfit import __version__
 from trainfit.errors import TrainfitError, UserCodeError
 
 if TYPE_CHECKING:
+    from trainfit.costs.pricing import CostSource
     from trainfit.models.recipe import StepOptions
 
 INTERRUPTED = 130
@@ -29,10 +30,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
-    help="""Does a PyTorch training step fit, before a GPU is rented?
+    help="""Does a PyTorch training step fit, and how long does it take, before a GPU is rented?
 
-One step is captured without running it or allocating its tensors, and its
-memory is predicted byte by byte.
+One step is captured without running it or allocating its tensors; its memory
+is predicted byte by byte and its time op by op.
 
 [bold]Start here[/bold]
 
@@ -94,6 +95,18 @@ Task = Annotated[
         help="What an hf: model is trained for, e.g. causal-lm. Default: what its config says.",
     ),
 ]
+Costs = Annotated[
+    str,
+    typer.Option(
+        "--costs",
+        metavar="SOURCE",
+        help="roofline: time from formulas, on any device. measured: run every operator of the step once on "
+        "this machine, which has to be the device, and remember the result.",
+    ),
+]
+Refresh = Annotated[
+    bool, typer.Option("--refresh", help="With --costs measured: measure again what is remembered.")
+]
 JsonFile = Annotated[
     str | None,
     typer.Option(
@@ -125,6 +138,8 @@ def estimate(
     dtype: Dtype = None,
     optimizer: Optimizer = None,
     task: Task = None,
+    costs: Costs = "roofline",
+    refresh: Refresh = False,
     json: JsonFile = None,
     save_trace: Annotated[
         str | None,
@@ -133,7 +148,7 @@ def estimate(
         ),
     ] = None,
 ) -> None:
-    """Predict the peak memory of a training step, what it consists of and where it happens.
+    """Predict the peak memory and the time of a training step, what they consist of and where they go.
 
     [bold]Examples[/bold]
 
@@ -141,6 +156,7 @@ def estimate(
       trainfit estimate llama-3-8b --seq 8192 --optimizer sgd --device h100
       trainfit estimate train.py:build --device rtx-4090 --json result.json
       trainfit estimate hf:config.json --batch 4 --dtype bf16 --device h100
+      trainfit estimate resnet-18 --device cpu --costs measured
 
     --batch, --seq, --image-size, --dtype and --optimizer set the step of
     built-in and hf: models. A function of your own gets those that you give as
@@ -159,7 +175,16 @@ def estimate(
 
             found = find_device(device or _default_device())
             options = _options(found.kind, batch, seq, image_size, dtype, optimizer)
-            result = api.estimate(target, device=found, options=options, task=task, progress=report)
+            result = api.estimate(
+                target,
+                device=found,
+                options=options,
+                task=task,
+                costs=cast("CostSource", costs),
+                refresh=refresh,
+                progress=report,
+                measuring=report.measuring,
+            )
             if save_trace is not None:
                 report("saving the trace")
                 store.save_trace(result.trace, save_trace)

@@ -20,6 +20,9 @@ Kind = Literal["cuda", "cpu"]
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 
+_RATES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "int8"}
+_RATES |= {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64"}
+
 CONTEXT_BYTES = 450 * 2**20
 """What the CUDA context and the loaded kernels take of a GPU before the first tensor; 0.3 to 0.6 GiB,
 depending on the driver and on how many kernels the process has loaded."""
@@ -53,6 +56,23 @@ class Device:
     source: str = ""
     """Where the figures come from."""
     aliases: tuple[str, ...] = ()
+
+    @property
+    def has_speed(self) -> bool:
+        """Whether enough is known to predict time. This machine's own processor is measured when needed."""
+        known = self.bandwidth_bytes_per_second and self.flops and self.sm_count
+        return bool(known) or self.kind == "cpu"
+
+    def rate_of(self, dtype: str, tf32: tuple[str, ...] = (), kind: str = "matmul") -> str:
+        """Return the rate (one of `DTYPES`) at which products of a torch dtype run.
+
+        `tf32` are the kinds of float32 products that may be rounded. What the device has no rate for, it
+        does in float32.
+        """
+        if dtype == "float32" and kind in tf32 and "tf32" in self.flops:
+            return "tf32"
+        rate = _RATES.get(dtype, "fp32")
+        return rate if rate in self.flops else "fp32"
 
     @property
     def usable_bytes(self) -> int:

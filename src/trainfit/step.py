@@ -19,12 +19,15 @@ class Step:
     """Model, optimizer(s) and `run`, a function that performs one whole training step.
 
     `run` does everything one iteration of the user's loop does: forward, backward, optimizer step,
-    zeroing of gradients. What it returns (normally the loss) is kept until the step ends.
+    zeroing of gradients. What it returns (normally the loss) is kept until the step ends. `samples` and
+    `tokens` say what it trains on, for figures per second; they change nothing else.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     run: Callable[[], Any]
+    samples: int | None = None
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is not a step at once, where the user's own line is still on the stack."""
@@ -38,6 +41,9 @@ class Step:
                     "Step.optimizer must be a torch.optim.Optimizer, a list of them or None, "
                     f"got {type(optimizer).__name__}."
                 )
+        for name, count in (("samples", self.samples), ("tokens", self.tokens)):
+            if count is not None and (type(count) is not int or count < 1):
+                raise StepError(f"Step.{name} must be a whole number above zero or None, got {count!r}.")
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -76,7 +82,26 @@ class Step:
                 model.zero_grad()
             return value
 
-        return Step(model=model, optimizer=optimizer, run=run)
+        samples, tokens = count_inputs(inputs)
+        return Step(model=model, optimizer=optimizer, run=run, samples=samples, tokens=tokens)
+
+
+def count_inputs(inputs: Any) -> tuple[int | None, int | None]:
+    """Return how many samples and tokens a model's inputs hold, as far as their shapes say.
+
+    The first dimension of the first tensor is the batch; tokens are the elements of the first tensor of
+    whole numbers with a second dimension.
+    """
+    if isinstance(inputs, Mapping):
+        inputs = tuple(inputs.values())
+    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim()]
+    token_ids = [tensor for tensor in tensors if tensor.dtype in _TOKEN_DTYPES and tensor.dim() == 2]
+    samples = tensors[0].shape[0] if tensors else 0
+    return samples or None, (token_ids[0].numel() if token_ids else 0) or None
+
+
+_TOKEN_DTYPES = (torch.int64, torch.int32)
 
 
 def find_loss(output: Any) -> torch.Tensor:

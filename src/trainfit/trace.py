@@ -167,6 +167,9 @@ class Trace:
     """The most bytes the recorder saw alive at once (without workspaces)."""
     tf32: tuple[str, ...] = ()
     """Which kinds of float32 products may be rounded to TF32 on a GPU: `matmul`, `convolution`."""
+    samples: int | None = None
+    """How many samples the step trains on, where it says so."""
+    tokens: int | None = None
     warnings: tuple[str, ...] = field(default=())
 
     @property

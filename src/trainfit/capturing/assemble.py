@@ -59,6 +59,8 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
         backward_post_order=tuple(recorder.backward_post_order()),
         observed_peak_bytes=max((row.live_bytes for row in rows), default=persistent),
         tf32=_tf32(),
+        samples=step.samples,
+        tokens=step.tokens,
         warnings=tuple(str(assumption) for assumption in session.values.assumptions),
     )
 

@@ -20,7 +20,7 @@ _LEAST_SPLIT = 256
 def tiled_seconds(
     product: Product, flops_per_second: float, multiprocessors: int, fill: float, bytes_per_second: float
 ) -> float:
-    """Return the time of the fastest tiling: waves of tiles, each with `fill` extra steps for its pipeline."""
+    """Return the time of the fastest tiling: waves of tiles, each `fill` steps longer than its sum."""
     if not product.flops:
         return 0.0
     per_multiprocessor = flops_per_second / multiprocessors
@@ -45,5 +45,5 @@ def _splits(tiles: int, k: int, multiprocessors: int) -> tuple[int, ...]:
 
 
 def _waves(full: float) -> float:
-    """Return how many rounds the tiles need: whole ones, but neighbours share a multiprocessor in the last."""
+    """Return how many rounds the tiles need: whole ones, but in the last some multiprocessors help out."""
     return max(1.0, (full + math.ceil(full)) / 2)

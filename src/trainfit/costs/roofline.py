@@ -22,8 +22,6 @@ from trainfit.work.products import Product, is_convolution, products_of
 
 FREE = OpCost(0.0, "assumed", "nothing", kernels=0)
 
-_RATES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "int8"}
-_RATES |= {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64"}
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _IRREGULAR = (
     *(
@@ -112,7 +110,7 @@ class Roofline:
         name = base_name(signature)
         if signature.view or name in _ALLOCATIONS or signature.work_source == "none":
             return FREE
-        moving, share = self._memory_seconds(signature, name)
+        moving = self._memory_seconds(signature, name)
         computing = self._compute_seconds(signature)
         kernels = self._kernels(signature, name)
         latency = kernels * self.constants.kernel_seconds
@@ -125,7 +123,7 @@ class Roofline:
 
     # Memory ----------------------------------------------------------------------------------------------
 
-    def _memory_seconds(self, signature: Signature, name: str) -> tuple[float, float]:
+    def _memory_seconds(self, signature: Signature, name: str) -> float:
         moved = signature.moved_bytes
         if is_convolution(signature):
             moved += self._layout_bytes(signature)
@@ -134,7 +132,7 @@ class Roofline:
         # What is smaller than the last-level cache is partly still there from the kernel before.
         kept = max(0.0, 1.0 - moved / cache) if cache else 0.0
         gain = 1.0 - kept * (1.0 - 1.0 / self.constants.cache_gain)
-        return moved * gain / (self.bandwidth * share), share
+        return moved * gain / (self.bandwidth * share)
 
     def _bandwidth_share(self, signature: Signature, name: str) -> float:
         constants = self.constants
@@ -187,18 +185,16 @@ class Roofline:
         return attention.flops * attention.executed_share / rate
 
     def _matmul_rate(self, dtype: str, kind: str) -> float:
+        rate = self._flops(self.device.rate_of(dtype, self.tf32, kind))
         if not self._on_tensor_cores(dtype, kind):
-            return self._flops(_RATES.get(dtype, "fp32")) * self.constants.simt_share
-        share = self.device.matmul_share or self.constants.matmul_share
-        return self._flops("tf32" if dtype == "float32" else _RATES.get(dtype, "fp32")) * share
+            return rate * self.constants.simt_share
+        return rate * (self.device.matmul_share or self.constants.matmul_share)
 
     def _on_tensor_cores(self, dtype: str, kind: str) -> bool:
-        if dtype == "float32":
-            return kind in self.tf32 and "tf32" in self.device.flops
-        return _RATES.get(dtype) in self.device.flops and dtype not in ("float64", "complex64", "complex128")
+        return self.device.rate_of(dtype, self.tf32, kind) not in ("fp32", "fp64")
 
     def _flops(self, rate: str) -> float:
-        """Return the peak FLOP/s of a kind; what a device cannot do natively it does in float32."""
+        """Return the peak FLOP/s of a rate; a device file need not have all."""
         flops = self.device.flops
         return flops.get(rate) or flops.get("fp32") or max(flops.values())
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainfit.errors import OptionError
-from trainfit.step import Loss, Step, find_loss
+from trainfit.step import Loss, Step, count_inputs, find_loss
 
 Dtype = Literal["fp32", "bf16", "bf16-autocast", "fp16-autocast"]
 OptimizerName = Literal["adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "sgd", "none"]
@@ -99,7 +99,8 @@ def training_step(
         run = _scaled_run(forward, model, optimizer, options.device_type)
     else:
         run = _plain_run(forward, model, optimizer)
-    return Step(model=model, optimizer=optimizer, run=run)
+    samples, tokens = count_inputs(inputs)
+    return Step(model=model, optimizer=optimizer, run=run, samples=samples, tokens=tokens)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from trainfit.trace import Trace
 
 if TYPE_CHECKING:
     from trainfit.api import Estimate
+    from trainfit.costs.summary import StepTime
     from trainfit.devices import Device
     from trainfit.verification import Verification
 
@@ -22,7 +23,7 @@ STANDARD_OUTPUT = "-"
 
 
 def estimate_json(estimate: Estimate) -> dict[str, Any]:
-    """Return an estimate as a JSON object; times are null until costs exist."""
+    """Return an estimate as a JSON object; times are null if the device's speed is not known."""
     return {
         **_common(estimate.target, estimate.device, estimate.trace, estimate.seconds),
         "peak_bytes": estimate.peak_bytes,
@@ -35,11 +36,36 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
             "phase": estimate.peak.phase,
         },
         "by_category": dict(estimate.by_category),
-        "step_seconds": None,
-        "forward_seconds": None,
-        "backward_seconds": None,
-        "optimizer_seconds": None,
+        **_time(estimate.time),
         "modules": [dataclasses.asdict(module) for module in estimate.modules],
+        "orders": _orders(estimate.trace),
+    }
+
+
+def _time(time: StepTime | None) -> dict[str, Any]:
+    """Return the predicted times, with the same keys whether they are known or not."""
+    names = (
+        *("step_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"),
+        *("lower_seconds", "upper_seconds", "recompute_seconds", "busy_seconds", "waiting_share"),
+        *("launch_bound", "flops", "model_flops", "flops_per_second", "model_flops_utilisation"),
+        *("samples_per_second", "tokens_per_second"),
+    )
+    found = {name: None if time is None else getattr(time, name) for name in names}
+    return {
+        **found,
+        "operators": [dataclasses.asdict(operator) for operator in time.operators] if time else [],
+        "cost_sources": dict(time.sources) if time else {},
+        "unpriced": [operator.name for operator in time.unpriced] if time else [],
+    }
+
+
+def _orders(trace: Trace) -> dict[str, list[str]]:
+    """Return the modules in the order in which their forward and backward began and ended."""
+    return {
+        "forward_pre": list(trace.call_names(trace.forward_pre_order)),
+        "forward_post": list(trace.call_names(trace.forward_post_order)),
+        "backward_pre": list(trace.call_names(trace.backward_pre_order)),
+        "backward_post": list(trace.call_names(trace.backward_post_order)),
     }
 
 

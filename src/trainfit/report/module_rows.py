@@ -51,6 +51,16 @@ class ModuleRow:
         """What forward leaves alive for backward."""
         return sum(member.activation_bytes for member in self.members)
 
+    @property
+    def forward_seconds(self) -> float:
+        """Time of their forward; 0 where costs are not known."""
+        return sum(member.forward_seconds or 0.0 for member in self.members)
+
+    @property
+    def backward_seconds(self) -> float:
+        """Time of their backward, recomputation included."""
+        return sum(member.backward_seconds or 0.0 for member in self.members)
+
 
 def largest_rows(modules: Sequence[ModuleStats], limit: int = 10) -> list[ModuleRow]:
     """Return the `limit` largest rows as an indented tree in reading order, largest sibling first."""
@@ -115,9 +125,16 @@ def _itself(row: ModuleRow, children: dict[str, list[ModuleStats]]) -> ModuleRow
                 buffer_bytes=member.buffer_bytes - sum(child.buffer_bytes for child in below),
                 activation_bytes=member.activation_bytes - sum(child.activation_bytes for child in below),
                 at_peak_bytes=member.at_peak_bytes - sum(child.at_peak_bytes for child in below),
+                forward_seconds=_own(member.forward_seconds, [child.forward_seconds for child in below]),
+                backward_seconds=_own(member.backward_seconds, [child.backward_seconds for child in below]),
             )
         )
     return ModuleRow(f"{row.label}.itself" if row.label else "itself", own, parent=row, is_own_part=True)
+
+
+def _own(whole: float | None, parts: list[float | None]) -> float | None:
+    """Return what is left of a module's seconds without its children's; rounding may leave less than zero."""
+    return None if whole is None else max(0.0, whole - sum(part or 0.0 for part in parts))
 
 
 def _alike(by_name: dict[str, list[ModuleStats]]) -> Iterator[tuple[list[str], list[ModuleStats]]]:

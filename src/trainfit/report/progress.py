@@ -1,27 +1,46 @@
-"""A spinner on standard error for work that takes more than a second; silent unless a person is watching."""
+"""Progress on standard error for work that takes more than a second; silent unless a person is watching."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 _PATIENCE_SECONDS = 1.0
 
 
+class Reporter:
+    """Takes the names of stages as they begin, and how far a stage of many parts has come."""
+
+    def __init__(self, update: Callable[..., Any]) -> None:
+        """Remember the function that shows things."""
+        self._update = update
+
+    def __call__(self, stage: str) -> None:
+        """A stage begins."""
+        self._update(description=stage, total=None)
+
+    def measuring(self, done: int, total: int, name: str) -> None:
+        """So many of the operators are measured, and this one is next."""
+        self._update(description=f"measuring {done + 1} of {total}: {name}", completed=done, total=total)
+
+
 @contextlib.contextmanager
-def spinner(console: Console | None = None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that takes the name of the stage that begins; shows it after a second of waiting."""
+def spinner(console: Console | None = None) -> Iterator[Reporter]:
+    """Yield a reporter whose stages are shown after a second of waiting."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
-        yield lambda stage: None
+        yield Reporter(lambda **what: None)
         return
     # The user's own prints go where they always go: nothing is redirected.
     progress = Progress(
         SpinnerColumn(),
+        BarColumn(bar_width=20),
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         console=console,
@@ -43,7 +62,7 @@ def spinner(console: Console | None = None) -> Iterator[Callable[[str], None]]:
     timer.daemon = True
     timer.start()
     try:
-        yield lambda stage: progress.update(task, description=stage)
+        yield Reporter(functools.partial(progress.update, task))
     finally:
         timer.cancel()
         with lock:

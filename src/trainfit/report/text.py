@@ -17,6 +17,7 @@ from trainfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from trainfit.api import Estimate
+    from trainfit.costs.summary import StepTime
     from trainfit.verification import Verification
 
 _BAR_WIDTH = 24
@@ -24,6 +25,8 @@ _LEAST_WIDTH = 80
 """Numbers are never cut: on a narrower terminal the lines wrap instead."""
 _LEAST_NAME_WIDTH = 18
 _MOST_WARNINGS = 10
+_MOST_OPERATORS = 8
+_MOST_UNPRICED = 5
 
 
 def show(view: RenderableType, file: IO[str] | None = None) -> None:
@@ -50,6 +53,8 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     modules = _modules(estimate)
     if modules is not None:
         parts += [Text(), modules]
+    if estimate.time is not None:
+        parts += [Text(), _time(estimate.time, estimate.device), Text(), _operators(estimate.time)]
     parts += _warnings(estimate.warnings)
     parts += [Text(), _estimate_footer(estimate)]
     return Group(*parts)
@@ -126,9 +131,13 @@ def _headline(estimate: Estimate) -> Text:
     spare = device.usable_bytes - estimate.peak_bytes
     if estimate.fits:
         line.append_text(_safe(f"fits in {device.name}", "bold green"))
-        return line.append(f": {format_bytes(spare)} free")
-    line.append_text(_safe(f"does not fit in {device.name}", "bold red"))
-    return line.append(f": {format_bytes(-spare)} missing")
+        line.append(f": {format_bytes(spare)} free")
+    else:
+        line.append_text(_safe(f"does not fit in {device.name}", "bold red"))
+        line.append(f": {format_bytes(-spare)} missing")
+    if estimate.time is not None:
+        line.append("; ").append(format_seconds(estimate.time.step_seconds), "bold").append(" per step")
+    return line
 
 
 def _where(estimate: Estimate) -> Text:
@@ -159,14 +168,70 @@ def _modules(estimate: Estimate) -> Table | None:
     rows = largest_rows(estimate.modules)
     if not rows:
         return None
-    table = _table("largest modules (predicted)", "at the peak", "parameters", "activations")
+    timed = estimate.time is not None
+    columns = ("at the peak", "parameters", "activations", *(("forward", "backward") if timed else ()))
+    table = _table("largest modules (predicted)", *columns)
     for row in rows:
         label = _safe("  " * row.indent + row.short_label)
         label.append(f" ({len(row.members)} ×)" if len(row.members) > 1 else "", "dim")
         if row.class_name != row.short_label:
             label.append_text(_safe(f" {row.class_name}", "dim"))
         sizes = (row.held_bytes, row.parameter_bytes, row.activation_bytes)
-        table.add_row(label, *(format_bytes(size) if size else Text("-", "dim") for size in sizes))
+        cells = [format_bytes(size) if size else Text("-", "dim") for size in sizes]
+        if timed:
+            cells += [format_seconds(row.forward_seconds), format_seconds(row.backward_seconds)]
+        table.add_row(label, *cells)
+    return _whole_numbers(table)
+
+
+def _time(time: StepTime, device: Device) -> Text:
+    """Say how long the step takes, how sure that is, and how well it uses the device."""
+    span = f"{format_seconds(time.lower_seconds)} to {format_seconds(time.upper_seconds)}"
+    line = Text("A step takes ").append(format_seconds(time.step_seconds), "bold")
+    line.append(f" (predicted, likely {span}): ")
+    recompute = f" ({format_seconds(time.recompute_seconds)} of it recomputation)"
+    line.append(
+        f"forward {format_seconds(time.forward_seconds)}, backward {format_seconds(time.backward_seconds)}"
+        f"{recompute if time.recompute_seconds else ''}, optimizer {format_seconds(time.optimizer_seconds)}."
+    )
+    rates = [
+        f"{_rate(rate, 1.0)} {unit}/s"
+        for rate, unit in ((time.tokens_per_second, "tokens"), (time.samples_per_second, "samples"))
+        if rate is not None
+    ][:1]
+    rates.append(f"{time.flops_per_second / 1e12:.3g} TFLOP/s")
+    if time.model_flops_utilisation is not None:
+        rates.append(f"MFU {time.model_flops_utilisation:.1%}")
+    line.append(f" {', '.join(rates)}.")
+    if time.launch_bound:
+        line.append(
+            f" Launch-bound: {device.name} waits {time.waiting_share:.0%} of the step for the host to issue "
+            "kernels; a larger batch or torch.compile would use it better.",
+            "yellow",
+        )
+    if time.unpriced:
+        names = ", ".join(operator.name for operator in time.unpriced[:_MOST_UNPRICED])
+        more = (
+            f" and {len(time.unpriced) - _MOST_UNPRICED} more" if len(time.unpriced) > _MOST_UNPRICED else ""
+        )
+        share = sum(operator.share for operator in time.unpriced)
+        line.append(f" Without a formula, priced by the bytes they move ({share:.1%}): {names}{more}.")
+    return line
+
+
+def _operators(time: StepTime) -> Table:
+    table = _table("longest operators (predicted)", "calls", "time", "share", "bound by", "figure")
+    for operator in time.operators[:_MOST_OPERATORS]:
+        if operator.seconds:
+            name = operator.name.removeprefix("aten.").removesuffix(".default")
+            table.add_row(
+                _safe(name),
+                format_count(operator.calls),
+                format_seconds(operator.seconds),
+                f"{operator.share:.1%}",
+                operator.bound,
+                operator.source,
+            )
     return _whole_numbers(table)
 
 

@@ -1,0 +1,42 @@
+"""Price a trace on a device: by roofline, or by running its operators on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, get_args
+
+from trainfit.costs.constants import CALIBRATED
+from trainfit.costs.roofline import Roofline, host_of, roofline_costs
+from trainfit.costs.table import CostTable
+from trainfit.devices import Device
+from trainfit.errors import OptionError
+from trainfit.trace import Trace
+
+CostSource = Literal["roofline", "measured"]
+Measuring = Callable[[int, int, str], None]
+"""Called while operators are measured: how many are done, of how many, and which is next."""
+
+
+def price_trace(
+    trace: Trace,
+    device: Device,
+    *,
+    costs: CostSource = "roofline",
+    refresh: bool = False,
+    progress: Measuring | None = None,
+) -> CostTable:
+    """Return the cost of every signature of the trace; the device is of the kind the trace was captured for."""
+    if costs not in get_args(CostSource):
+        raise OptionError(f"--costs must be one of {', '.join(get_args(CostSource))}, got {costs!r}.")
+    host = host_of(CALIBRATED)
+    if device.kind == "cpu":
+        from trainfit.costs import this_machine  # needs torch
+
+        device, host = this_machine.with_speed(device, refresh=refresh), this_machine.host(refresh=refresh)
+    if costs == "roofline":
+        return replace(roofline_costs(trace, device), host=host)
+    from trainfit.costs.measured import measured_costs  # needs torch
+
+    fallback = Roofline(device, CALIBRATED, trace.tf32).price
+    return measured_costs(trace, device, host=host, fallback=fallback, refresh=refresh, progress=progress)

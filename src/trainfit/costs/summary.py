@@ -1,0 +1,201 @@
+"""Where the time of a step goes: phases, modules, operators, FLOP/s, and what the estimate rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainfit.costs.schedule import Schedule, Seconds
+from trainfit.trace import Trace
+from trainfit.work.attention import attention_of
+from trainfit.work.products import products_of
+
+LAUNCH_BOUND_SHARE = 0.1
+"""A step in which the device waits longer than this share for the host is called launch-bound."""
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """All calls of one operator: seconds on the device, and how they were found."""
+
+    name: str
+    calls: int
+    seconds: float
+    share: float
+    flops: int
+    bound: str
+    """What holds up most of its time: `compute`, `memory`, `latency` or `nothing`."""
+    source: str
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What a step is predicted to take."""
+
+    step_seconds: float
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
+    lower_seconds: float
+    upper_seconds: float
+    """Four of five steps are expected between the two."""
+    recompute_seconds: float
+    """The part of backward that computes forward results again."""
+    busy_seconds: float
+    """How long the device computes; the rest of the step it waits for the host."""
+    waiting_share: float
+    flops: int
+    """Floating-point operations of the step, recomputation included."""
+    model_flops: int
+    """Those of the matrix products and attention of forward and backward, without recomputation."""
+    peak_flops_per_second: float | None
+    """The device's peak for the dtype that most of the products are in."""
+    samples: int | None
+    tokens: int | None
+    operators: tuple[OperatorTime, ...]
+    """Longest first."""
+    sources: dict[str, float]
+    """The share of the device's time by source of the figure."""
+    module_seconds: tuple[tuple[float, float], ...]
+    """For each module of the trace, with everything below it: forward and backward seconds."""
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether the host cannot issue kernels fast enough."""
+        return self.waiting_share > LAUNCH_BOUND_SHARE
+
+    @property
+    def flops_per_second(self) -> float:
+        """Achieved FLOP/s, recomputation included."""
+        return self.flops / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def model_flops_utilisation(self) -> float | None:
+        """The share of the device's peak that goes into the model: MFU."""
+        if not self.peak_flops_per_second or not self.step_seconds:
+            return None
+        return self.model_flops / self.step_seconds / self.peak_flops_per_second
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Throughput, where the step says how many samples it trains on."""
+        return self.samples / self.step_seconds if self.samples and self.step_seconds else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Throughput, where the step says how many tokens it trains on."""
+        return self.tokens / self.step_seconds if self.tokens and self.step_seconds else None
+
+    @property
+    def unpriced(self) -> tuple[OperatorTime, ...]:
+        """Operators without a formula, priced by their traffic."""
+        return tuple(operator for operator in self.operators if operator.source == "bandwidth")
+
+
+def summarise(schedule: Schedule) -> StepTime:
+    """Sum a schedule up."""
+    trace, costs = schedule.trace, schedule.costs
+    phases = schedule.phase_seconds
+    step = schedule.step_seconds
+    recompute = np.array([op.recompute for op in trace.ops], dtype=bool)
+    flops = [signature.flops for signature in trace.signatures]
+    is_product = [_is_product(trace, number) for number in range(len(trace.signatures))]
+    model_flops = sum(
+        flops[op.signature] for op in trace.ops if is_product[op.signature] and not op.recompute
+    )
+    return StepTime(
+        step_seconds=step,
+        forward_seconds=phases["forward"],
+        backward_seconds=phases["backward"],
+        optimizer_seconds=phases["optimizer"],
+        lower_seconds=step / (1 + costs.uncertainty),
+        upper_seconds=step * (1 + costs.uncertainty),
+        recompute_seconds=float(schedule.op_seconds[recompute].sum()),
+        busy_seconds=schedule.busy_seconds,
+        waiting_share=0.0 if costs.host.runs_kernels else schedule.waiting_share,
+        flops=sum(flops[op.signature] for op in trace.ops),
+        model_flops=model_flops,
+        peak_flops_per_second=_peak(trace, schedule),
+        samples=trace.samples,
+        tokens=trace.tokens,
+        operators=_operators(schedule),
+        sources=_sources(schedule),
+        module_seconds=_module_seconds(trace, schedule.op_seconds),
+    )
+
+
+def _is_product(trace: Trace, number: int) -> bool:
+    signature = trace.signatures[number]
+    return bool(products_of(signature)) or attention_of(signature) is not None
+
+
+def _peak(trace: Trace, schedule: Schedule) -> float | None:
+    """Return the peak FLOP/s of the rate at which most of the products run."""
+    by_rate: dict[str, int] = {}
+    for op in trace.ops:
+        signature = trace.signatures[op.signature]
+        if signature.flops and _is_product(trace, op.signature):
+            rate = schedule.costs.device.rate_of(signature.inputs[0].dtype, trace.tf32)
+            by_rate[rate] = by_rate.get(rate, 0) + signature.flops
+    if not by_rate:
+        return None
+    return schedule.costs.device.flops.get(max(by_rate, key=lambda rate: by_rate[rate]))
+
+
+def _operators(schedule: Schedule) -> tuple[OperatorTime, ...]:
+    trace = schedule.trace
+    count = len(trace.signatures)
+    numbers = np.fromiter((op.signature for op in trace.ops), dtype=np.int64, count=len(trace.ops))
+    calls = np.bincount(numbers, minlength=count)
+    seconds = np.bincount(numbers, weights=schedule.device_seconds, minlength=count)
+    by_name: dict[str, list[int]] = {}
+    for number, signature in enumerate(trace.signatures):
+        if not signature.view and calls[number]:
+            by_name.setdefault(signature.name, []).append(number)
+    busy = schedule.busy_seconds or 1.0
+    found: list[OperatorTime] = []
+    for name, members in by_name.items():
+        longest = max(members, key=lambda number: seconds[number])
+        cost = schedule.costs.costs[longest]
+        total = float(seconds[members].sum())
+        found.append(
+            OperatorTime(
+                name=name,
+                calls=int(calls[members].sum()),
+                seconds=total,
+                share=total / busy,
+                flops=int(sum(trace.signatures[n].flops * int(calls[n]) for n in members)),
+                bound=cost.bound,
+                source=cost.source,
+            )
+        )
+    return tuple(sorted(found, key=lambda operator: -operator.seconds))
+
+
+def _sources(schedule: Schedule) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for op, seconds in zip(schedule.trace.ops, schedule.device_seconds.tolist()):
+        source = schedule.costs.costs[op.signature].source
+        totals[source] = totals.get(source, 0.0) + seconds
+    busy = schedule.busy_seconds or 1.0
+    return {source: seconds / busy for source, seconds in totals.items() if seconds}
+
+
+def _module_seconds(trace: Trace, op_seconds: Seconds) -> tuple[tuple[float, float], ...]:
+    """Return forward and backward seconds of each module, those below it included."""
+    count = len(trace.modules)
+    module = np.fromiter((op.module for op in trace.ops), dtype=np.int64, count=len(trace.ops))
+    columns: list[list[float]] = []
+    for phase in ("forward", "backward"):
+        inside = np.fromiter((op.phase == phase for op in trace.ops), dtype=bool, count=len(trace.ops))
+        inside &= module >= 0
+        sums = np.bincount(module[inside], weights=op_seconds[inside], minlength=count)
+        columns.append(sums.tolist())
+    # Children come after their parents, so one pass from the end adds every module to its ancestors.
+    for number in reversed(range(count)):
+        parent = trace.modules[number].parent
+        if parent >= 0:
+            for column in columns:
+                column[parent] += column[number]
+    return tuple(zip(columns[0], columns[1]))
