@@ -80,6 +80,11 @@ class SavedTensorHooks:
         self._values = values
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
+        # What a function mode makes user code believe is not for us, and asking it takes time.
+        with torch._C.DisableTorchFunction():
+            return self._saved(tensor)
+
+    def _saved(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return tensor
         if tensor.is_conj() or tensor.is_neg() or tensor.is_meta or not torch._C._has_storage(tensor):
