@@ -169,8 +169,8 @@ def _gradient_modules(trace: Trace) -> Iterator[tuple[int, int]]:
     adding: dict[int, int] = {}
     for op in trace.ops:
         if op.phase == "backward" and op.module >= 0:
-            for storage in op.writes:
-                adding.setdefault(storage, op.module)
+            for number in op.writes:
+                adding.setdefault(number, op.module)
     for number, storage in enumerate(trace.storages):
         if storage.category == "gradient":
             made_by = trace.ops[storage.producer].module if storage.producer >= 0 else adding.get(number, -1)
