@@ -27,8 +27,8 @@ LAYERS = (
     "targets",
     "profiler",
     "workspace",
-    "costs",
     "capturing",
+    "costs  timing",
     "verification",
     "api",
     "report",
@@ -37,7 +37,10 @@ LAYERS = (
 
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
-    "torch": ("step models targets profiler workspace capturing verification", "devices costs api cli"),
+    "torch": (
+        "step models targets profiler workspace capturing timing verification",
+        "devices costs api cli",
+    ),
     "numpy": ("simulate module_stats costs capturing", ""),
     "rich": ("report", ""),
     "typer": ("cli", ""),

@@ -27,6 +27,7 @@ CATEGORIES = (
 )
 HOLDERS = ("program", "autograd", "gradient", "optimizer")
 WORKSPACE_SOURCES = ("none", "formula", "measured", "unknown")
+TF32_KINDS = ("matmul", "convolution")
 WORK_SOURCES = ("none", "registry", "formula", "traffic")
 
 

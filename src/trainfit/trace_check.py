@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from trainfit.trace import CATEGORIES, HOLDERS, PHASES, WORK_SOURCES, WORKSPACE_SOURCES, Op, Storage, Trace
+from trainfit.trace import (
+    CATEGORIES,
+    HOLDERS,
+    PHASES,
+    TF32_KINDS,
+    WORK_SOURCES,
+    WORKSPACE_SOURCES,
+    Op,
+    Storage,
+    Trace,
+)
 
 LARGEST_TOTAL_BYTES = (1 << 63) - 1
 """The simulator counts in 64 bits."""
@@ -155,4 +165,12 @@ def _totals(trace: Trace) -> None:
     _require(largest <= LARGEST_TOTAL_BYTES, "total", largest, "all bytes can be counted in 64 bits")
     replayed = max(simulate(trace).live_bytes, default=trace.persistent_bytes)
     same = replayed == trace.observed_peak_bytes
+    for count in (trace.samples, trace.tokens):
+        _require(
+            count is None or count > 0, "count", count or 0, "samples and tokens are above zero or unknown"
+        )
+    kinds = set(trace.tf32) <= set(TF32_KINDS) and len(set(trace.tf32)) == len(trace.tf32)
+    _require(
+        kinds, "kinds", len(trace.tf32), f"TF32 is allowed for some of {', '.join(TF32_KINDS)}, once each"
+    )
     _require(same, "peak", replayed, f"the replay equals what the recorder saw ({trace.observed_peak_bytes})")

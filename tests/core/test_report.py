@@ -164,6 +164,8 @@ def make_estimate(
         timeline=timeline,
         peak=Peak("aten.mm.default", 1000, "GPT.h.3", "backward"),
         modules=(module("GPT", 200, 100, "GPT"), module("GPT.h", 120, 60), module("GPT.head", 80, 40)),
+        costs=None,
+        time=None,
         seconds={"capture": 1.5, "total": 1.6},
     )
 

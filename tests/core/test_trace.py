@@ -92,6 +92,18 @@ BREAKAGES: list[tuple[str, Break]] = [
         "signature 2: the source of a workspace is none, formula, measured or unknown",
         change("signatures", 2, workspace_source="guess"),
     ),
+    ("signature 0: work is not negative", change("signatures", 0, flops=-1)),
+    ("signature 0: work is not negative", change("signatures", 0, moved_bytes=-1)),
+    (
+        "signature 2: work is counted by nobody, the registry, a formula or its traffic",
+        change("signatures", 2, work_source="guess"),
+    ),
+    ("count 0: samples and tokens are above zero or unknown", lambda trace: replace(trace, samples=0)),
+    ("count -3: samples and tokens are above zero or unknown", lambda trace: replace(trace, tokens=-3)),
+    (
+        "kinds 1: TF32 is allowed for some of matmul, convolution, once each",
+        lambda trace: replace(trace, tf32=("softmax",)),
+    ),
     ("module 2: module names are unique", change("modules", NET_B, name="Net.a")),
     ("module 1: a parent comes before its children", change("modules", NET_A, parent=NET_B)),
     ("module 1: a parent comes before its children", change("modules", NET_A, parent=NET_A)),

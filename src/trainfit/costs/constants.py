@@ -14,9 +14,11 @@ class Constants:
     """How much of a device's datasheet an eager PyTorch step gets."""
 
     # Matrix products -------------------------------------------------------------------------------------
-    matmul_share: float = 0.80
-    """Of the peak FLOP/s, for a large product with nothing in its way, where the device table has no
-    measured figure. Fitted."""
+    best_share: float = 0.85
+    """Of the peak FLOP/s: the fastest matrix product, where the device table has no measured figure."""
+    in_step_share: float = 0.85
+    """Of the fastest product's speed, for large products inside a step: colder caches, lower clocks under
+    sustained load. Fitted."""
     simt_share: float = 0.80
     """The same for float32 without tensor cores. Fitted."""
     tile_fill: float = 160.0
@@ -26,7 +28,7 @@ class Constants:
     grouped_convolution_share: float = 0.6
     """The same for convolutions in groups, for which the libraries have fewer kernels. Fitted."""
     depthwise_share: float = 0.15
-    """Of the float32 peak, for convolutions with one channel per group, which no tensor core can do. Fitted."""
+    """Of the float32 peak, for convolutions with few channels per group, which no tensor core does. Fitted."""
     attention_share: float = 0.60
     """Of what a large product gets, for the forward of fused attention. Fitted."""
     attention_backward_share: float = 0.50

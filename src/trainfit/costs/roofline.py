@@ -174,7 +174,9 @@ class Roofline:
         if convolution:
             rate *= constants.convolution_share if product.batch == 1 else constants.grouped_convolution_share
         assert self.device.sm_count is not None
-        return tiled_seconds(product, rate, self.device.sm_count, constants.tile_fill, self.bandwidth)
+        tiled = tiled_seconds(product, rate, self.device.sm_count, constants.tile_fill, self.bandwidth)
+        # A product with a vector would waste most of every tile: plain kernels do it without tensor cores.
+        return min(tiled, product.flops / (self._flops("fp32") * constants.simt_share))
 
     def _attention_seconds(self, attention: Attention, dtype: str) -> float:
         constants = self.constants
@@ -188,7 +190,8 @@ class Roofline:
         rate = self._flops(self.device.rate_of(dtype, self.tf32, kind))
         if not self._on_tensor_cores(dtype, kind):
             return rate * self.constants.simt_share
-        return rate * (self.device.matmul_share or self.constants.matmul_share)
+        best = self.device.matmul_share or self.constants.best_share
+        return rate * best * self.constants.in_step_share
 
     def _on_tensor_cores(self, dtype: str, kind: str) -> bool:
         return self.device.rate_of(dtype, self.tf32, kind) not in ("fp32", "fp64")
@@ -231,7 +234,7 @@ def _images(signature: Signature) -> list[TensorSpec]:
     return [
         spec
         for spec in (*signature.inputs, *signature.outputs)
-        if len(spec.shape) >= 4 and spec.shape[:1] == batch
+        if len(spec.shape) >= 3 and spec.shape[:1] == batch
     ]
 
 

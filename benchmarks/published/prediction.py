@@ -1,0 +1,80 @@
+"""From a row and its trace to predicted seconds, and the split into rows to fit on and rows to judge by."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from trainfit.costs.constants import CALIBRATED, Constants
+from trainfit.costs.roofline import roofline_costs
+from trainfit.costs.schedule import schedule
+from trainfit.trace import Trace
+
+from .rows import Row
+
+ADAMW_BYTES = 4 * 4 + 3 * 4 + 2
+"""A sharded AdamW step reads parameter, gradient and two moments in float32, writes three of them, and the
+bf16 copy that the next forward gathers."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A published row with what trainfit says."""
+
+    row: Row
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.seconds / self.row.measured_seconds
+
+    @property
+    def error(self) -> float:
+        """Relative error, without sign."""
+        return abs(self.ratio - 1)
+
+
+def predict(row: Row, trace: Trace, constants: Constants = CALIBRATED) -> Prediction:
+    """Predict the step of a row.
+
+    For sharded rows the micro batch counts `grad_accum` times; the collectives are taken to hide behind the
+    computation, and the optimizer works on one shard.
+    """
+    config = row.data["config"]
+    seconds = schedule(trace, roofline_costs(trace, row.device, constants)).step_seconds
+    seconds *= config.get("grad_accum", 1)
+    if "sharding" in config:
+        shard = row.data["arch"]["params"] / config["n_gpus"]
+        assert row.device.bandwidth_bytes_per_second is not None
+        seconds += shard * ADAMW_BYTES / (row.device.bandwidth_bytes_per_second * constants.list_share)
+    return Prediction(row, seconds)
+
+
+def is_test(row: Row) -> bool:
+    """Whether the row is kept for judging: about a third of the families, chosen by a hash of their name."""
+    return hashlib.sha256(row.family.encode()).digest()[0] % 3 == 0
+
+
+def comparable_pairs(predictions: Iterable[Prediction]) -> Iterator[tuple[Prediction, Prediction]]:
+    """Yield pairs of rows that differ only in batch size or checkpointing."""
+    groups: dict[str, dict[str, Prediction]] = {}
+    for prediction in predictions:
+        config = {
+            name: value
+            for name, value in prediction.row.data["config"].items()
+            if name not in ("batch_per_gpu", "ac", "dataloader_cpus")
+        }
+        key = json.dumps([prediction.row.family, config], sort_keys=True)
+        groups.setdefault(key, {}).setdefault(prediction.row.step, prediction)
+    for group in groups.values():
+        yield from itertools.combinations(group.values(), 2)
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Return the smallest value that at least `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]

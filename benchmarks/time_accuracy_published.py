@@ -1,0 +1,122 @@
+"""Predicted step time (roofline) against published step times of GPUs that are not here.
+
+    python benchmarks/time_accuracy_published.py [--rows test|train|all] [--cache DIR] [--json FILE] [--markdown]
+
+The constants of the roofline were fitted on the train rows (`benchmarks/calibrate.py`); the bounds are about
+the test rows: other models, which the fit has not seen. Needs the `hf` extra. Captures about a hundred steps,
+a few seconds each; `--cache` keeps them for the next run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from published.prediction import Prediction, comparable_pairs, is_test, predict, quantile
+from published.rows import Row, captured, load_rows
+
+MEDIAN_BOUND = 0.15
+TAIL_BOUND = 0.35
+RATIO_BOUND = 0.05
+
+
+def main() -> int:
+    """Run the benchmark; 1 if a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", choices=("test", "train", "all"), default="all")
+    parser.add_argument("--cache", type=Path, help="keep captured steps in this folder")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--markdown", action="store_true", help="print the table for docs/benchmarks.md")
+    options = parser.parse_args()
+    predictions: list[Prediction] = []
+    left_out: list[tuple[Row, str]] = []
+    rows = [row for row in load_rows() if options.rows in ("all", "test" if is_test(row) else "train")]
+    for row, found in captured(rows, options.cache, lambda text: print(text, file=sys.stderr, flush=True)):
+        if isinstance(found, str):
+            left_out.append((row, found))
+        else:
+            predictions.append(predict(row, found))
+    print_rows(predictions, options.markdown)
+    for row, reason in left_out:
+        print(f"not expressed: {row.id}: {reason}")
+    result = summary(predictions)
+    result["left_out"] = {row.id: reason for row, reason in left_out}
+    print_summary(result)
+    if options.json:
+        result["rows"] = [
+            {"id": p.row.id, "test": is_test(p.row), "predicted": p.seconds, "measured": p.row.measured_seconds}
+            for p in predictions
+        ]
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0 if all(result["bounds"].values()) else 1
+
+
+def summary(predictions: list[Prediction]) -> dict[str, Any]:
+    """Return the figures that the bounds are about."""
+    result: dict[str, Any] = {"bounds": {}}
+    for name, wanted in (("test", True), ("train", False)):
+        chosen = [p for p in predictions if is_test(p.row) is wanted]
+        if chosen:
+            errors = [p.error for p in chosen]
+            result[name] = {
+                "rows": len(chosen),
+                "median_error": statistics.median(errors),
+                "p90_error": quantile(errors, 0.9),
+                "median_ratio": statistics.median(p.ratio for p in chosen),
+            }
+    ratios = [abs(a.ratio / b.ratio - 1) for a, b in comparable_pairs(predictions)]
+    if ratios:
+        result["ratio"] = {"pairs": len(ratios), "median_error": statistics.median(ratios)}
+        result["bounds"]["ratio of rows that differ only in batch or checkpointing, median <= 5 %"] = (
+            result["ratio"]["median_error"] <= RATIO_BOUND
+        )
+    if "test" in result:
+        result["bounds"]["test rows, median <= 15 %"] = result["test"]["median_error"] <= MEDIAN_BOUND
+        result["bounds"]["test rows, 90th percentile <= 35 %"] = result["test"]["p90_error"] <= TAIL_BOUND
+    return result
+
+
+def print_rows(predictions: list[Prediction], markdown: bool) -> None:
+    """Print one line per family, or per row on a terminal."""
+    if not markdown:
+        for p in predictions:
+            split = "test " if is_test(p.row) else "train"
+            print(
+                f"{split} {p.row.id:45} {p.row.measured_seconds * 1e3:10.1f} ms published "
+                f"{p.seconds * 1e3:10.1f} ms predicted {p.ratio - 1:+7.1%}"
+            )
+        return
+    print("| model and GPU | split | rows | median ratio | worst error |\n| --- | --- | ---: | ---: | ---: |")
+    families: dict[str, list[Prediction]] = {}
+    for p in predictions:
+        families.setdefault(p.row.family, []).append(p)
+    for family, members in families.items():
+        split = "test" if is_test(members[0].row) else "train"
+        ratio = statistics.median(p.ratio for p in members)
+        worst = max(members, key=lambda p: p.error)
+        print(f"| {family} | {split} | {len(members)} | {ratio:.2f} | {worst.ratio - 1:+.1%} |")
+
+
+def print_summary(result: dict[str, Any]) -> None:
+    """Print the figures and whether each bound holds."""
+    for name in ("test", "train"):
+        if name in result:
+            figures = result[name]
+            print(
+                f"{name}: {figures['rows']} rows, median error {figures['median_error']:.1%}, "
+                f"90th percentile {figures['p90_error']:.1%}, median predicted / published "
+                f"{figures['median_ratio']:.2f}"
+            )
+    if "ratio" in result:
+        figures = result["ratio"]
+        print(f"ratios: {figures['pairs']} pairs, median error {figures['median_error']:.1%}")
+    for name, holds in result["bounds"].items():
+        print(f"{'holds ' if holds else 'MISSED'} {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

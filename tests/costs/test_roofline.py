@@ -1,0 +1,177 @@
+"""The roofline on a device with round figures: operators worked out by hand, and laws that always hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainfit.costs.constants import Constants
+from trainfit.costs.products import tiled_seconds
+from trainfit.costs.roofline import Roofline
+from trainfit.devices import Device, known_devices
+from trainfit.errors import DeviceError
+from trainfit.trace import Signature, TensorSpec
+from trainfit.work import with_work
+from trainfit.work.products import Product
+
+# One tera-FLOP/s per multiprocessor in bf16, a tenth of it in fp32; one TB/s.
+DEVICE = Device(
+    "round",
+    "cuda",
+    1 << 34,
+    1e12,
+    {"fp32": 1e12, "tf32": 5e12, "bf16": 10e12, "fp16": 10e12},
+    1.0,
+    sm_count=10,
+)
+PLAIN = Constants(
+    **dict.fromkeys(
+        (
+            *("in_step_share", "simt_share", "convolution_share", "grouped_convolution_share"),
+            *("depthwise_share", "attention_share", "attention_backward_share", "efficient_attention_share"),
+            *("stream_share", "reduction_share", "strided_share", "irregular_share", "list_share"),
+        ),
+        1.0,
+    ),
+    tile_fill=0.0,
+    kernel_seconds=0.0,
+)
+"""Every share is one, so that prices are the datasheet's."""
+
+
+def spec(*shape: int, dtype: str = "bfloat16") -> TensorSpec:
+    strides: list[int] = []
+    step = 1
+    for length in reversed(shape):
+        strides.insert(0, step)
+        step *= length
+    return TensorSpec(dtype, shape, tuple(strides))
+
+
+def call(
+    name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], arguments: str = "[[],{}]"
+) -> Signature:
+    bare = Signature(f"aten.{name}", tuple(inputs), tuple(outputs), arguments, False, False, False, False)
+    return with_work(bare, ())
+
+
+def matmul(m: int, n: int, k: int, dtype: str = "bfloat16") -> Signature:
+    return call("mm.default", [spec(m, k, dtype=dtype), spec(k, n, dtype=dtype)], [spec(m, n, dtype=dtype)])
+
+
+def price(
+    signature: Signature, constants: Constants = PLAIN, device: Device = DEVICE, tf32: tuple[str, ...] = ()
+) -> float:
+    return Roofline(device, constants, tf32).price(signature).seconds
+
+
+def test_a_large_product_runs_at_the_peak() -> None:
+    """2560 x 2560 is 200 tiles of 256 x 128 on ten multiprocessors: 20 whole waves, nothing lost."""
+    assert price(matmul(2560, 2560, 4096)) == pytest.approx(2 * 2560 * 2560 * 4096 / 10e12)
+
+
+def test_float32_uses_tensor_cores_only_if_allowed() -> None:
+    product = matmul(2560, 2560, 4096, dtype="float32")
+    flops = 2 * 2560 * 2560 * 4096
+    assert price(product) == pytest.approx(flops / 1e12)
+    assert price(product, tf32=("matmul",)) == pytest.approx(flops / 5e12)
+    assert price(product, tf32=("convolution",)) == pytest.approx(flops / 1e12)
+
+
+def test_a_dtype_without_a_rate_runs_in_float32() -> None:
+    old = replace(DEVICE, flops={"fp32": 1e12, "fp16": 10e12})
+    assert price(matmul(2560, 2560, 4096), device=old) == pytest.approx(2 * 2560 * 2560 * 4096 / 1e12)
+
+
+def test_a_skinny_product_is_bound_by_memory() -> None:
+    """One row: 2 * 4096 * 4096 FLOPs, but 32 MiB of weights have to be read."""
+    slow = replace(DEVICE, bandwidth_bytes_per_second=5e11)
+    cost = Roofline(slow, PLAIN).price(matmul(1, 4096, 4096))
+    assert cost.bound == "memory"
+    assert cost.seconds == pytest.approx((4096 * 4096 + 2 * 4096) * 2 / 5e11)
+
+
+def test_a_tile_more_takes_another_wave() -> None:
+    """Ten tiles fill the device; one row more begins a second wave."""
+    full = tiled_seconds(Product(1, 256 * 10, 128, 4096), 10e12, 10, 0.0, 1e12)
+    more = tiled_seconds(Product(1, 256 * 10 + 1, 128, 4096), 10e12, 10, 0.0, 1e12)
+    assert more > 1.2 * full
+
+
+def test_few_tiles_with_a_long_sum_are_split() -> None:
+    """A weight gradient: one tile, but a sum of a million. Without splitting, nine tenths would idle."""
+    alone = Product(1, 128, 128, 1 << 20)
+    assert tiled_seconds(alone, 10e12, 10, 0.0, 1e15) < 0.25 * alone.flops / 1e12
+
+
+def test_no_product_is_faster_than_the_peak() -> None:
+    for m in (1, 7, 100, 1000, 5000):
+        for n in (1, 64, 1000):
+            for k in (1, 100, 10_000):
+                product = Product(3, m, n, k)
+                assert tiled_seconds(product, 10e12, 10, 0.0, 1e12) >= product.flops / 10e12 * 0.999
+
+
+def test_elementwise_is_bound_by_memory() -> None:
+    cost = Roofline(DEVICE, PLAIN).price(call("add.Tensor", [spec(1000, 1000)] * 2, [spec(1000, 1000)]))
+    assert (cost.bound, cost.source) == ("memory", "formula")
+    assert cost.seconds == pytest.approx(3 * 2e6 / 1e12)
+
+
+def test_a_kernel_takes_at_least_its_latency() -> None:
+    tiny = call("add.Tensor", [spec(1)] * 2, [spec(1)])
+    cost = Roofline(DEVICE, replace(PLAIN, kernel_seconds=2e-6)).price(tiny)
+    assert cost.seconds >= 2e-6
+    assert cost.bound == "latency"
+
+
+def test_views_and_empty_memory_are_free() -> None:
+    view = replace(call("view.default", [spec(10)], []), view=True)
+    for free in (view, call("empty.memory_format", [], [spec(10, 10)])):
+        cost = Roofline(DEVICE, PLAIN).price(free)
+        assert (cost.seconds, cost.kernels, cost.source) == (0.0, 0, "assumed")
+
+
+def test_what_has_no_formula_is_priced_by_its_traffic() -> None:
+    unknown = replace(call("twist.default", [spec(1000)], [spec(1000)]), name="mine.twist.default")
+    cost = Roofline(DEVICE, PLAIN).price(with_work(unknown, ()))
+    assert cost.source == "bandwidth"
+    assert cost.seconds == pytest.approx(4000 / 1e12)
+
+
+def test_causal_attention_takes_half_the_time() -> None:
+    arguments = '[[{"tensor":0},{"tensor":1},{"tensor":2},0.0,%s],{}]'
+    heads = [spec(2, 8, 4096, 64)] * 3
+    whole, causal = (
+        price(call("_scaled_dot_product_flash_attention.default", heads, [heads[0]], arguments % flag))
+        for flag in ("false", "true")
+    )
+    assert causal / whole == pytest.approx(0.5, rel=0.001)
+    assert whole == pytest.approx(4 * 2 * 8 * 4096 * 4096 * 64 / 10e12)
+
+
+def test_channels_last_convolutions_need_no_rewriting() -> None:
+    arguments = '[[{"tensor":0},{"tensor":1},null,[1,1],[1,1],[1,1],false,[0,0],1],{}]'
+    weight = spec(64, 64, 3, 3)
+    first = call("convolution.default", [spec(8, 64, 56, 56), weight], [spec(8, 64, 56, 56)], arguments)
+    image = replace(spec(8, 64, 56, 56), stride=(64 * 56 * 56, 1, 64 * 56, 64))
+    last = call("convolution.default", [image, weight], [image], arguments)
+    slow = replace(DEVICE, bandwidth_bytes_per_second=1e9)  # so that memory decides
+    assert price(first, device=slow) > 2 * price(last, device=slow)
+
+
+@pytest.mark.parametrize("device", known_devices(), ids=lambda device: device.name)
+def test_every_known_device_can_be_priced(device: Device) -> None:
+    """A product of 8192 cubed runs between 40 % and 100 % of what the datasheet allows."""
+    dtype = "bfloat16" if "bf16" in device.flops else "float16"
+    peak = device.flops[device.rate_of(dtype)]
+    seconds = Roofline(device, Constants()).price(matmul(8192, 8192, 8192, dtype)).seconds
+    assert 0.4 < 2 * 8192**3 / seconds / peak <= 1.0
+
+
+def test_a_device_without_speed_is_refused() -> None:
+    with pytest.raises(
+        DeviceError, match="mine has no bandwidth_bytes_per_second and no flops and no sm_count"
+    ):
+        Roofline(Device("mine", "cuda", 1 << 30), Constants())

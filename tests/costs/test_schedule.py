@@ -1,0 +1,143 @@
+"""Two queues, worked out by hand and against a simulation op by op."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfit.costs.schedule import schedule
+from trainfit.costs.summary import summarise
+from trainfit.costs.table import CostTable, Host, OpCost
+from trainfit.devices import Device
+from trainfit.trace import Module, Op, Signature, Trace
+
+DEVICE = Device("tiny", "cuda", 1 << 30, 1e9, {"fp32": 1e12}, sm_count=4)
+HOST = Host(
+    runs_kernels=False,
+    forward_op=1.0,
+    backward_op=1.0,
+    optimizer_op=1.0,
+    view_op=0.5,
+    module_call=0.0,
+    tensor=0.0,
+)
+
+
+def trace_of(names: list[str], phases: list[str] | None = None) -> Trace:
+    """Make a trace with one signature per op, named as given; `view` in the name makes it a view."""
+    signatures = tuple(
+        Signature(f"aten.{name}.default", (), (), "[[],{}]", "view" in name, False, False, False)
+        for name in names
+    )
+    phases = phases or ["forward"] * len(names)
+    ops = tuple(Op(n, phase, -1, -1, False, -1, (), (), ()) for n, phase in enumerate(phases))
+    return Trace("t", "cuda", "2", signatures, ops, (), (), (), (), (), (), 0)
+
+
+def costs_of(seconds: list[float], host: Host = HOST) -> CostTable:
+    costs = tuple(OpCost(s, "formula", "compute", kernels=int(s > 0)) for s in seconds)
+    return CostTable(DEVICE, host, costs, uncertainty=0.25)
+
+
+def step_by_step(host: list[float], device: list[float], waits: list[bool], launch: float) -> float:
+    """Run two steps through the queues op by op, and return how long the second takes."""
+    host_now = device_now = 0.0
+    first_end = 0.0
+    for number in range(2 * len(host)):
+        op = number % len(host)
+        host_now += host[op]
+        if device[op] > 0:
+            device_now = max(device_now, host_now + launch) + device[op]
+        if waits[op]:
+            host_now = max(host_now, device_now)
+        if number == len(host) - 1:
+            first_end = device_now
+    return device_now - first_end
+
+
+def test_long_kernels_hide_the_host() -> None:
+    """Three kernels of 10 s, issued in 1 s each: the device never waits."""
+    found = schedule(trace_of(["a", "b", "c"]), costs_of([10.0, 10.0, 10.0]))
+    assert found.step_seconds == pytest.approx(30.0)
+    assert found.waiting_share == pytest.approx(0.0)
+
+
+def test_short_kernels_wait_for_the_host() -> None:
+    """Three kernels of 0.1 s, issued in 1 s each: the step takes as long as issuing it."""
+    found = schedule(trace_of(["a", "b", "c"]), costs_of([0.1, 0.1, 0.1]))
+    assert found.step_seconds == pytest.approx(3.0)
+    assert found.waiting_share == pytest.approx(0.9)
+    assert summarise(found).launch_bound
+
+
+def test_reading_a_value_back_stops_the_host() -> None:
+    """The host issues 1 s, waits for 10 s of kernel, then issues the next, which the device waits for."""
+    names = ["a", "_local_scalar_dense", "b"]
+    found = schedule(trace_of(names), costs_of([10.0, 0.0, 10.0]))
+    # Steady: b of the last step runs while a is issued; a ends at 10, the host goes on at 10, issues b in 1.
+    assert found.step_seconds == pytest.approx(
+        step_by_step([1.0] * 3, [10.0, 0.0, 10.0], [False, True, False], 0)
+    )
+    assert found.step_seconds > 20.0
+
+
+def test_on_a_cpu_everything_is_one_queue() -> None:
+    host = replace(HOST, runs_kernels=True)
+    found = schedule(trace_of(["a", "view", "c"]), costs_of([10.0, 0.0, 10.0], host))
+    assert found.step_seconds == pytest.approx(1.0 + 10.0 + 0.5 + 1.0 + 10.0)
+    assert summarise(found).waiting_share == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0.0, 2.0))
+def test_any_step_equals_the_simulation_op_by_op(seed: int, length: int, launch: float) -> None:
+    random_numbers = random.Random(seed)
+    device = [random_numbers.choice([0.0, 0.2, 1.0, 3.0]) for _ in range(length)]
+    names = [random_numbers.choice(["a", "view", "_local_scalar_dense"]) + str(n) for n in range(length)]
+    device = [0.0 if "view" in name else seconds for name, seconds in zip(names, device)]
+    waits = ["_local_scalar_dense" in name for name in names]
+    host = [0.5 if "view" in name else 1.0 for name in names]
+    found = schedule(trace_of(names), costs_of(device, replace(HOST, launch=launch)))
+    expected = step_by_step(host, device, waits, launch)
+    assert found.step_seconds == pytest.approx(expected, abs=1e-9)
+    assert np.all(found.op_seconds >= -1e-9)
+
+
+def test_phases_add_up() -> None:
+    phases = ["forward", "backward", "backward", "optimizer"]
+    found = schedule(trace_of(["a", "b", "c", "d"], phases), costs_of([2.0, 3.0, 4.0, 5.0]))
+    time = summarise(found)
+    assert time.forward_seconds + time.backward_seconds + time.optimizer_seconds == pytest.approx(
+        time.step_seconds
+    )
+    assert (time.backward_seconds, time.optimizer_seconds) == (pytest.approx(7.0), pytest.approx(5.0))
+    assert (time.lower_seconds, time.upper_seconds) == (pytest.approx(14 / 1.25), pytest.approx(14 * 1.25))
+
+
+def test_modules_include_what_is_below_them() -> None:
+    trace = trace_of(["a", "b", "c"], ["forward", "forward", "backward"])
+    modules = (Module("Net", "Net", -1, 0, 0), Module("Net.inner", "Linear", 0, 0, 0))
+    ops = tuple(replace(op, module=module) for op, module in zip(trace.ops, (0, 1, 1)))
+    time = summarise(schedule(replace(trace, modules=modules, ops=ops), costs_of([10.0, 20.0, 30.0])))
+    assert time.module_seconds == ((pytest.approx(30.0), pytest.approx(30.0)), (20.0, 30.0))
+
+
+def test_an_empty_step_takes_no_time() -> None:
+    time = summarise(schedule(trace_of([]), costs_of([])))
+    assert time.step_seconds == 0.0
+    assert time.operators == ()
+    assert time.model_flops_utilisation is None
+
+
+def test_operators_are_listed_longest_first_with_their_source() -> None:
+    table = costs_of([1.0, 5.0])
+    table = replace(table, costs=(table.costs[0], replace(table.costs[1], source="bandwidth")))
+    time = summarise(schedule(trace_of(["a", "b"]), table))
+    assert [operator.name for operator in time.operators] == ["aten.b.default", "aten.a.default"]
+    assert [operator.name for operator in time.unpriced] == ["aten.b.default"]
+    assert time.sources == {"formula": pytest.approx(1 / 6), "bandwidth": pytest.approx(5 / 6)}
