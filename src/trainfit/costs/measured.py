@@ -1,0 +1,122 @@
+"""Measured costs: every distinct operator of a trace is run on the device at hand, and its time remembered.
+
+An operator is timed in the situations that the step has: with its inputs in the cache or not
+(`timing/locality.py`). Its cost is the mean over its ops. What cannot be run alone is priced by `fallback`,
+and its source says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainfit.costs.cache import CostCache, Entry, key_of
+from trainfit.costs.table import CostTable, Host, OpCost
+from trainfit.costs.this_machine import check_present, machine_of
+from trainfit.devices import Device
+from trainfit.trace import Signature, Trace
+
+if TYPE_CHECKING:
+    from trainfit.timing.operators import Bench, Situation
+
+BUDGET_SECONDS = 5.0
+"""About as long measuring takes, if every operator is run a few times within it."""
+UNCERTAINTY = 0.10
+"""Nine of ten steps of `benchmarks/time_accuracy_cpu.py` are within this of what was predicted."""
+_BATCH = 150
+"""So many operators are measured together and written to the cache at once."""
+_COMPANY = 40
+"""With fewer operators than this in a round, each finds its code warmer than in a step: others join in."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with the calls made, the calls planned, and the operator that was called."""
+
+
+def measured_costs(
+    trace: Trace,
+    device: Device,
+    *,
+    fallback: Callable[[Signature], OpCost],
+    host: Host,
+    refresh: bool = False,
+    progress: Progress | None = None,
+    cache_path: Path | None = None,
+    between: Callable[[], object] | None = None,
+) -> CostTable:
+    """Price a trace by running its operators on this machine; from the cache what was measured before.
+
+    `refresh` measures everything again. `between` is called after every round of operators.
+    """
+    from trainfit.timing.operators import situations_of
+
+    check_present(trace, device)
+    situations = situations_of(trace)
+    with CostCache(machine_of(device), cache_path) as cache:
+        known = _look_up(situations, device, cache, refresh, progress, between)
+        warnings = (cache.warning,) if cache.warning else ()
+    costs = tuple(
+        _cost(fallback(signature), found, known) for signature, found in zip(trace.signatures, situations)
+    )
+    return CostTable(device, host, costs, UNCERTAINTY, warnings)
+
+
+def _look_up(
+    situations: Sequence[Counter[Situation]],
+    device: Device,
+    cache: CostCache,
+    refresh: bool,
+    progress: Progress | None,
+    between: Callable[[], object] | None,
+) -> dict[Situation, Entry]:
+    """Return the entry of every situation: from the cache, else measured now. Some cannot be measured."""
+    from trainfit.timing.operators import Bench
+
+    keys = {situation: _key(situation) for found in situations for situation in found}
+    stored = {} if refresh else cache.entries(keys.values())
+    known = {situation: stored[key] for situation, key in keys.items() if key in stored}
+    missing = [situation for situation in keys if situation not in known]
+    if not missing:
+        return known
+    bench = Bench(device.kind)
+    for begin in range(0, len(missing), _BATCH):
+        batch = missing[begin : begin + _BATCH]
+        company = list(known)[: max(_COMPANY - len(batch), 0)]
+        budget = BUDGET_SECONDS * len(batch) / len(keys)
+        measured = _measure(bench, batch, company, budget, progress, between)
+        cache.store({keys[situation]: entry for situation, entry in measured.items()})
+        known |= measured
+    return known
+
+
+def _cost(formula: OpCost, situations: Counter[Situation], known: dict[Situation, Entry]) -> OpCost:
+    """Return the mean over an operator's situations, or the formula if some were not measured."""
+    if not situations or any(situation not in known for situation in situations):
+        return formula
+    seconds = sum(known[situation].seconds * count for situation, count in situations.items())
+    return replace(formula, seconds=seconds / situations.total(), source="measured")
+
+
+def _measure(
+    bench: Bench,
+    batch: Sequence[Situation],
+    company: Sequence[Situation],
+    budget_seconds: float,
+    progress: Progress | None,
+    between: Callable[[], object] | None,
+) -> dict[Situation, Entry]:
+    timings = bench.time(batch, budget_seconds, company=company, progress=progress, between=between)
+    ran = [(situation, timing) for situation, timing in zip(batch, timings) if timing is not None]
+    workspaces = bench.workspaces([situation.signature for situation, _ in ran])
+    return {
+        situation: Entry(situation.signature.name, timing.seconds, timing.spread, workspace)
+        for (situation, timing), workspace in zip(ran, workspaces)
+    }
+
+
+def _key(situation: Situation) -> str:
+    signature, where = situation.signature, situation.locality
+    inputs = [(spec.dtype, spec.shape, spec.stride) for spec in signature.inputs]
+    return key_of(signature.name, signature.arguments, inputs, where.inputs, where.results, where.warm_code)

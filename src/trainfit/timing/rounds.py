@@ -1,0 +1,156 @@
+"""Time operators in rounds: each is called once per round, in the order of the step.
+
+Called in a loop of its own, an operator would find its code and the branch predictors warm, which they are
+not in a step, and a slow second of the machine would hit some operators only. In rounds every call finds
+its code as cold as in the step, its inputs where its `Locality` says, and noise hits all alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainfit.timing.caller import REFUSED, Caller
+
+_FEWEST_ROUNDS = 3
+_ENOUGH_ROUNDS = 7
+_MOST_ROUNDS = 40
+_CALLS_BETWEEN_BASELINES = 16
+
+Progress = Callable[[int, int, str], None]
+"""Called with the calls made, the calls planned, and the operator that was called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The median of an operator's calls, without the call from Python, and how far the calls are apart."""
+
+    seconds: float
+    spread: float
+    """Half the distance between the quartiles, relative to the median."""
+
+
+class Rounds:
+    """Operators that are called in turn, and the times of their calls so far."""
+
+    def __init__(self, callers: Sequence[Caller], company: Sequence[Caller], device: str) -> None:
+        """Begin with no times; `device` is `cpu` or `cuda`. The `company` is called, but not reported."""
+        self._callers = [*callers, *company]
+        self._reported = len(callers)
+        self._clock = _cuda_seconds if device == "cuda" else _cpu_seconds
+        self._times: list[list[float] | None] = [[] for _ in self._callers]
+        self._baseline: list[float] = []
+        self._calls = 0
+        self._tiny = torch.zeros(1, device=device)
+
+    def run(
+        self,
+        budget_seconds: float,
+        progress: Progress | None = None,
+        after_round: Callable[[], object] | None = None,
+    ) -> None:
+        """Run a round to warm up, and then rounds until there are enough or the budget is spent."""
+        rounds, spent = 0, 0.0
+        self.run_round(timed=False, progress=progress, planned=_FEWEST_ROUNDS + 1)
+        while any(times is not None for times in self._times[: self._reported]):
+            begin = time.perf_counter()
+            planned = int(budget_seconds * rounds / spent) if spent else _FEWEST_ROUNDS
+            self.run_round(progress=progress, planned=min(max(planned, rounds + 1), _MOST_ROUNDS) + 1)
+            spent += time.perf_counter() - begin
+            rounds += 1
+            if after_round is not None:
+                after_round()
+            enough = _ENOUGH_ROUNDS if spent < 3 * budget_seconds else _FEWEST_ROUNDS
+            if rounds >= _MOST_ROUNDS or (rounds >= enough and spent > budget_seconds):
+                return
+
+    def run_round(self, *, timed: bool = True, progress: Progress | None = None, planned: int = 1) -> None:
+        """Call every operator once; the first that fails on its inputs is never called again."""
+        with _undisturbed():
+            for number, caller in enumerate(self._callers):
+                times = self._times[number]
+                if times is not None:
+                    try:
+                        seconds = self._call(caller)
+                    except REFUSED:
+                        self._times[number] = None
+                    else:
+                        if timed:
+                            times.append(seconds)
+                if timed and number % _CALLS_BETWEEN_BASELINES == 0:
+                    self._time_baseline()
+                self._calls += 1
+                if progress is not None:
+                    progress(
+                        self._calls, max(planned * len(self._callers), self._calls), str(caller.function)
+                    )
+
+    def timings(self) -> list[Timing | None]:
+        """Return what was measured for each caller; None for what cannot be run, or too few times."""
+        call = statistics.median(self._baseline) if self._baseline else 0.0
+        return [
+            _summary(times, call) if times is not None and len(times) >= _FEWEST_ROUNDS else None
+            for times in self._times[: self._reported]
+        ]
+
+    def _call(self, caller: Caller) -> float:
+        if caller.warm_code:
+            self._call_once(caller)
+        return self._call_once(caller)
+
+    def _call_once(self, caller: Caller) -> float:
+        arguments = caller.prepare()
+        with torch.set_grad_enabled(caller.records):
+            seconds, result = self._clock(caller.function, *arguments)
+        caller.finish(result)
+        return seconds
+
+    def _time_baseline(self) -> None:
+        """Time a call that does nothing: what it takes from Python to the kernel, and the clock itself."""
+        nothing = torch.ops.aten.is_same_size.default
+        self._baseline.append(self._clock(nothing, [self._tiny, self._tiny], {})[0])
+
+
+def _summary(times: list[float], call_seconds: float) -> Timing:
+    median = statistics.median(times)
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return Timing(max(median - call_seconds, 0.0), (high - low) / 2 / median if median else 0.0)
+
+
+def _cpu_seconds(function: Any, positional: list[Any], keyword: dict[str, Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    result = function(*positional, **keyword)
+    return time.perf_counter() - begin, result
+
+
+def _cuda_seconds(function: Any, positional: list[Any], keyword: dict[str, Any]) -> tuple[float, Any]:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    # The GPU is kept busy until everything is issued, so that it does not wait between the two events.
+    torch.cuda._sleep(_SLEEP_CYCLES)
+    begin.record()
+    result = function(*positional, **keyword)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3, result
+
+
+_SLEEP_CYCLES = 1_000_000
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep Python's collector of cycles from running between two readings of the clock."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
