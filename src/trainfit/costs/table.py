@@ -59,6 +59,8 @@ class CostTable:
     """One per signature of the trace, in its order."""
     uncertainty: float
     """Relative: the step is expected between `seconds / (1 + u)` and `seconds * (1 + u)`."""
+    warnings: tuple[str, ...] = ()
+    """What went wrong on the way without making the figures wrong."""
 
 
 def tensors_of(signatures: Sequence[Signature]) -> list[int]:
