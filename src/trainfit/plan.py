@@ -1,0 +1,89 @@
+"""`Plan`: which parts of a step are checkpointed, op by op, and what that promises. Plain data.
+
+A `Region` is one call of a module that runs under `torch.utils.checkpoint`. For each op of its forward, in
+order, the plan has a decision:
+
+- `save`: the results are kept from forward to backward and not computed again,
+- `recompute`: computed again in backward, before its results are needed,
+- `skip`: neither kept nor computed again, because nothing in backward needs its results.
+
+Regions whose ops and decisions are the same share one `RegionKind`. Ops are matched by name and position when
+the plan is applied; shapes say what the plan was made for, and may differ in another batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DECISIONS = ("save", "recompute", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class OpDecision:
+    """What happens to one op call of a region."""
+
+    name: str
+    """The operator, such as `aten.mm.default`."""
+    shapes: tuple[tuple[int, ...], ...]
+    """The shapes of its results in the trace."""
+    decision: str
+    random: bool = False
+    """Whether it draws random numbers: recomputed, it starts from the generator's state of forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionKind:
+    """The ops of a region's forward with their decisions; views and bookkeeping ops are among them."""
+
+    ops: tuple[OpDecision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One call of a module that is checkpointed as a unit."""
+
+    module: str
+    """The module's qualified name, which begins with the root's class name."""
+    call: int
+    """Which of the module's calls in a step, counted from 0."""
+    kind: int
+    kept_bytes: int
+    """What it keeps from forward to backward, besides its inputs."""
+    recompute_seconds: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Regions and decisions, what they promise, and the trace that they belong to."""
+
+    target: str
+    device: str
+    torch: str
+    trace_hash: str
+    budget_bytes: int
+    kinds: tuple[RegionKind, ...]
+    regions: tuple[Region, ...]
+    peak_bytes: int
+    """Certified by replaying the plan on the trace."""
+    step_seconds: float
+    baseline_peak_bytes: int
+    baseline_step_seconds: float
+    bound_seconds: float
+    """No plan of this form within the budget takes less time per step than this."""
+    method: str = "regions"
+
+    @property
+    def added_seconds(self) -> float:
+        """What the plan adds to the step."""
+        return self.step_seconds - self.baseline_step_seconds
+
+    @property
+    def gap(self) -> float:
+        """How much of the step's time a better plan could save at most, as a share of the step."""
+        return (
+            max(0.0, self.step_seconds - self.bound_seconds) / self.step_seconds if self.step_seconds else 0.0
+        )
+
+    def kind_of(self, region: Region) -> RegionKind:
+        """Return the decisions of a region."""
+        return self.kinds[region.kind]
