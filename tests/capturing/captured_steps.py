@@ -40,7 +40,7 @@ class Recorded:
 def recorded(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Recorded:
     """Capture a step as `capture` does, and keep the recorder's own figures."""
     gc.collect()
-    surroundings, oracle, trace = Surroundings(), MetadataOracle(), None
+    surroundings, oracle, trace = Surroundings(), MetadataOracle(device), None
     try:
         while trace is None:
             recording = session.Session(device, oracle)

@@ -92,6 +92,42 @@ def test_a_tensor_put_on_the_gpu_says_that_it_is_there(make: Callable[[], torch.
     assert on_gpu(question) == (CUDA, True, False, 0, "cuda")
 
 
+@pytest.mark.parametrize(
+    ("move", "place"),
+    [
+        pytest.param(lambda tensor: tensor.cuda(), "cuda", id=".cuda()"),
+        pytest.param(lambda tensor: tensor.to("cuda"), "cuda", id=".to(cuda)"),
+        pytest.param(lambda tensor: tensor.to(device=0, dtype=LOW), "cuda", id=".to(0, dtype)"),
+        pytest.param(lambda tensor: tensor.to(torch.ones(2)), "cuda", id=".to(tensor)"),
+        pytest.param(lambda tensor: tensor.to(torch.ones(2, device="cpu")), "cpu", id=".to(host's tensor)"),
+        pytest.param(lambda tensor: torch.as_tensor(tensor, device="cuda"), "cuda", id="as_tensor"),
+        pytest.param(lambda tensor: torch.zeros_like(tensor, device="cuda"), "cuda", id="zeros_like"),
+        pytest.param(lambda tensor: tensor.new_zeros(3, device="cuda"), "cuda", id="new_zeros"),
+        pytest.param(lambda tensor: tensor.half() + 1, "cpu", id="not moved"),
+    ],
+)
+@pytest.mark.parametrize("origin", ["cpu", "cuda"])
+def test_a_tensor_is_where_it_was_moved_to(
+    move: Callable[[torch.Tensor], torch.Tensor], place: str, origin: str, request: pytest.FixtureRequest
+) -> None:
+    moved = on_gpu(lambda: move(torch.zeros(300, 300, device=origin)).device.type)
+    assert moved == (origin if "not moved" in request.node.name else place)
+
+
+def test_a_batch_moved_to_the_gpu_in_each_step_takes_memory_there() -> None:
+    def build() -> Step:
+        model, batch = nn.Linear(300, 300), torch.ones(64, 300, device="cpu")
+
+        def run() -> None:
+            model(batch.to("cuda")).sum().backward()
+
+        return Step(model, None, run)
+
+    trace = captured(build, "cuda")
+    copied = trace.ops[only_op(trace, "_to_copy")]
+    assert [trace.storages[number].bytes for number in copied.creates] == [64 * 300 * 4]
+
+
 def test_moving_to_a_dtype_as_well_changes_the_dtype() -> None:
     assert on_gpu(lambda: torch.zeros(3).to("cuda", torch.float16).dtype) is torch.float16
     assert on_gpu(lambda: torch.zeros(3).to(device=0, dtype=torch.float16).dtype) is torch.float16
@@ -169,6 +205,20 @@ def test_what_stays_on_the_host_takes_no_gpu_memory() -> None:
     trace = captured(build, "cuda")
     assert only_op(trace, "tanh_backward")
     assert bytes_of(trace, "parameter") == bytes_of(trace, "gradient") == bytes_of(trace, "activation") == 0
+
+
+def test_inside_vmap_a_tensor_is_where_the_one_outside_is() -> None:
+    def question() -> list[str]:
+        seen = []
+
+        def look(on_gpu: torch.Tensor, on_host: torch.Tensor) -> torch.Tensor:
+            seen.extend([on_gpu.device.type, on_host.device.type, on_host.cuda().device.type])
+            return on_gpu.new_ones(2)
+
+        torch.vmap(torch.vmap(look))(torch.ones(3, 2), torch.ones(3, 2, device="cpu"))
+        return seen
+
+    assert on_gpu(question) == ["cuda", "cpu", "cuda"]
 
 
 # torch.cuda -----------------------------------------------------------------------------------------------
@@ -497,6 +547,63 @@ def test_recurrent_layers_run_as_one_cudnn_kernel(kind: type[nn.RNNBase], width:
     # Every weight and bias of both layers gets a gradient.
     assert bytes_of(trace, "gradient") >= bytes_of(trace, "parameter")
     assert {"mm", "addmm"}.isdisjoint(op_names(trace))
+
+
+def test_a_histogram_of_integers_is_counted_as_on_a_gpu() -> None:
+    def counts(values: list[int], **options: Any) -> list[int]:
+        histogram = torch.histc(torch.tensor(values, dtype=torch.int32), **options)
+        assert histogram.dtype is torch.int32
+        return histogram.tolist()
+
+    # The tokens of each of four experts; the fifth does not exist.
+    assert on_gpu(lambda: counts([3, 0, 1, 3, 3, 4], bins=4, min=0, max=3)) == [1, 1, 0, 3]
+    assert on_gpu(lambda: counts([2, 7, 6], bins=5)) == [1, 0, 0, 0, 2]
+    assert on_gpu(lambda: counts([5, 5], bins=2)) == [0, 2]
+    assert on_gpu(lambda: torch.histc(torch.tensor([0.5, 2.5]), bins=3, max=3).tolist()) == [1, 0, 1]
+    with pytest.raises(RuntimeError, match="not implemented"):
+        torch.histc(torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("rows", [64, 4096], ids=["known values", "unknown values"])
+def test_results_have_the_form_that_the_gpus_kernels_give_them(rows: int) -> None:
+    # GIVEN operators that keep other things for backward on the CPU
+    def build() -> Step:
+        model = nn.Sequential(nn.LayerNorm(64, dtype=LOW), nn.LogSigmoid())
+        return Step.of(model, torch.randn(rows, 64, dtype=LOW), loss=torch.sum)
+
+    trace = captured(build, "cuda")
+    # THEN a norm keeps its statistics in fp32
+    statistics = signature(trace, only_op(trace, "native_layer_norm")).outputs[1:]
+    assert [spec.dtype for spec in statistics] == ["float32", "float32"]
+    # AND the logarithm keeps nothing besides its input
+    assert signature(trace, only_op(trace, "log_sigmoid_forward")).outputs[1].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stride"),
+    [
+        pytest.param(torch.float32, (1024, 1, 64, 4), id="fp32"),
+        pytest.param(LOW, (1024, 1, 64, 4), id="bf16"),
+        pytest.param(torch.float64, (1024, 256, 16, 1), id="fp64"),
+    ],
+)
+def test_convolutions_keep_channels_last_except_in_fp64(dtype: torch.dtype, stride: tuple[int, ...]) -> None:
+    def build() -> Step:
+        model = nn.Conv2d(8, 4, 3, padding=1, dtype=dtype)
+        inputs = torch.randn(64, 8, 16, 16, dtype=dtype).to(memory_format=torch.channels_last)
+        return Step.of(model, inputs, loss=torch.sum)
+
+    trace = captured(build, "cuda")
+    assert signature(trace, only_op(trace, "convolution")).outputs[0].stride == stride
+
+
+def test_a_kernel_that_the_cpu_lacks_in_16_bits_is_captured_with_small_values_too() -> None:
+    def build() -> Step:
+        model = nn.Sequential(nn.Conv3d(2, 2, 1), nn.AvgPool3d(2)).to(LOW)
+        return Step.of(model, torch.randn(1, 2, 4, 4, 4, dtype=LOW), loss=torch.sum)
+
+    trace = captured(build, "cuda")
+    assert signature(trace, only_op(trace, "avg_pool3d")).outputs[0].shape == (1, 2, 2, 2, 2)
 
 
 # Attention ------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from trainfit.capturing.metadata import (
     Output,
     call_key,
     describe_call,
+    differs,
 )
 from trainfit.capturing.operators import Operator, aten, describe, not_an_operator
 from trainfit.capturing.own_kernels import OWN_KERNELS
@@ -150,13 +151,13 @@ class CaptureMode(TorchDispatchMode):
         if _on_meta_device(tensors, kwargs):
             return func(*args, **kwargs)
         lives = [self.live(tensor) for tensor in tensors]
-        if lives and not self.ledger.on_host and all(live.on_host for live in lives):
+        if lives and self.ledger.on_host is None and all(live.on_host for live in lives):
             # What is computed from the host's tensors alone is computed on the host.
             self.ledger.on_host = True
             try:
                 return self.compute(func, args, kwargs, kernel=kernel, shape_args=shape_args)
             finally:
-                self.ledger.on_host = False
+                self.ledger.on_host = None
         if shape_args is not None:
             # The same call with another result; what it was called with stays as it is.
             key = ((func, call_key(func, shape_args, {})[0]), *key[1:])
@@ -165,6 +166,7 @@ class CaptureMode(TorchDispatchMode):
             call = self.oracle.ask(func, key, args if shape_args is None else shape_args, kwargs, kernel)
         if (
             call.operator.runs_on_cpu
+            and not call.unlike_cpu
             and self._inputs_known(call.operator, tensors, lives)
             and self.small_outputs(call)
         ):
@@ -192,9 +194,19 @@ class CaptureMode(TorchDispatchMode):
         lives: list[LiveStorage],
     ) -> Any:
         """Run an operator whose inputs have real values, and keep the values of what it makes."""
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if call is None or self.measures_workspaces or not _refuses_half(error):
+                raise
+            # The kernel is a GPU's, which has more of them in 16 bits.
+            call.unlike_cpu = True
         if call is None:
             call = describe_call(func, key, tensors, result)
+        elif not self.measures_workspaces:
+            call.unlike_cpu = call.unlike_cpu or differs(call.outputs, (result,) if call.single else result)
+        if call.unlike_cpu:
+            return self._hollow(func, call, args, kwargs, tensors, lives)
         assumption = next((live.assumption for live in lives if live.assumption), None)
         undecided = assumption is not None and any(live.undecided for live in lives)
         if undecided and isinstance(result, torch.Tensor):
@@ -475,6 +487,10 @@ _IN_PLACE_IN_NODE = {
         aten.logical_or.default: aten.logical_or_.default,
     },
 }
+
+
+def _refuses_half(error: RuntimeError) -> bool:
+    return str(error).endswith(("not implemented for 'Half'", "not implemented for 'BFloat16'"))
 
 
 def _storage_count(tensor: torch.Tensor) -> int:

@@ -82,8 +82,8 @@ class Ledger:
         self.created: list[LiveStorage] = []
         self._by_address: dict[int, LiveStorage] = {}
         self._granularity = granularity
-        # For a GPU: whether what is made now is the host's.
-        self.on_host = False
+        # For a GPU: whether what is made now is the host's; None where its inputs decide.
+        self.on_host: bool | None = None
 
     def restart_clock(self) -> None:
         """Begin a new recording at time 0; what is alive now becomes persistent (start -1)."""

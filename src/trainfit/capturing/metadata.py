@@ -65,6 +65,8 @@ class Call:
     signature: int = -1
     workspace_bytes: int | None = None
     """What the kernel took inside itself, where that depends on values and was seen with the real ones."""
+    unlike_cpu: bool = False
+    """Whether the CPU's kernel refuses the call, or returns something else than the device's."""
 
 
 def call_key(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Key, list[torch.Tensor]]:
@@ -104,7 +106,10 @@ def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
 def _says_no_fake_kernel(error: Exception) -> bool:
     if isinstance(error, UnsupportedOperatorException | NotImplementedError):
         return True
-    return isinstance(error, RuntimeError) and "no fake impl registered" in str(error)
+    # Some methods of tensors, which fake kernels use, ask for the device even of a fake one; torch built for
+    # the CPU alone then has no answer.
+    messages = ("no fake impl registered", "not linked with support for cuda devices")
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
 
 
 @contextlib.contextmanager
@@ -119,13 +124,24 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
+class _FakeMode(FakeTensorMode):
+    """torch's fake tensors, which need no GPU to be on one, although `torch.cuda` says that there is one."""
+
+    avoid_device_init = True
+
+
 class MetadataOracle:
     """Answers "what would this call return?" from memory, from our own kernels, or from fake tensors."""
 
-    def __init__(self) -> None:
-        """Start with nothing remembered."""
-        self._fake_mode = FakeTensorMode(static_shapes=True)
+    def __init__(self, device: str = "cpu") -> None:
+        """Start with nothing remembered; the answers are those of the kernels of `device`."""
+        self._device = device
         self._calls: dict[Key, Call] = {}
+        # What has no fake kernel is run on zeros, which only the CPU can do here.
+        self._modes = {
+            kind: _FakeMode(static_shapes=True, allow_fallback_kernels=kind == "cpu")
+            for kind in ("cpu", device)
+        }
 
     def look_up(self, key: Key) -> Call | None:
         """Return the remembered call, if it was asked before."""
@@ -144,19 +160,20 @@ class MetadataOracle:
         if operator.mutated and not operator.returned:
             # An optimizer's in-place operator over a list of tensors: it returns nothing.
             return self.remember(Call(operator, key, (), single=True))
-        fakes: list[torch.Tensor] = []
-        with self._fake_mode, _quiet():
-            fake_args = [self._fake(value, fakes) for value in args]
-            fake_kwargs = {name: self._fake(value, fakes) for name, value in kwargs.items()}
-            try:
-                result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)
-            except Exception as error:
-                if not _says_no_fake_kernel(error):
-                    raise
-                result = NotImplemented
-        if result is NotImplemented:
-            return self.remember(self._ask_real_kernel(func, key, args, kwargs))
-        return self.remember(describe_call(func, key, fakes, result))
+        # Where there is no fake kernel for a GPU, the CPU's has to tell.
+        for device in dict.fromkeys((self._device, "cpu")):
+            fakes: list[torch.Tensor] = []
+            with self._modes[device], _quiet():
+                fake_args = [_fake(value, device, fakes) for value in args]
+                fake_kwargs = {name: _fake(value, device, fakes) for name, value in kwargs.items()}
+                try:
+                    result = (kernel or OWN_KERNELS.get(func, func))(*fake_args, **fake_kwargs)
+                except Exception as error:
+                    if not _says_no_fake_kernel(error):
+                        raise
+                else:
+                    return self.remember(describe_call(func, key, fakes, result))
+        return self.remember(self._ask_real_kernel(func, key, args, kwargs))
 
     def _ask_real_kernel(
         self, func: OpOverload, key: Key, args: Sequence[Any], kwargs: dict[str, Any]
@@ -200,14 +217,15 @@ class MetadataOracle:
         self._calls[call.key] = call
         return call
 
-    def _fake(self, value: Any, fakes: list[torch.Tensor]) -> Any:
-        if isinstance(value, torch.Tensor):
-            fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-            fakes.append(fake)
-            return fake
-        if isinstance(value, list | tuple):
-            return type(value)(self._fake(item, fakes) for item in value)
-        return value
+
+def _fake(value: Any, device: str, fakes: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        fakes.append(fake)
+        return fake
+    if isinstance(value, list | tuple):
+        return type(value)(_fake(item, device, fakes) for item in value)
+    return value
 
 
 def describe_call(func: OpOverload, key: Key, inputs: Sequence[torch.Tensor], result: Any) -> Call:
@@ -232,6 +250,15 @@ def _output(value: Any, storages: dict[int, int], groups: dict[int, int]) -> Any
     if isinstance(value, list | tuple):
         return [_output(item, storages, groups) for item in value]
     return value
+
+
+def differs(outputs: Any, result: Any) -> bool:
+    """Whether a kernel returned tensors of other dtypes or shapes than were described."""
+    if isinstance(outputs, NewTensor | InputAlias):
+        return (outputs.dtype, outputs.size) != (result.dtype, result.shape)
+    if isinstance(outputs, list | tuple):
+        return any(map(differs, outputs, result))
+    return False
 
 
 def _new_tensors(outputs: Sequence[Any]) -> Iterator[NewTensor]:

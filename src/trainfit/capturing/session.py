@@ -61,7 +61,7 @@ class Session:
             self.ledger,
             self.recorder,
             self.values,
-            oracle or MetadataOracle(),
+            oracle or MetadataOracle(device),
             measures_workspaces=device == "cpu",
         )
         self.saved_tensor_hooks = SavedTensorHooks(self.recorder, self.values)
@@ -138,7 +138,7 @@ def capture(
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use.
     """
     report = progress or (lambda stage: None)
-    oracle = MetadataOracle()
+    oracle = MetadataOracle(device)
     know_everything = False
     with _one_at_a_time():
         surroundings = Surroundings()

@@ -11,7 +11,7 @@ by `.cpu()`, and what is computed from such tensors alone, is the host's and doe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -58,17 +58,28 @@ class LooksLikeCuda(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _MOVES:
             return self._move(func, args, kwargs)
+        if func is torch.as_tensor and "device" in kwargs and isinstance(args[0], torch.Tensor):
+            return self._move(torch.Tensor.to, args, kwargs)
         if func is torch.Tensor.pin_memory:
             return args[0]
         if "map_location" in kwargs:
             kwargs = {**kwargs, "map_location": on_capture_device(kwargs["map_location"])}
+        to_host = None
         if "device" in kwargs:
-            on_host = _names_host(kwargs["device"])
+            to_host = self._destination([kwargs["device"]])
             kwargs = {**kwargs, "device": on_capture_device(kwargs["device"])}
-        else:
-            # A scalar without a device stays on the host.
-            on_host = func is torch.tensor and not isinstance(args[0] if args else None, list | tuple)
-        return self._call(func, args, kwargs, on_host) if on_host else func(*args, **kwargs)
+        if to_host is None and func is torch.tensor and not isinstance(args[0], list | tuple):
+            to_host = True  # a scalar without a device stays on the host
+        return func(*args, **kwargs) if to_host is None else self._call(func, args, kwargs, to_host)
+
+    def _destination(self, places: Iterable[Any]) -> bool | None:
+        """Whether the values name the host (or a tensor there), or a GPU; None if they name no device."""
+        for place in places:
+            if isinstance(place, torch.Tensor):
+                return self._on_host(place)
+            if _names_gpu(place) or _names_host(place):
+                return _names_host(place)
+        return None
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_host: bool) -> Any:
         """Call a function that makes tensors on the host or on the GPU."""
@@ -81,12 +92,11 @@ class LooksLikeCuda(TorchFunctionMode):
     def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Move a tensor: it is copied if it is not there already."""
         tensor, *places = args
-        named = [*places, kwargs.get("device")]
-        if func is torch.Tensor.cuda or any(_names_gpu(place) for place in named):
-            to_host = False
-        elif func is torch.Tensor.cpu or any(_names_host(place) for place in named):
-            to_host = True
+        if func is torch.Tensor.to:
+            to_host = self._destination([*places, kwargs.get("device"), kwargs.get("other")])
         else:
+            to_host = func is torch.Tensor.cpu
+        if to_host is None:
             return func(*args, **kwargs)
         moved = tensor
         if func is torch.Tensor.to:
@@ -95,12 +105,16 @@ class LooksLikeCuda(TorchFunctionMode):
                 kwargs = {**kwargs, "device": on_capture_device(kwargs["device"])}
             moved = self._call(func, (tensor, *places), kwargs, to_host)
         if moved is tensor and self._on_host(tensor) != to_host:
-            moved = self._call(torch.clone, (tensor,), {}, to_host)
+            moved = self._call(torch.ops.aten._to_copy.default, (tensor,), {}, to_host)
         return moved
 
     def _on_host(self, tensor: torch.Tensor) -> bool:
         with torch._C.DisableTorchFunction():
-            live = None if tensor.is_meta or tensor.is_sparse else self._mode.ledger.find(tensor)
+            # Inside vmap and the other transforms of torch.func, a tensor stands for one outside of them.
+            while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                tensor = torch._C._functorch.get_unwrapped(tensor)
+            has_memory = torch._C._has_storage(tensor) and not tensor.is_meta
+            live = self._mode.ledger.find(tensor) if has_memory else None
             return live is not None and live.on_host
 
     def _answer(self, func: Any, tensor: torch.Tensor) -> Any:

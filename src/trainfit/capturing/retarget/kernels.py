@@ -2,16 +2,20 @@
 
 They are composites that ask "is this tensor on a GPU?" in C++, where no claim of ours is heard. While a
 capture for a GPU runs, each has our kernel at the autograd key, which calls what the GPU's branch calls.
+Besides: what torch can only tell in a build with cuDNN, and values that the CPU's kernels refuse to compute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
+from trainfit.capturing.replacing import replaced
 from trainfit.capturing.retarget.attention import scaled_dot_product_attention
 
 aten = torch.ops.aten
@@ -152,6 +156,35 @@ def _cudnn_rnn(
     return output, hy, cy
 
 
+def _cudnns_memory_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    """The layout of a convolution's results: channels last if an operand lies so, but not in fp64."""
+    if torch.float64 in (input.dtype, weight.dtype):
+        return torch.contiguous_format
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+    if channels_last in (suggest_memory_format(input), suggest_memory_format(weight)):
+        return channels_last
+    return torch.contiguous_format
+
+
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_histogram_of_floats = torch.library.get_kernel("aten::histc", "CPU")
+
+
+def histogram(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Count values per bin; the GPU's kernel takes integers as well, and reckons with integers."""
+    if tensor.is_floating_point():
+        counted: torch.Tensor = _histogram_of_floats.call_boxed(_CPU, tensor, bins, min, max)
+        return counted
+    low, high = int(min), int(max)
+    if low == high and tensor.numel():
+        low, high = int(tensor.min()), int(tensor.max())
+    if low == high:
+        low, high = low - 1, high + 1
+    inside = tensor[(tensor >= low) & (tensor <= high)].long()
+    places = ((inside - low) * bins // (high - low)).clamp(max=bins - 1)
+    return torch.bincount(places, minlength=bins).to(tensor.dtype)
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {
     "dropout": dropout,
     "rms_norm": rms_norm,
@@ -170,6 +203,10 @@ def gpu_kernels() -> Iterator[None]:
     try:
         for name, kernel in _KERNELS.items():
             library.impl(name, kernel, "AutogradCPU")
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it replaces a kernel of torch's, which is the purpose
+            library.impl("histc", histogram, "CPU", allow_override=True)
+        with replaced(torch._C, "_conv_determine_backend_memory_format", lambda _: _cudnns_memory_format):
+            yield
     finally:
         library._destroy()
