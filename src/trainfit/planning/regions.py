@@ -1,0 +1,228 @@
+"""Candidate regions of a trace: module calls, with the values inside and who needs them in backward.
+
+Ops that write to one storage (its creator and the in-place ops after it) are one `Group`: kept or computed
+again together. A group with effects outside of the region (running statistics) is never computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trainfit.trace import Interval, Trace
+
+
+@dataclass
+class Group:
+    """Ops of a region that make one value: computed again, or kept, together."""
+
+    ops: tuple[int, ...]
+    inputs: frozenset[int]
+    """Groups of the region that it reads."""
+    storages: tuple[int, ...]
+    bytes: int
+    """What keeping it costs between forward and backward; 0 for what is alive anyway."""
+    seconds: float
+    needed: bool
+    """Whether autograd saved one of its storages inside the region."""
+    keepable: bool
+    repeatable: bool
+    """Whether it can be computed again: it has no effect outside of the region."""
+    free: bool = False
+    """Views: they cost nothing and are made again."""
+
+
+@dataclass
+class RegionGraph:
+    """One module call as a graph of groups, in the order of their first op."""
+
+    call: int
+    module: int
+    start: int
+    end: int
+    backward_start: int
+    release: int
+    """When autograd has let go of everything that was saved inside: the inputs are held until then."""
+    groups: list[Group] = field(default_factory=list)
+    group_of_op: dict[int, int] = field(default_factory=dict)
+    inputs: tuple[int, ...] = ()
+    """Storages made during the step before the region, and read inside."""
+    saved: dict[int, tuple[Interval, ...]] = field(default_factory=dict)
+    """The holds of autograd that checkpointing the region removes, by storage."""
+
+    def other_holds(self, trace: Trace, number: int) -> list[Interval]:
+        """Return who holds a storage besides what autograd saved inside the region.
+
+        A Python variable that begins in backward holds what autograd has just unpacked: it belongs to the
+        saves that are released last before it.
+        """
+        removed = self.saved.get(number, ())
+        left = [hold for hold in trace.storages[number].holders if hold not in removed]
+        if not removed:
+            return left
+        others = [hold for hold in left if hold.holder != "program"]
+        until = max((_end(hold.end) for hold in others), default=-1)
+        return others + [
+            hold
+            for hold in left
+            if hold.holder == "program" and (hold.start < self.backward_start or hold.start < until)
+        ]
+
+    @property
+    def ops(self) -> range:
+        """The ops of its forward."""
+        return range(self.start, self.end)
+
+
+def region_graph(trace: Trace, call_number: int, op_seconds: list[float]) -> RegionGraph | None:
+    """Return the graph of a module call, or None if it cannot be a region."""
+    call = trace.calls[call_number]
+    if call.recompute or call.backward_start < 0 or call.forward_end <= call.forward_start:
+        return None
+    start, end = call.forward_start, call.forward_end
+    if any(trace.ops[op].phase != "forward" for op in range(start, end)):
+        return None
+    saved = _saved_inside(trace, start, end, call.backward_start)
+    if not saved:
+        return None
+    release = max((hold.end if hold.end is not None else len(trace.ops)) for holds in saved.values() for hold in holds)
+    region = RegionGraph(call_number, call.module, start, end, call.backward_start, release, saved=saved)
+    _add_groups(trace, region, op_seconds)
+    return region
+
+
+def _saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> dict[int, tuple[Interval, ...]]:
+    """Return the holds of autograd that begin inside the region.
+
+    A result of the last op is saved at the same time as an argument of the op that follows the region; what
+    follows is released before the region's backward begins.
+    """
+    found: dict[int, tuple[Interval, ...]] = {}
+    for number in _alive_around(trace, start, end):
+        holds = tuple(
+            hold
+            for hold in trace.storages[number].held_by("autograd")
+            if start <= hold.start < end
+            or (hold.start == end and (hold.end is None or hold.end > backward_start))
+            and start <= trace.storages[number].start < end
+        )
+        if holds:
+            found[number] = holds
+    return found
+
+
+def _alive_around(trace: Trace, start: int, end: int) -> list[int]:
+    """Return the storages that ops of the region read, write or make, each once."""
+    found: dict[int, None] = {}
+    for op in trace.ops[start:end]:
+        found.update(dict.fromkeys((*op.reads, *op.writes, *op.creates)))
+    return list(found)
+
+
+def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> None:
+    creator: dict[int, int] = {}
+    leader: dict[int, int] = {}
+    outside_effect: set[int] = set()
+    last_write: dict[int, int] = {}
+    inputs: dict[int, None] = {}
+    for number in region.ops:
+        op = trace.ops[number]
+        leader[number] = number
+        for storage in op.creates:
+            creator[storage] = number
+        for storage in op.writes:
+            if storage in creator:
+                _join(leader, creator[storage], number)
+                last_write[storage] = number
+            else:
+                outside_effect.add(number)
+        for storage in op.reads:
+            if storage not in creator and trace.storages[storage].start >= 0:
+                inputs[storage] = None
+    region.inputs = tuple(inputs)
+    members: dict[int, list[int]] = {}
+    for number in region.ops:
+        members.setdefault(_find(leader, number), []).append(number)
+    numbers = {first: position for position, first in enumerate(members)}
+    region.group_of_op = {op: numbers[first] for first, ops in members.items() for op in ops}
+    overwritten = _read_before_last_write(trace, region, creator, last_write)
+    for ops in members.values():
+        region.groups.append(_group(trace, region, ops, creator, op_seconds, outside_effect, overwritten))
+
+
+def _group(
+    trace: Trace,
+    region: RegionGraph,
+    ops: list[int],
+    creator: dict[int, int],
+    op_seconds: list[float],
+    outside_effect: set[int],
+    overwritten: set[int],
+) -> Group:
+    own = set(ops)
+    storages = tuple(s for op in ops for s in trace.ops[op].creates)
+    inputs = frozenset(
+        region.group_of_op[creator[storage]]
+        for op in ops
+        for storage in trace.ops[op].reads
+        if storage in creator and creator[storage] not in own
+    )
+    return Group(
+        ops=tuple(ops),
+        inputs=inputs,
+        storages=storages,
+        bytes=sum(_kept_bytes(trace, region, storage) for storage in storages),
+        seconds=sum(op_seconds[op] for op in ops),
+        needed=any(storage in region.saved for storage in storages),
+        keepable=bool(storages) and not own & overwritten,
+        repeatable=not own & outside_effect,
+        free=not storages and not own & outside_effect,
+    )
+
+
+def _kept_bytes(trace: Trace, region: RegionGraph, number: int) -> int:
+    """Return what keeping a storage costs: nothing if someone outside of the region holds it until backward."""
+    for hold in region.other_holds(trace, number):
+        if hold.start <= region.end and _end(hold.end) > region.backward_start:
+            return 0
+    return trace.storages[number].bytes
+
+
+def _read_before_last_write(
+    trace: Trace, region: RegionGraph, creator: dict[int, int], last_write: dict[int, int]
+) -> set[int]:
+    """Return the creators of storages of which other ops saw an earlier version: only the last could be kept."""
+    found: set[int] = set()
+    for number in region.ops:
+        op = trace.ops[number]
+        for storage in op.reads:
+            if number < last_write.get(storage, -1) and storage not in op.writes:
+                found.add(creator[storage])
+    return found
+
+
+def _end(end: int | None) -> int:
+    """Return an end that can be compared: beyond the step is later than everything."""
+    return _BEYOND if end is None else end
+
+
+_BEYOND = 1 << 60
+
+
+def _find(leader: dict[int, int], op: int) -> int:
+    while leader[op] != op:
+        leader[op] = leader[leader[op]]
+        op = leader[op]
+    return op
+
+
+def _join(leader: dict[int, int], first: int, second: int) -> None:
+    a, b = _find(leader, first), _find(leader, second)
+    leader[max(a, b)] = min(a, b)
+
+
+def candidate_calls(trace: Trace) -> Iterator[int]:
+    """Yield the module calls that may be regions: those whose forward makes something that backward needs."""
+    for number, call in enumerate(trace.calls):
+        if not call.recompute and call.backward_start >= 0 and call.forward_end > call.forward_start:
+            yield number

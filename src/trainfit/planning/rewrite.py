@@ -1,0 +1,162 @@
+"""Replay a plan on a trace: the trace that the step would have with these regions checkpointed.
+
+The result is an ordinary trace: the same simulation gives its memory and the same schedule its time.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainfit.planning.effects import Effect, Moment
+from trainfit.simulate import simulate
+from trainfit.trace import Interval, Op, Storage, Trace
+
+
+def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
+    """Return the trace with the regions' recomputation in it; the regions must not overlap."""
+    layout = _Layout(trace, effects)
+    storages = [_moved(storage, layout) for storage in trace.storages]
+    for effect in effects:
+        for number, end in effect.ends.items():
+            storages[number] = _with_end(storages[number], layout.after(end, effect))
+    copies = _copies(trace, effects, layout, storages)
+    ops = _ops(trace, effects, layout, copies)
+    result = replace(
+        trace,
+        ops=tuple(ops),
+        storages=tuple(storages),
+        calls=tuple(
+            replace(
+                call,
+                forward_start=layout.start(call.forward_start),
+                forward_end=layout.end(call.forward_end),
+                backward_start=layout.start(call.backward_start) if call.backward_start >= 0 else -1,
+                backward_end=layout.end(call.backward_end) if call.backward_end >= 0 else -1,
+            )
+            for call in trace.calls
+        ),
+        observed_peak_bytes=0,
+    )
+    # The recorder saw nothing of this step; its invariant holds by construction.
+    return replace(result, observed_peak_bytes=max(simulate(result).live_bytes, default=0))
+
+
+class _Layout:
+    """Where the ops of the original trace and of the segments are in the new one."""
+
+    def __init__(self, trace: Trace, effects: Sequence[Effect]) -> None:
+        ordered = sorted(effects, key=lambda effect: (effect.insert, effect.region.start))
+        self._inserts = [effect.insert for effect in ordered]
+        self._before = [0]
+        self.segment_start: dict[int, int] = {}
+        for effect in ordered:
+            self.segment_start[id(effect)] = effect.insert + self._before[-1]
+            self._before.append(self._before[-1] + len(effect.segment))
+        self.ordered = ordered
+
+    def start(self, time: int) -> int:
+        """Return the new number of an op: after the segments that are inserted before it."""
+        return time + self._before[bisect.bisect_right(self._inserts, time)]
+
+    def end(self, time: int) -> int:
+        """Return the new time of a release before an op: before the segments that are inserted there."""
+        return time + self._before[bisect.bisect_left(self._inserts, time)] if time > 0 else self.start(time)
+
+    def after(self, moment: Moment | None, effect: Effect) -> int | None:
+        """Return the new time of a moment; a release after all holds is after the ops that come with it."""
+        if moment is None:
+            return None
+        if moment.position < 0:
+            return self.end(moment.time)
+        return self.segment_start[id(effect)] + min(moment.position, len(effect.segment))
+
+
+def _moved(storage: Storage, layout: _Layout) -> Storage:
+    if storage.start < 0 and storage.end is None and not storage.resizes:
+        return replace(storage, holders=tuple(_moved_hold(hold, layout) for hold in storage.holders))
+    return replace(
+        storage,
+        producer=layout.start(storage.producer) if storage.producer >= 0 else -1,
+        start=layout.start(storage.start) if storage.start >= 0 else storage.start,
+        end=None if storage.end is None else layout.end(storage.end),
+        holders=tuple(_moved_hold(hold, layout) for hold in storage.holders),
+        resizes=tuple((layout.start(time) if time >= 0 else time, size) for time, size in storage.resizes),
+    )
+
+
+def _moved_hold(hold: Interval, layout: _Layout) -> Interval:
+    start = layout.start(hold.start) if hold.start >= 0 else hold.start
+    return Interval(hold.holder, start, None if hold.end is None else max(layout.end(hold.end), start))
+
+
+def _with_end(storage: Storage, end: int | None) -> Storage:
+    """Return the storage with another end; its holders are summed up, because a plan changes who they are."""
+    if end is not None:
+        end = max(end, storage.start + 1)
+    return replace(storage, end=end, holders=(Interval("program", storage.start, end),))
+
+
+def _copies(
+    trace: Trace, effects: Sequence[Effect], layout: _Layout, storages: list[Storage]
+) -> dict[tuple[int, int], int]:
+    """Add the storages that are made again; return their numbers by effect and original storage."""
+    numbers: dict[tuple[int, int], int] = {}
+    for effect in effects:
+        start = layout.segment_start[id(effect)]
+        for number, (position, moment) in effect.copies.items():
+            made = start + position
+            end = layout.after(moment, effect)
+            assert end is not None
+            end = max(end, made + 1)
+            numbers[id(effect), number] = len(storages)
+            storages.append(
+                Storage(
+                    bytes=trace.storages[number].bytes,
+                    category="activation",
+                    producer=made,
+                    start=made,
+                    end=end,
+                    holders=(Interval("program", made, end),),
+                )
+            )
+    return numbers
+
+
+def _ops(
+    trace: Trace, effects: Sequence[Effect], layout: _Layout, copies: dict[tuple[int, int], int]
+) -> list[Op]:
+    ops: list[Op] = []
+    pending = list(reversed(layout.ordered))
+    # Which effect replaces a storage for the ops of backward that differentiate its region.
+    region_of = {op: effect for effect in effects for op in effect.region.ops}
+    for number, op in enumerate(trace.ops):
+        while pending and pending[-1].insert == number:
+            effect = pending.pop()
+            ops += [_again(trace.ops[original], effect, copies) for original in effect.segment]
+        moved = replace(op, forward_op=layout.start(op.forward_op) if op.forward_op >= 0 else -1)
+        effect_here = region_of.get(op.forward_op)
+        if effect_here is not None:
+            reads = tuple(copies.get((id(effect_here), storage), storage) for storage in op.reads)
+            moved = replace(moved, reads=reads)
+        ops.append(moved)
+    assert not pending, "every segment has its place"
+    return ops
+
+
+def _again(op: Op, effect: Effect, copies: dict[tuple[int, int], int]) -> Op:
+    def numbers(storages: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(copies.get((id(effect), storage), storage) for storage in storages)
+
+    return replace(
+        op,
+        phase="backward",
+        recompute=True,
+        forward_op=-1,
+        reads=numbers(op.reads),
+        writes=numbers(op.writes),
+        creates=numbers(op.creates),
+    )
+
+
