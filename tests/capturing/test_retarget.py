@@ -24,6 +24,7 @@ from captured_steps import (
 )
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from trainfit.simulate import simulate
 from trainfit.step import Step
@@ -126,6 +127,63 @@ def test_a_batch_moved_to_the_gpu_in_each_step_takes_memory_there() -> None:
     trace = captured(build, "cuda")
     copied = trace.ops[only_op(trace, "_to_copy")]
     assert [trace.storages[number].bytes for number in copied.creates] == [64 * 300 * 4]
+
+
+class Twice(torch.autograd.Function):
+    """Doubles, and asks for devices in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tensor)
+        return tensor * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (saved,) = ctx.saved_tensors
+        assert saved.is_cuda
+        assert gradients[0].device == CUDA
+        return gradients[0] * torch.full((), 2.0, device="cuda")
+
+
+def test_in_backward_tensors_are_on_the_gpu_too() -> None:
+    def question() -> list[Any]:
+        seen: list[Any] = []
+        leaf = torch.ones(3, requires_grad=True)
+        leaf.register_hook(lambda gradient: seen.append(gradient.device))
+        Twice.apply(leaf).sum().backward()
+        torch.autograd.grad(Twice.apply(leaf).sum(), leaf)
+        return seen
+
+    assert on_gpu(question) == [CUDA, CUDA]
+
+
+def test_a_checkpoint_within_a_checkpoint_finds_the_same_devices_again() -> None:
+    def inner(tensor: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: Twice.apply(x).exp(), tensor, use_reentrant=False).sin()
+
+    class Nested(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(inner, super().forward(x), use_reentrant=False)
+
+    assert len(ops(captured_on_gpu(lambda: Nested(4, 4), 3, 4), "exp")) == 3
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_activations_saved_on_the_host_take_no_gpu_memory(pin_memory: bool) -> None:
+    class Offloaded(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autograd.graph.save_on_cpu(pin_memory):
+                return super().forward(x)
+
+    def peak(kind: type[nn.Module]) -> int:
+        layers = [nn.Tanh() for _ in range(9)]
+        trace = captured_on_gpu(lambda: kind(nn.Linear(4, 4), *layers), 40000, 4)
+        return simulate(trace).peak_bytes
+
+    activation = 40000 * 4 * 4
+    # In backward there are a gradient, the one before it, and the activation that came back.
+    assert peak(nn.Sequential) >= 10 * activation
+    assert peak(Offloaded) <= 5 * activation
 
 
 def test_moving_to_a_dtype_as_well_changes_the_dtype() -> None:
@@ -408,7 +466,7 @@ def test_autocast_can_be_switched_off_inside() -> None:
 
 
 def test_autocast_casts_a_weight_once_per_step() -> None:
-    class Twice(nn.Module):
+    class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 4, bias=False)
@@ -417,7 +475,7 @@ def test_autocast_casts_a_weight_once_per_step() -> None:
             with torch.autocast("cuda", LOW):
                 return self.layer(self.layer(x)).float()
 
-    trace = captured_on_gpu(Twice, 3, 4)
+    trace = captured_on_gpu(Shared, 3, 4)
     (weight,) = [n for n, storage in enumerate(trace.storages) if storage.category == "parameter"]
     casts = [op for op in ops(trace, "_to_copy", phase="forward") if weight in trace.ops[op].reads]
     assert len(casts) == 1, show(trace)
@@ -432,6 +490,21 @@ def test_optimizers_work_on_lists_of_tensors_by_default_on_a_gpu_only(optimizer:
     on_gpu, on_cpu = captured(build, "cuda"), captured(build, "cpu")
     assert any(name.startswith("_foreach_") for name in op_names(on_gpu, ops(on_gpu, phase="optimizer")))
     assert not any(name.startswith("_foreach_") for name in op_names(on_cpu, ops(on_cpu, phase="optimizer")))
+
+
+def test_clipping_gradients_moves_nothing_to_the_host() -> None:
+    def build() -> Step:
+        model = nn.Linear(300, 300)
+
+        def run() -> None:
+            model(torch.ones(3, 300)).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+        return Step(model, None, run)
+
+    trace = captured(build, "cuda")
+    assert only_op(trace, "_foreach_norm")
+    assert "_to_copy" not in op_names(trace)
 
 
 def test_a_fused_optimizer_is_one_op() -> None:
@@ -568,13 +641,14 @@ def test_a_histogram_of_integers_is_counted_as_on_a_gpu() -> None:
 def test_results_have_the_form_that_the_gpus_kernels_give_them(rows: int) -> None:
     # GIVEN operators that keep other things for backward on the CPU
     def build() -> Step:
-        model = nn.Sequential(nn.LayerNorm(64, dtype=LOW), nn.LogSigmoid())
+        model = nn.Sequential(nn.LayerNorm(64, dtype=LOW), nn.BatchNorm1d(64, dtype=LOW), nn.LogSigmoid())
         return Step.of(model, torch.randn(rows, 64, dtype=LOW), loss=torch.sum)
 
     trace = captured(build, "cuda")
-    # THEN a norm keeps its statistics in fp32
-    statistics = signature(trace, only_op(trace, "native_layer_norm")).outputs[1:]
-    assert [spec.dtype for spec in statistics] == ["float32", "float32"]
+    # THEN norms keep their statistics in fp32
+    for norm in ("native_layer_norm", "native_batch_norm"):
+        statistics = signature(trace, only_op(trace, norm)).outputs[1:]
+        assert [spec.dtype for spec in statistics] == ["float32", "float32"]
     # AND the logarithm keeps nothing besides its input
     assert signature(trace, only_op(trace, "log_sigmoid_forward")).outputs[1].shape == (0,)
 

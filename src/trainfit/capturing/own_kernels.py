@@ -111,8 +111,20 @@ def fused_rms_norm_backward(
     )
 
 
+def native_batch_norm(tensor: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    """Normalise; a GPU keeps the statistics in fp32 at least, and the fake kernel needs CUDA to say so."""
+    training = args[4]
+    if tensor.device.type == "cpu":
+        result: tuple[torch.Tensor, ...] = aten.native_batch_norm.default(tensor, *args)
+        return result
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    statistics = [tensor.new_empty((tensor.shape[1] if training else 0,), dtype=dtype) for _ in range(2)]
+    return torch.empty_like(tensor), *statistics
+
+
 OWN_KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: grouped_mm,
+    aten.native_batch_norm.default: native_batch_norm,
     aten._fused_rms_norm.default: fused_rms_norm,
     aten._fused_rms_norm_backward.default: fused_rms_norm_backward,
     aten._cudnn_rnn.default: cudnn_rnn,

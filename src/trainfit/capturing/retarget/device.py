@@ -2,7 +2,8 @@
 
 A function mode above everything else answers `tensor.device` with `cuda:0` and turns every device argument
 into the CPU that the capture runs on. So `device="cuda"`, `.cuda()`, `.to("cuda")` and code that branches
-on the device work without a GPU, and take the GPU's branch.
+on the device work without a GPU, and take the GPU's branch. torch suspends a function mode while it handles
+a call; user code that is called back from there (in backward, by hooks of saved tensors) gets it back.
 
 What is made without a device counts as the GPU's, except scalars. What is made with `device="cpu"` or moved
 by `.cpu()`, and what is computed from such tensors alone, is the host's and does not count.
@@ -68,9 +69,23 @@ class LooksLikeCuda(TorchFunctionMode):
         if "device" in kwargs:
             to_host = self._destination([kwargs["device"]])
             kwargs = {**kwargs, "device": on_capture_device(kwargs["device"])}
+        if kwargs.get("pin_memory"):
+            # Pinned memory is the host's; without a GPU there is none.
+            to_host, kwargs = True, {**kwargs, "pin_memory": False}
         if to_host is None and func is torch.tensor and not isinstance(args[0], list | tuple):
             to_host = True  # a scalar without a device stays on the host
         return func(*args, **kwargs) if to_host is None else self._call(func, args, kwargs, to_host)
+
+    def heard_in(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` with this mode active in it, also where torch has suspended the mode."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            stack = torch.overrides._get_current_function_mode_stack()
+            heard = any(isinstance(mode, LooksLikeCuda) for mode in stack)
+            with contextlib.nullcontext() if heard else self:
+                return function(*args, **kwargs)
+
+        return call
 
     def _destination(self, places: Iterable[Any]) -> bool | None:
         """Whether the values name the host (or a tensor there), or a GPU; None if they name no device."""
@@ -247,8 +262,31 @@ def looks_like_cuda(mode: CaptureMode) -> Iterator[None]:
             stack.enter_context(replaced(torch.cuda.nvtx, name, _constantly(_constantly(None))))
         # Asked before weights are put into one buffer, which changes nothing in their total.
         stack.enter_context(replaced(torch.backends.cudnn, "is_acceptable", _constantly(_constantly(False))))
-        stack.enter_context(LooksLikeCuda(mode))
+        looks = LooksLikeCuda(mode)
+        for owner in (torch.autograd, torch.autograd.graph):
+            stack.enter_context(replaced(owner, "_engine_run_backward", looks.heard_in))
+        stack.enter_context(
+            replaced(torch.autograd.graph.saved_tensors_hooks, "__init__", lambda o: _hooks_init(looks, o))
+        )
+        stack.enter_context(replaced(torch._C, "_group_tensors_by_device_and_dtype", _groups))
+        stack.enter_context(looks)
         yield
+
+
+def _groups(original: Any) -> Any:
+    # Optimizers and the clipping of gradients ask for lists of tensors by device, and C++ answers.
+    def by_device_and_dtype(lists: Any, *with_indices: Any) -> dict[Any, Any]:
+        groups = original(lists, *with_indices)
+        return {(found[0][0][0].device, dtype): found for (_, dtype), found in groups.items()}
+
+    return by_device_and_dtype
+
+
+def _hooks_init(looks: LooksLikeCuda, original: Any) -> Any:
+    def __init__(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        original(self, looks.heard_in(pack_hook), looks.heard_in(unpack_hook))
+
+    return __init__
 
 
 def _patch_default_device(stack: contextlib.ExitStack) -> None:
