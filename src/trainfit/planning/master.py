@@ -1,0 +1,244 @@
+"""The master problem: choose regions and a point of each one's curve, so that memory fits everywhere.
+
+Sets        regions r (module calls), points k of each region's curve, buckets b of the step's time
+Data        seconds[r,k]     recomputation
+            peak[b]          most bytes in the bucket if nothing is checkpointed
+            inside[r,k,b]    most bytes in a bucket that lies in the region's own forward or backward
+            away[r,k]        change of the bytes alive between the region's forward and its backward
+Variables   chosen[r,k]      whether the region is checkpointed with this point (binary)
+            carried[b]       sum of `away` over the regions that are between forward and backward in b
+Constraints one_point        each region has at most one point, and no region lies within a chosen one
+            carry            carried[b] follows from the bucket before
+            fits             peak or inside, plus carried, is at most the budget in every bucket
+Objective   minimise the seconds of recomputation (or, to find the smallest reachable peak, the budget)
+
+Buckets end where any region's forward or backward begins or ends, so that within a bucket only the region
+that covers it changes anything: all sums are exact.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.planning.effects import Effect
+from trainfit.simulate import Timeline
+
+Bytes = NDArray[np.int64]
+
+_UNIT = float(1 << 20)
+"""Bytes are counted in MiB inside the solver, whose tolerances are made for figures of this size."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One point of one region's curve."""
+
+    region: int
+    effect: Effect
+    seconds: float
+
+
+@dataclass
+class Solution:
+    """What the solver chose, and what it proved."""
+
+    options: list[int]
+    seconds: float
+    bound: float
+    feasible: bool
+    optimal: bool
+
+
+@dataclass
+class MasterProblem:
+    """The data of the problem; solved for as many budgets as wanted."""
+
+    options: list[Option]
+    exclusive: list[list[int]]
+    """Options of which at most one may be chosen."""
+    peak: list[int] = field(default_factory=list)
+    covering: list[dict[int, int]] = field(default_factory=list)
+    """For each bucket: option -> most bytes in it if that option is chosen."""
+    entering: list[dict[int, int]] = field(default_factory=list)
+    """For each bucket: option -> by how much `carried` changes at its beginning."""
+
+    def solve(self, budget_bytes: int, *, seconds_limit: float, gap: float = 1e-4) -> Solution:
+        """Return the fastest choice whose modelled peak is within the budget."""
+        return self._run(budget_bytes, seconds_limit, gap)
+
+    def smallest_peak(self, *, seconds_limit: float) -> Solution:
+        """Return a choice with about the smallest modelled peak."""
+        return self._run(None, seconds_limit, 1e-3)
+
+    def _run(self, budget_bytes: int | None, seconds_limit: float, gap: float) -> Solution:
+        import highspy
+
+        model = self._model(highspy, budget_bytes)
+        solver = highspy.Highs()
+        for name, value in (
+            ("output_flag", False),
+            ("time_limit", seconds_limit),
+            ("mip_rel_gap", gap),
+            ("threads", 1),
+            ("random_seed", 0),
+        ):
+            solver.setOptionValue(name, value)
+        solver.passModel(model)
+        solver.run()
+        status = solver.getModelStatus()
+        info = solver.getInfo()
+        feasible = info.primal_solution_status == 2
+        if not feasible:
+            return Solution([], 0.0, 0.0, feasible=False, optimal=status == highspy.HighsModelStatus.kInfeasible)
+        values = solver.getSolution().col_value
+        chosen = [number for number in range(len(self.options)) if values[number] > 0.5]
+        seconds = sum(self.options[number].seconds for number in chosen)
+        bound = max(0.0, float(info.mip_dual_bound)) if budget_bytes is not None else 0.0
+        optimal = status == highspy.HighsModelStatus.kOptimal
+        return Solution(chosen, seconds, min(bound, seconds), feasible=True, optimal=optimal)
+
+    def _model(self, highspy: Any, budget_bytes: int | None) -> Any:
+        choices, buckets = len(self.options), len(self.peak)
+        columns = choices + buckets + (budget_bytes is None)
+        rows = _Rows()
+        infinity = highspy.kHighsInf
+        for group in self.exclusive:
+            rows.add([(number, 1.0) for number in group], -infinity, 1.0)
+        for bucket in range(buckets):
+            terms = [(choices + bucket, 1.0)] + ([(choices + bucket - 1, -1.0)] if bucket else [])
+            terms += [(number, -change / _UNIT) for number, change in self.entering[bucket].items()]
+            rows.add(terms, 0.0, 0.0)
+            limit = -self.peak[bucket] / _UNIT
+            terms = [(choices + bucket, 1.0)]
+            terms += [
+                (number, (inside - self.peak[bucket]) / _UNIT)
+                for number, inside in self.covering[bucket].items()
+            ]
+            if budget_bytes is None:
+                rows.add([*terms, (columns - 1, -1.0)], -infinity, limit)
+            else:
+                rows.add(terms, -infinity, limit + budget_bytes / _UNIT)
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = columns, len(rows.lower)
+        cost = np.zeros(columns)
+        if budget_bytes is None:
+            cost[-1] = 1.0
+        else:
+            cost[:choices] = [option.seconds for option in self.options]
+        model.col_cost_ = cost
+        model.col_lower_ = np.concatenate([np.zeros(choices), np.full(columns - choices, -infinity)])
+        model.col_upper_ = np.concatenate([np.ones(choices), np.full(columns - choices, infinity)])
+        model.row_lower_, model.row_upper_ = np.array(rows.lower), np.array(rows.upper)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.array(rows.starts)
+        model.a_matrix_.index_ = np.array(rows.columns)
+        model.a_matrix_.value_ = np.array(rows.values)
+        kinds = highspy.HighsVarType
+        model.integrality_ = [kinds.kInteger] * choices + [kinds.kContinuous] * (columns - choices)
+        return model
+
+
+class _Rows:
+    """Constraints as a sparse matrix, row by row."""
+
+    def __init__(self) -> None:
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+        self.starts: list[int] = [0]
+        self.columns: list[int] = []
+        self.values: list[float] = []
+
+    def add(self, terms: Sequence[tuple[int, float]], lower: float, upper: float) -> None:
+        self.columns += [column for column, _ in terms]
+        self.values += [value for _, value in terms]
+        self.starts.append(len(self.columns))
+        self.lower.append(lower)
+        self.upper.append(upper)
+
+
+def build(timeline: Timeline, options: list[Option], exclusive: list[list[int]]) -> MasterProblem:
+    """Work the data of the master problem out of the options' effects."""
+    trace = timeline.trace
+    during: Bytes = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
+    edges = _edges(options, len(during))
+    problem = MasterProblem(options, exclusive)
+    problem.peak = [int(during[first:last].max()) for first, last in zip(edges, edges[1:])]
+    problem.covering = [{} for _ in problem.peak]
+    problem.entering = [{} for _ in problem.peak]
+    for number, option in enumerate(options):
+        effect = option.effect
+        change = _change(timeline, effect)
+        after = during + change
+        region = effect.region
+        for first, last in ((region.start, region.end), (effect.insert, _last(effect, len(during)))):
+            for bucket in _buckets(edges, first, last):
+                problem.covering[bucket][number] = int(after[edges[bucket] : edges[bucket + 1]].max())
+        _add_segment(timeline, effect, change, problem.covering[bisect_left(edges, effect.insert)], number)
+        if region.end < effect.insert:
+            away = int(change[region.end])
+            problem.entering[bisect_left(edges, region.end)][number] = away
+            problem.entering[bisect_left(edges, effect.insert)][number] = -away
+    assert len(trace.ops) == len(during)
+    return problem
+
+
+def _last(effect: Effect, ops: int) -> int:
+    """Return the time after which a region changes nothing any more."""
+    return min(max(effect.region.release, effect.insert + 1), ops)
+
+
+def _edges(options: Sequence[Option], ops: int) -> list[int]:
+    found = {0, ops}
+    for option in options:
+        region = option.effect.region
+        found |= {region.start, region.end, option.effect.insert, _last(option.effect, ops)}
+    return sorted(found)
+
+
+def _buckets(edges: list[int], first: int, last: int) -> Iterator[int]:
+    yield from range(bisect_left(edges, first), bisect_left(edges, last))
+
+
+def _change(timeline: Timeline, effect: Effect) -> Bytes:
+    """Return by how much the bytes alive at each op of the original trace change."""
+    trace = timeline.trace
+    ops = len(trace.ops)
+    steps = np.zeros(ops + 1, dtype=np.int64)
+    for number, end in effect.ends.items():
+        storage = trace.storages[number]
+        before = ops if storage.end is None else storage.end
+        now = ops if end is None else max(end.time, storage.start + 1)
+        steps[now] -= storage.bytes
+        steps[before] += storage.bytes
+    for number, (_, end) in effect.copies.items():
+        if end.position < 0 and end.time > effect.insert:
+            steps[effect.insert] += trace.storages[number].bytes
+            steps[end.time] -= trace.storages[number].bytes
+    change: Bytes = np.cumsum(steps[:ops])
+    return change
+
+
+def _add_segment(
+    timeline: Timeline, effect: Effect, change: Bytes, covering: dict[int, int], number: int
+) -> None:
+    """Let the recomputation count in the bucket that it is inserted before."""
+    trace = timeline.trace
+    if not effect.segment:
+        return
+    insert, length = effect.insert, len(effect.segment)
+    base = timeline.live_bytes[insert] - sum(trace.storages[s].bytes for s in trace.ops[insert].creates)
+    base += int(change[insert - 1]) if insert else 0
+    steps = np.zeros(length + 1, dtype=np.int64)
+    for storage, (made, end) in effect.copies.items():
+        steps[made] += trace.storages[storage].bytes
+        if end.position >= 0:
+            steps[min(max(end.position, made + 1), length)] -= trace.storages[storage].bytes
+    alive = np.cumsum(steps[:length])
+    workspaces = [trace.signatures[trace.ops[op].signature].workspace_bytes for op in effect.segment]
+    covering[number] = max(covering.get(number, 0), base + int((alive + np.array(workspaces)).max()))

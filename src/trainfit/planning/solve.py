@@ -1,0 +1,204 @@
+"""Find the fastest plan under a budget: curves of the regions, a choice among them, and its certificate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from trainfit.costs.schedule import schedule
+from trainfit.costs.table import CostTable
+from trainfit.plan import OpDecision, Plan, Region, RegionKind
+from trainfit.planning import master
+from trainfit.planning.curves import curve_of
+from trainfit.planning.effects import Effect, effect_of
+from trainfit.planning.master import MasterProblem, Option
+from trainfit.planning.minimum_cut import Choice
+from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.rewrite import rewritten
+from trainfit.simulate import simulate
+from trainfit.store import content_hash
+from trainfit.trace import Trace
+
+_LEAST_SHARE = 0.0005
+"""A region that could not free this share of the peak is not worth looking at."""
+_MOST_REGIONS = 1200
+_MOST_GROUPS = 4000
+_MOST_POINTS = 14
+_MOST_ROUNDS = 8
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """No plan fits; the smallest peak that was reached, and the plan that reaches it."""
+
+    budget_bytes: int
+    smallest: Plan
+
+
+@dataclass
+class Planner:
+    """Everything about one trace that does not depend on the budget: curves, effects, the master problem."""
+
+    trace: Trace
+    costs: CostTable
+    regions: list[RegionGraph] = field(default_factory=list)
+    problem: MasterProblem = field(init=False)
+    baseline_peak_bytes: int = field(init=False)
+    baseline_seconds: float = field(init=False)
+    trace_hash: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the regions and their curves."""
+        timeline = simulate(self.trace)
+        step = schedule(self.trace, self.costs)
+        self.baseline_peak_bytes = timeline.peak_bytes
+        self.baseline_seconds = step.step_seconds
+        self.trace_hash = content_hash(self.trace)
+        seconds = step.device_seconds + (step.host_seconds if self.costs.host.runs_kernels else 0.0)
+        self.regions = _regions(self.trace, seconds.tolist(), self.baseline_peak_bytes)
+        options = _options(self.trace, self.regions)
+        self.problem = master.build(timeline, options, _exclusive(self.regions, options))
+
+    def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Plan | Infeasible:
+        """Return the fastest certified plan within the budget, or the one with the smallest peak."""
+        if self.baseline_peak_bytes <= budget_bytes:
+            return self.certified([], budget_bytes, 0.0)
+        deadline = time.monotonic() + seconds_limit
+        modelled = budget_bytes
+        for _ in range(_MOST_ROUNDS):
+            left = max(deadline - time.monotonic(), 1.0)
+            found = self.problem.solve(modelled, seconds_limit=left)
+            if not found.feasible:
+                break
+            plan = self.certified(found.options, budget_bytes, found.bound)
+            if plan.peak_bytes <= budget_bytes:
+                return plan
+            # The replay is the truth: ask the model for as much less as it was wrong by.
+            modelled -= plan.peak_bytes - budget_bytes
+        smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
+        return smallest if smallest.peak_bytes <= budget_bytes else Infeasible(budget_bytes, smallest)
+
+    def smallest(self, budget_bytes: int = 0, *, seconds_limit: float = 10.0) -> Plan:
+        """Return the plan with the smallest peak that was found."""
+        found = self.problem.smallest_peak(seconds_limit=seconds_limit)
+        return self.certified(found.options, budget_bytes, 0.0)
+
+    def certified(self, chosen: Sequence[int], budget_bytes: int, bound: float) -> Plan:
+        """Replay the chosen options on the trace, and promise what comes out."""
+        effects = [self.problem.options[number].effect for number in chosen]
+        new = rewritten(self.trace, effects) if effects else self.trace
+        timeline = simulate(new)
+        kinds: dict[RegionKind, int] = {}
+        regions: list[Region] = []
+        for number in chosen:
+            option = self.problem.options[number]
+            kind = _decisions(self.trace, option.effect)
+            regions.append(
+                Region(
+                    module=self.trace.module_name(option.effect.region.module),
+                    call=_call_of_module(self.trace, option.effect.region.call),
+                    kind=kinds.setdefault(kind, len(kinds)),
+                    kept_bytes=option.effect.choice.bytes,
+                    recompute_seconds=option.seconds,
+                )
+            )
+        return Plan(
+            target=self.trace.target,
+            device=self.costs.device.name,
+            torch=self.trace.torch,
+            trace_hash=self.trace_hash,
+            budget_bytes=budget_bytes,
+            kinds=tuple(kinds),
+            regions=tuple(regions),
+            peak_bytes=timeline.peak_bytes,
+            step_seconds=schedule(new, self.costs).step_seconds,
+            baseline_peak_bytes=self.baseline_peak_bytes,
+            baseline_step_seconds=self.baseline_seconds,
+            bound_seconds=self.baseline_seconds + bound,
+        )
+
+
+def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[RegionGraph]:
+    """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals."""
+    found: dict[tuple[int, int], RegionGraph] = {}
+    for number in candidate_calls(trace):
+        call = trace.calls[number]
+        if (call.forward_start, call.forward_end) in found:
+            continue
+        region = region_graph(trace, number, seconds)
+        if region is None or len(region.groups) > _MOST_GROUPS:
+            continue
+        freed = sum(group.bytes for group in region.groups if group.needed)
+        if freed >= _LEAST_SHARE * peak_bytes:
+            found[region.start, region.end] = region
+    largest = sorted(found.values(), key=lambda region: -sum(g.bytes for g in region.groups if g.needed))
+    return sorted(largest[:_MOST_REGIONS], key=lambda region: (region.start, -region.end))
+
+
+def _options(trace: Trace, regions: list[RegionGraph]) -> list[Option]:
+    curves: dict[object, list[Choice]] = {}
+    options: list[Option] = []
+    for number, region in enumerate(regions):
+        key = tuple((g.bytes, g.seconds, g.needed, g.keepable, g.repeatable, g.inputs) for g in region.groups)
+        if key not in curves:
+            curves[key] = _thinned(curve_of(region.groups))
+        for choice in curves[key]:
+            options.append(Option(number, effect_of(trace, region, choice), choice.seconds))
+    return options
+
+
+def _thinned(points: list[Choice]) -> list[Choice]:
+    """Keep about evenly many bytes between the points; always both ends."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    step = (len(points) - 1) / (_MOST_POINTS - 1)
+    return [points[round(number * step)] for number in range(_MOST_POINTS)]
+
+
+def _exclusive(regions: list[RegionGraph], options: list[Option]) -> list[list[int]]:
+    """Return the options of every chain of nested regions: at most one of them may be chosen.
+
+    A chain for every region that has none inside: it and all regions around it.
+    """
+    of_region: dict[int, list[int]] = {}
+    for number, option in enumerate(options):
+        of_region.setdefault(option.region, []).append(number)
+    chains: list[list[int]] = []
+    around: list[int] = []
+    innermost = True
+    for number, region in enumerate(regions):
+        while around and regions[around[-1]].end <= region.start:
+            if innermost:
+                chains.append(list(around))
+            innermost = False
+            around.pop()
+        around.append(number)
+        innermost = True
+    if around:
+        chains.append(around)
+    return [[option for region in chain for option in of_region.get(region, [])] for chain in chains]
+
+
+def _decisions(trace: Trace, effect: Effect) -> RegionKind:
+    region, choice = effect.region, effect.choice
+    ops: list[OpDecision] = []
+    for number in region.ops:
+        group = region.group_of_op[number]
+        signature = trace.signatures[trace.ops[number].signature]
+        if group in choice.kept:
+            decision = "save"
+        elif group in choice.repeated or region.groups[group].free:
+            decision = "recompute"
+        else:
+            decision = "skip"
+        shapes = tuple(spec.shape for spec in signature.outputs)
+        ops.append(OpDecision(signature.name, shapes, decision, signature.random))
+    return RegionKind(tuple(ops))
+
+
+def _call_of_module(trace: Trace, call_number: int) -> int:
+    """Return which call of its module this is, not counting recomputation."""
+    module = trace.calls[call_number].module
+    return sum(1 for call in trace.calls[:call_number] if call.module == module and not call.recompute)
