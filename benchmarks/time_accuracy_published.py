@@ -1,6 +1,6 @@
 """Predicted step time (roofline) against published step times of GPUs that are not here.
 
-    python benchmarks/time_accuracy_published.py [--rows test|train|all] [--cache DIR] [--json FILE] [--markdown]
+    python benchmarks/time_accuracy_published.py [--rows test|train|all] [--cache DIR] [--json FILE]
 
 The constants of the roofline were fitted on the train rows (`benchmarks/calibrate.py`); the bounds are about
 the test rows: other models, which the fit has not seen. Needs the `hf` extra. Captures about a hundred steps,
@@ -26,7 +26,9 @@ RATIO_BOUND = 0.05
 
 def main() -> int:
     """Run the benchmark; 1 if a bound is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", choices=("test", "train", "all"), default="all")
     parser.add_argument("--cache", type=Path, help="keep captured steps in this folder")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -48,7 +50,12 @@ def main() -> int:
     print_summary(result)
     if options.json:
         result["rows"] = [
-            {"id": p.row.id, "test": is_test(p.row), "predicted": p.seconds, "measured": p.row.measured_seconds}
+            {
+                "id": p.row.id,
+                "test": is_test(p.row),
+                "predicted": p.seconds,
+                "measured": p.row.measured_seconds,
+            }
             for p in predictions
         ]
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -169,7 +169,10 @@ def _huggingface(name: str, batch: int, length: int) -> tuple[nn.Module, dict[st
         )
         model = t.WhisperForAudioClassification(shape)
         features = torch.randn(batch, shape.num_mel_bins, 2 * length, device=DEVICE)
-        return model, {"input_features": features, "labels": torch.zeros(batch, dtype=torch.long, device=DEVICE)}
+        return model, {
+            "input_features": features,
+            "labels": torch.zeros(batch, dtype=torch.long, device=DEVICE),
+        }
     raise CannotExpress(f"no model called {name!r} here")
 
 
@@ -228,7 +231,12 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "swin_tiny_patch4_window7_224": ("swin", {}),
     "regnety_032": (
         "regnet",
-        {"layer_type": "y", "depths": [2, 5, 13, 1], "hidden_sizes": [72, 216, 576, 1512], "groups_width": 24},
+        {
+            "layer_type": "y",
+            "depths": [2, 5, 13, 1],
+            "hidden_sizes": [72, 216, 576, 1512],
+            "groups_width": 24,
+        },
     ),
     "regnet_y_128gf": (
         "regnet",
@@ -276,7 +284,12 @@ class _DenseNet121(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(True), nn.MaxPool2d(3, 2, 1))
+        stem = (
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(True),
+            nn.MaxPool2d(3, 2, 1),
+        )
         self.stem = nn.Sequential(*stem)
         self.blocks, self.transitions = nn.ModuleList(), nn.ModuleList()
         channels = 64

@@ -16,40 +16,46 @@ class Constants:
     # Matrix products -------------------------------------------------------------------------------------
     best_share: float = 0.85
     """Of the peak FLOP/s: the fastest matrix product, where the device table has no measured figure."""
-    in_step_share: float = 0.85
+    in_step_share: float = 0.79
     """Of the fastest product's speed, for large products inside a step: colder caches, lower clocks under
     sustained load. Fitted."""
-    simt_share: float = 0.80
-    """The same for float32 without tensor cores. Fitted."""
-    tile_fill: float = 160.0
+    simt_share: float = 0.85
+    """Of the float32 peak, for products without tensor cores."""
+    shared_lanes_share: float = 0.41
+    """The same on chips whose datasheet counts lanes twice that also do the integer work (GA10x, Ada and
+    consumer Blackwell). Fitted."""
+    tile_fill: float = 32.0
     """Elements of the summed dimension that filling and draining a tile's pipeline costs. Fitted."""
-    convolution_share: float = 0.75
+    convolution_share: float = 0.83
     """A convolution's products against plain ones: addresses have to be computed. Fitted."""
-    grouped_convolution_share: float = 0.6
+    grouped_convolution_share: float = 0.53
     """The same for convolutions in groups, for which the libraries have fewer kernels. Fitted."""
-    depthwise_share: float = 0.15
-    """Of the float32 peak, for convolutions with few channels per group, which no tensor core does. Fitted."""
-    attention_share: float = 0.60
+    depthwise_flops: float = 12.0
+    """FLOPs per cycle and multiprocessor for convolutions with few channels per group, which tensor cores
+    do not do. Fitted."""
+    depthwise_float32_flops: float = 1.15
+    """The same in float32 with channels last, for which cuDNN has no good kernel. Fitted."""
+    attention_share: float = 0.64
     """Of what a large product gets, for the forward of fused attention. Fitted."""
-    attention_backward_share: float = 0.50
+    attention_backward_share: float = 0.39
     """The same for its backward. Fitted."""
-    efficient_attention_share: float = 0.6
+    efficient_attention_share: float = 0.93
     """The memory-efficient kernel against the flash kernel. Fitted."""
 
     # Memory ----------------------------------------------------------------------------------------------
-    stream_share: float = 0.85
+    stream_share: float = 0.80
     """Of the bandwidth, for kernels that read and write straight through. Fitted."""
-    reduction_share: float = 0.65
+    reduction_share: float = 0.86
     """The same for reductions, norms and softmax. Fitted."""
-    strided_share: float = 0.5
+    strided_share: float = 0.90
     """For copies that transpose. Fitted."""
-    irregular_share: float = 0.4
+    irregular_share: float = 0.12
     """For gathers, scatters and sorts. Fitted."""
-    list_share: float = 0.75
+    list_share: float = 0.90
     """For kernels over lists of tensors (foreach and fused optimizers). Fitted."""
-    cache_gain: float = 2.0
+    cache_gain: float = 4.0
     """How much faster than memory the last-level cache is, for what is still in it. Fitted."""
-    kernel_seconds: float = 2.0e-6
+    kernel_seconds: float = 1.9e-6
     """From a kernel's start to its end if it has nothing to do. Fitted."""
 
     # The host --------------------------------------------------------------------------------------------
@@ -65,8 +71,11 @@ class Constants:
     launch: float = 5e-6
     """From the host's call to the kernel's start on an idle GPU."""
 
-    uncertainty: float = 0.2
-    """The relative error that 80 % of the published test rows stay within. Measured by the calibration."""
+    uncertainty: float = 0.15
+    """The relative error that four of five published test rows stay within."""
+    unmeasured_uncertainty: float = 0.35
+    """The same for a device whose fastest matrix product nobody has published: such figures lie between 0.4
+    and 1 of the datasheet's peak."""
 
 
 CALIBRATED = Constants()

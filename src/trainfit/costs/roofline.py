@@ -45,6 +45,7 @@ _REDUCTIONS = (
 _COPIES = {"_to_copy", "clone", "copy_", "contiguous", "cat", "stack"}
 _TENSORS_PER_LAUNCH = 100
 """A foreach kernel takes the addresses of about so many tensors as its arguments."""
+SHARED_LANES = ("sm_86", "sm_89", "sm_120")
 _NARROW_GROUP = 8
 """Channels per group below which a convolution is not done on tensor cores."""
 
@@ -56,7 +57,7 @@ def roofline_costs(trace: Trace, device: Device, constants: Constants = CALIBRAT
         device=device,
         host=host_of(constants),
         costs=tuple(model.price(signature) for signature in trace.signatures),
-        uncertainty=constants.uncertainty,
+        uncertainty=constants.uncertainty if device.matmul_share else constants.unmeasured_uncertainty,
     )
 
 
@@ -168,7 +169,7 @@ class Roofline:
         dtype = signature.inputs[0].dtype
         convolution = is_convolution(signature)
         if convolution and product.batch > 1 and min(product.m, product.n, product.k) < _NARROW_GROUP:
-            return product.flops / (self._flops("fp32") * constants.depthwise_share)
+            return product.flops / self._depthwise_rate(signature)
         kind = "convolution" if convolution else "matmul"
         rate = self._matmul_rate(dtype, kind)
         if convolution:
@@ -176,7 +177,19 @@ class Roofline:
         assert self.device.sm_count is not None
         tiled = tiled_seconds(product, rate, self.device.sm_count, constants.tile_fill, self.bandwidth)
         # A product with a vector would waste most of every tile: plain kernels do it without tensor cores.
-        return min(tiled, product.flops / (self._flops("fp32") * constants.simt_share))
+        return min(tiled, product.flops / self._simt_rate("fp32"))
+
+    def _depthwise_rate(self, signature: Signature) -> float:
+        image = signature.inputs[0]
+        slow = image.dtype == "float32" and _channels_last(image)
+        per_cycle = self.constants.depthwise_float32_flops if slow else self.constants.depthwise_flops
+        assert self.device.sm_count is not None
+        return per_cycle * self.device.sm_count * self.device.clock
+
+    def _simt_rate(self, rate: str) -> float:
+        shared = self.device.architecture in SHARED_LANES
+        share = self.constants.shared_lanes_share if shared else self.constants.simt_share
+        return self._flops(rate) * share
 
     def _attention_seconds(self, attention: Attention, dtype: str) -> float:
         constants = self.constants
@@ -187,9 +200,10 @@ class Roofline:
         return attention.flops * attention.executed_share / rate
 
     def _matmul_rate(self, dtype: str, kind: str) -> float:
-        rate = self._flops(self.device.rate_of(dtype, self.tf32, kind))
+        name = self.device.rate_of(dtype, self.tf32, kind)
         if not self._on_tensor_cores(dtype, kind):
-            return rate * self.constants.simt_share
+            return self._simt_rate(name)
+        rate = self._flops(name)
         best = self.device.matmul_share or self.constants.best_share
         return rate * best * self.constants.in_step_share
 
