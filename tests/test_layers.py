@@ -29,6 +29,7 @@ LAYERS = (
     "workspace",
     "capturing",
     "costs  timing",
+    "planning",
     "verification",
     "api",
     "report",
@@ -41,7 +42,7 @@ THIRD_PARTIES = {
         "step models targets profiler workspace capturing timing verification",
         "devices costs api cli",
     ),
-    "numpy": ("simulate module_stats costs capturing", ""),
+    "numpy": ("simulate module_stats costs planning capturing", ""),
     "rich": ("report", ""),
     "typer": ("cli", ""),
     "transformers": ("", "targets"),
@@ -158,7 +159,7 @@ WITHOUT_TORCH = (
     *("trainfit", "trainfit.errors", "trainfit.units", "trainfit.arguments", "trainfit.user_errors"),
     *("trainfit.trace", "trainfit.trace_check", "trainfit.simulate", "trainfit.module_stats"),
     *("trainfit.devices", "trainfit.store", "trainfit.cli"),
-    *(name for name in FILES if name.startswith(("trainfit.report", "trainfit.work"))),
+    *(name for name in FILES if name.split(".")[1:2] in (["report"], ["work"], ["planning"])),
 )
 
 

@@ -1,4 +1,4 @@
-"""The Python API: `capture`, `price`, `estimate` and `verify`, with typed results; the command line calls it."""
+"""The Python API: `capture`, `price`, `estimate`, `verify`, with typed results; the command line calls it."""
 
 from __future__ import annotations
 
@@ -173,13 +173,23 @@ def verify(
     *,
     options: StepOptions | None = None,
     task: str | None = None,
+    costs: CostSource = "measured",
     force: bool = False,
     progress: Progress | None = None,
+    measuring: Measuring | None = None,
 ) -> Verification:
-    """Run the real step on this machine and compare its measured peak with the predicted one."""
+    """Run the real step on this machine and compare its measured peak and time with the predicted ones."""
     device = find_device("cuda" if _cuda_is_present() else "cpu")
     resolved = _resolve(target, device, options, task)
-    return verify_step(resolved.build, device, target=resolved.name, force=force, progress=progress)
+    return verify_step(
+        resolved.build,
+        device,
+        target=resolved.name,
+        costs=costs,
+        force=force,
+        progress=progress,
+        measuring=measuring,
+    )
 
 
 def _resolve(target: str | Build, device: Device, options: StepOptions | None, task: str | None) -> Target:

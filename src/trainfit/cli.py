@@ -203,12 +203,13 @@ def verify(
     dtype: Dtype = None,
     optimizer: Optimizer = None,
     task: Task = None,
+    costs: Costs = "measured",
     force: Annotated[
         bool, typer.Option("--force", help="Run even if this machine's memory may not suffice.")
     ] = False,
     json: JsonFile = None,
 ) -> None:
-    """Run the real step on this machine and compare its measured peak memory with the predicted one.
+    """Run the real step on this machine and compare measured peak memory and time with the predicted ones.
 
     On a CPU the measure is every allocation that the profiler sees, on a GPU
     the statistics of torch's allocator. A step that may not fit into the free
@@ -230,7 +231,15 @@ def verify(
             from trainfit import api
 
             options = _options(_default_device(), batch, seq, image_size, dtype, optimizer)
-            result = api.verify(target, options=options, task=task, force=force, progress=report)
+            result = api.verify(
+                target,
+                options=options,
+                task=task,
+                costs=cast("CostSource", costs),
+                force=force,
+                progress=report,
+                measuring=report.measuring,
+            )
         if json is not None:
             json_result.write_json(json_result.verification_json(result), json)
         if json != json_result.STANDARD_OUTPUT:

@@ -23,9 +23,14 @@ DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _RATES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "int8"}
 _RATES |= {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64"}
 
+# Chips with 64 float32 lanes per multiprocessor; all later ones have 128.
+_NARROW_MULTIPROCESSORS = ("sm_60", "sm_70", "sm_75", "sm_80")
+
 CONTEXT_BYTES = 450 * 2**20
 """What the CUDA context and the loaded kernels take of a GPU before the first tensor; 0.3 to 0.6 GiB,
 depending on the driver and on how many kernels the process has loaded."""
+
+_LARGEST_SHARE = 1.5
 
 # Words that drivers and shops put around a model's name and that tell no two devices apart.
 _VENDOR_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct", "quadro", "gpu", "graphics", "radeon"}
@@ -43,7 +48,8 @@ class Device:
     flops: dict[str, float] = field(default_factory=dict, hash=False)
     """Dense peak FLOP/s by dtype (`DTYPES`)."""
     matmul_share: float | None = None
-    """The share of the peak FLOP/s that the fastest matrix product reaches, where somebody measured it."""
+    """The share of the peak FLOP/s that the fastest matrix product reaches, where somebody measured it. More
+    than 1 on cards that clock above what their datasheet lists."""
     cache_bytes: int | None = None
     """The last-level cache."""
     sm_count: int | None = None
@@ -56,6 +62,12 @@ class Device:
     source: str = ""
     """Where the figures come from."""
     aliases: tuple[str, ...] = ()
+
+    @property
+    def clock(self) -> float:
+        """Cycles per second that the float32 peak implies: two FLOPs per lane and cycle."""
+        lanes = 64 if self.architecture in _NARROW_MULTIPROCESSORS else 128
+        return self.flops.get("fp32", 0.0) / (2 * lanes * (self.sm_count or 1))
 
     @property
     def has_speed(self) -> bool:
@@ -242,8 +254,8 @@ def _rate(value: Any, what: str) -> float:
 
 
 def _share(value: Any, what: str) -> float:
-    if _rate(value, what) > 1:
-        raise DeviceError(f"{what} is a share of the peak, at most 1, got {value!r}.")
+    if _rate(value, what) > _LARGEST_SHARE:
+        raise DeviceError(f"{what} is a share of the peak, at most {_LARGEST_SHARE}, got {value!r}.")
     return float(value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ import torch
 
 from trainfit import capturing
 from trainfit.capturing.random_stream import seeded
+from trainfit.costs.pricing import CostSource, Measuring, price_trace
+from trainfit.costs.schedule import schedule
 from trainfit.devices import Device
 from trainfit.errors import MemoryGuard
 from trainfit.profiler import no_cycle_collection, profile_allocations
@@ -23,6 +26,7 @@ from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace.measured import THOROUGH
 
 _MOST_WARM_UPS = 20
+_LEAST_TIMED, _MOST_TIMED, _TIMING_SECONDS = 3, 20, 2.0
 _SAFE_SHARE = 0.9
 """Share of the machine's free memory above which a real run needs `force`."""
 
@@ -45,6 +49,7 @@ class Verification:
     trace: Trace
     predicted_peak_bytes: int
     predicted_persistent_bytes: int
+    predicted_seconds: float
     measured: Measurement
     warnings: tuple[str, ...]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -60,8 +65,10 @@ def verify_step(
     device: Device,
     *,
     target: str,
+    costs: CostSource = "measured",
     force: bool = False,
     progress: Callable[[str], None] | None = None,
+    measuring: Measuring | None = None,
 ) -> Verification:
     """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced."""
     begin = time.perf_counter()
@@ -71,6 +78,8 @@ def verify_step(
     captured = time.perf_counter()
     if not force:
         guard_memory(timeline.peak_bytes, device)
+    table = price_trace(trace, device, costs=costs, progress=measuring)
+    priced = time.perf_counter()
     report("real run")
     try:
         measured = measure_step(build, device.kind)
@@ -83,9 +92,15 @@ def verify_step(
         trace=trace,
         predicted_peak_bytes=timeline.peak_bytes,
         predicted_persistent_bytes=timeline.persistent_bytes,
+        predicted_seconds=schedule(trace, table).step_seconds,
         measured=measured,
-        warnings=trace.warnings,
-        seconds={"capture": captured - begin, "measure": end - captured, "total": end - begin},
+        warnings=trace.warnings + table.warnings,
+        seconds={
+            "capture": captured - begin,
+            "price": priced - captured,
+            "measure": end - priced,
+            "total": end - begin,
+        },
     )
 
 
@@ -117,14 +132,31 @@ def measure_step(build: Callable[[], Step], kind: str) -> Measurement:
         return _measure_cuda(build)
     # A compiled function is measured as its eager original, which is what was captured.
     eager = torch.compiler.set_stance("force_eager")
-    with eager, seeded(), no_cycle_collection(), profile_allocations() as log:
-        step = build()
-        _warm_up(step)
-        with log.range("step"):
-            result = step.run()
-    del result
+    with eager, seeded(), no_cycle_collection():
+        with profile_allocations() as log:
+            step = build()
+            _warm_up(step)
+            with log.range("step"):
+                result = step.run()
+        del result
+        seconds = _typical_seconds(step)
     usage = log.usage("step")
-    return Measurement(usage.peak_bytes, usage.start_bytes, usage.seconds)
+    return Measurement(usage.peak_bytes, usage.start_bytes, seconds)
+
+
+def _typical_seconds(step: Step) -> float:
+    """Time a few more steps without the profiler, which slows every operator down; return the median."""
+    taken: list[float] = []
+    begin = time.perf_counter()
+    while len(taken) < _LEAST_TIMED or (
+        len(taken) < _MOST_TIMED and time.perf_counter() - begin < _TIMING_SECONDS
+    ):
+        start = time.perf_counter()
+        step.run()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
 
 
 def _warm_up(step: Step) -> None:
@@ -152,10 +184,9 @@ def _measure_cuda(build: Callable[[], Step]) -> Measurement:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         persistent = torch.cuda.memory_allocated() - outside
-        begin = time.perf_counter()
         result = step.run()
         torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
         peak = torch.cuda.max_memory_allocated() - outside
-    del result
+        del result
+        seconds = _typical_seconds(step)
     return Measurement(peak, persistent, seconds)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trainfit.api import Estimate, Peak
+from trainfit.costs.summary import OperatorTime, StepTime
 from trainfit.devices import Device
 from trainfit.errors import FileFormatError, OptionError
 from trainfit.module_stats import ModuleStats
@@ -230,6 +232,7 @@ def make_verification(predicted: int, measured: int) -> Verification:
         trace=make_trace(),
         predicted_peak_bytes=predicted,
         predicted_persistent_bytes=100,
+        predicted_seconds=0.3,
         measured=Measurement(measured, 100, 0.25),
         warnings=(),
         seconds={"capture": 1.0, "measure": 2.0, "total": 3.0},
@@ -239,7 +242,7 @@ def make_verification(predicted: int, measured: int) -> Verification:
 def test_equal_bytes_are_exact() -> None:
     text = printed(verification_view(make_verification(300 * MIB, 300 * MIB)))
     assert text.startswith("gpt2 on cpu: the predicted peak is exact (314,572,800 bytes)\n")
-    assert "step time not yet 250 ms" in " ".join(text.split())
+    assert "step time 300 ms 250 ms +20.0%" in " ".join(text.split())
     assert text.count("exact") == 3  # headline, peak, persistent
 
 
@@ -288,7 +291,7 @@ def test_the_json_of_a_verification() -> None:
     result = json.loads(json.dumps(verification_json(make_verification(1010, 1000))))
     assert result.keys() >= COMMON_KEYS
     assert (result["predicted_peak_bytes"], result["measured_peak_bytes"]) == (1010, 1000)
-    assert (result["predicted_seconds"], result["measured_seconds"]) == (None, 0.25)
+    assert (result["predicted_seconds"], result["measured_seconds"]) == (0.3, 0.25)
     assert result["baseline_measured_peak_bytes"] == 1000
     assert result["baseline_measured_seconds"] == 0.25
     assert result["error"] == pytest.approx(0.01)
@@ -320,3 +323,61 @@ def test_a_destination_is_checked_before_the_work(tmp_path: Path) -> None:
         check_destination(str(tmp_path), "--json")
     with pytest.raises(OptionError, match=r"--save-trace .*: there is no folder"):
         check_destination(str(tmp_path / "none" / "x.json"), "--save-trace")
+
+
+def make_time() -> StepTime:
+    operators = (
+        OperatorTime("aten.mm.default", 12, 0.06, 0.6, 10**12, "compute", "formula"),
+        OperatorTime("mine.twist.default", 1, 0.04, 0.4, 0, "memory", "bandwidth"),
+    )
+    return StepTime(
+        step_seconds=0.1,
+        forward_seconds=0.03,
+        backward_seconds=0.06,
+        optimizer_seconds=0.01,
+        lower_seconds=0.08,
+        upper_seconds=0.125,
+        recompute_seconds=0.0,
+        busy_seconds=0.07,
+        waiting_share=0.3,
+        flops=2 * 10**12,
+        model_flops=10**12,
+        peak_flops_per_second=1e14,
+        samples=8,
+        tokens=8192,
+        operators=operators,
+        sources={"formula": 0.6, "bandwidth": 0.4},
+        module_seconds=((0.03, 0.06), (0.02, 0.05), (0.01, 0.01)),
+    )
+
+
+def test_the_time_of_a_step() -> None:
+    """20 TFLOP/s in 0.1 s; 10 of them the model's, of a peak of 100."""
+    estimate = replace(make_estimate(), time=make_time())
+    text = " ".join(printed(estimate_view(estimate)).split())
+    assert "; 100 ms per step" in text
+    assert (
+        "A step takes 100 ms (predicted, likely 80.0 ms to 125 ms): forward 30.0 ms, backward 60.0 ms, "
+        in text
+    )
+    assert "81,920 tokens/s, 20 TFLOP/s, MFU 10.0%." in text
+    assert "Launch-bound: tiny waits 30% of the step for the host" in text
+    assert "priced by the bytes they move (40.0%): mine.twist.default." in text
+    assert "mm 12 60.0 ms 60.0% compute formula" in text
+
+
+def test_the_json_of_a_time() -> None:
+    result = estimate_json(replace(make_estimate(), time=make_time()))
+    assert (result["step_seconds"], result["backward_seconds"], result["optimizer_seconds"]) == (
+        0.1,
+        0.06,
+        0.01,
+    )
+    assert (result["lower_seconds"], result["upper_seconds"]) == (0.08, 0.125)
+    assert result["tokens_per_second"] == pytest.approx(81920)
+    assert result["model_flops_utilisation"] == pytest.approx(0.1)
+    assert result["launch_bound"] is True
+    assert result["unpriced"] == ["mine.twist.default"]
+    assert result["operators"][0]["name"] == "aten.mm.default"
+    assert set(result["orders"]) == {"forward_pre", "forward_post", "backward_pre", "backward_post"}
+    json.dumps(result, allow_nan=False)

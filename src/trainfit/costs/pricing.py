@@ -26,7 +26,7 @@ def price_trace(
     refresh: bool = False,
     progress: Measuring | None = None,
 ) -> CostTable:
-    """Return the cost of every signature of the trace; the device is of the kind the trace was captured for."""
+    """Return the cost of every signature of the trace, which was captured for this kind of device."""
     if costs not in get_args(CostSource):
         raise OptionError(f"--costs must be one of {', '.join(get_args(CostSource))}, got {costs!r}.")
     host = host_of(CALIBRATED)

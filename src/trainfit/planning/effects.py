@@ -25,7 +25,7 @@ SEGMENT_END = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Before the op at `time` of the original trace, or, if `time` is the insertion, at a segment position."""
+    """Before the op at `time` of the original trace, or, at the insertion, a position in the segment."""
 
     time: int
     position: int = -1
@@ -95,9 +95,7 @@ def _end_without_saves(trace: Trace, region: RegionGraph, number: int) -> Moment
     return Moment(max((end for end in left if end is not None), default=storage.start + 1))
 
 
-def _release(
-    trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...], insert: int
-) -> Moment:
+def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...], insert: int) -> Moment:
     """Return when what was made again or taken from the cache dies: with autograd, else as in forward."""
     saved = region.saved.get(number)
     if saved:

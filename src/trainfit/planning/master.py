@@ -18,9 +18,11 @@ that covers it changes anything: all sums are exact.
 
 from __future__ import annotations
 
+import importlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,8 +79,7 @@ class MasterProblem:
         return self._run(None, seconds_limit, 1e-3)
 
     def _run(self, budget_bytes: int | None, seconds_limit: float, gap: float) -> Solution:
-        import highspy
-
+        highspy: Any = importlib.import_module("highspy")  # has no types, and takes time to load
         model = self._model(highspy, budget_bytes)
         solver = highspy.Highs()
         for name, value in (
@@ -95,7 +96,9 @@ class MasterProblem:
         info = solver.getInfo()
         feasible = info.primal_solution_status == 2
         if not feasible:
-            return Solution([], 0.0, 0.0, feasible=False, optimal=status == highspy.HighsModelStatus.kInfeasible)
+            return Solution(
+                [], 0.0, 0.0, feasible=False, optimal=status == highspy.HighsModelStatus.kInfeasible
+            )
         values = solver.getSolution().col_value
         chosen = [number for number in range(len(self.options)) if values[number] > 0.5]
         seconds = sum(self.options[number].seconds for number in chosen)
@@ -168,7 +171,7 @@ def build(timeline: Timeline, options: list[Option], exclusive: list[list[int]])
     during: Bytes = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
     edges = _edges(options, len(during))
     problem = MasterProblem(options, exclusive)
-    problem.peak = [int(during[first:last].max()) for first, last in zip(edges, edges[1:])]
+    problem.peak = [int(during[first:last].max()) for first, last in pairwise(edges)]
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]
     for number, option in enumerate(options):

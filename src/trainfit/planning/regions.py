@@ -85,7 +85,9 @@ def region_graph(trace: Trace, call_number: int, op_seconds: list[float]) -> Reg
     saved = _saved_inside(trace, start, end, call.backward_start)
     if not saved:
         return None
-    release = max((hold.end if hold.end is not None else len(trace.ops)) for holds in saved.values() for hold in holds)
+    release = max(
+        (hold.end if hold.end is not None else len(trace.ops)) for holds in saved.values() for hold in holds
+    )
     region = RegionGraph(call_number, call.module, start, end, call.backward_start, release, saved=saved)
     _add_groups(trace, region, op_seconds)
     return region
@@ -103,8 +105,10 @@ def _saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> di
             hold
             for hold in trace.storages[number].held_by("autograd")
             if start <= hold.start < end
-            or (hold.start == end and (hold.end is None or hold.end > backward_start))
-            and start <= trace.storages[number].start < end
+            or (
+                (hold.start == end and (hold.end is None or hold.end > backward_start))
+                and start <= trace.storages[number].start < end
+            )
         )
         if holds:
             found[number] = holds
@@ -181,7 +185,7 @@ def _group(
 
 
 def _kept_bytes(trace: Trace, region: RegionGraph, number: int) -> int:
-    """Return what keeping a storage costs: nothing if someone outside of the region holds it until backward."""
+    """Return what keeping a storage costs: nothing if someone outside holds it until backward anyway."""
     for hold in region.other_holds(trace, number):
         if hold.start <= region.end and _end(hold.end) > region.backward_start:
             return 0
@@ -191,7 +195,7 @@ def _kept_bytes(trace: Trace, region: RegionGraph, number: int) -> int:
 def _read_before_last_write(
     trace: Trace, region: RegionGraph, creator: dict[int, int], last_write: dict[int, int]
 ) -> set[int]:
-    """Return the creators of storages of which other ops saw an earlier version: only the last could be kept."""
+    """Return the creators of storages whose earlier versions other ops read: only the last could be kept."""
     found: set[int] = set()
     for number in region.ops:
         op = trace.ops[number]

@@ -158,5 +158,3 @@ def _again(op: Op, effect: Effect, copies: dict[tuple[int, int], int]) -> Op:
         writes=numbers(op.writes),
         creates=numbers(op.creates),
     )
-
-

@@ -83,7 +83,7 @@ def verification_json(verification: Verification) -> dict[str, Any]:
         "error": verification.error,
         "predicted_persistent_bytes": verification.predicted_persistent_bytes,
         "measured_persistent_bytes": measured.persistent_bytes,
-        "predicted_seconds": None,
+        "predicted_seconds": verification.predicted_seconds,
         "measured_seconds": measured.seconds,
         "baseline_measured_peak_bytes": measured.peak_bytes,
         "baseline_measured_seconds": measured.seconds,

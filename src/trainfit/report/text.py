@@ -70,7 +70,13 @@ def verification_view(verification: Verification) -> RenderableType:
         *_both(verification.predicted_persistent_bytes, measured.persistent_bytes),
         _error(verification.predicted_persistent_bytes, measured.persistent_bytes),
     )
-    table.add_row("step time", Text("not yet", "dim"), Text(format_seconds(measured.seconds)), Text(""))
+    error = verification.predicted_seconds / measured.seconds - 1 if measured.seconds else 0.0
+    table.add_row(
+        "step time",
+        Text(format_seconds(verification.predicted_seconds)),
+        Text(format_seconds(measured.seconds)),
+        Text(f"{error:+.1%}"),
+    )
     seconds = verification.seconds
     footer = Text(
         f"predicted in {format_seconds(seconds['capture'])} from {format_count(len(verification.trace.ops))} "
@@ -112,6 +118,8 @@ def device_view(device: Device) -> RenderableType:
         "usable for tensors": format_bytes(device.usable_bytes),
         "bandwidth": _rate(device.bandwidth_bytes_per_second, 1e9, "GB/s"),
         **{f"{dtype} dense": _rate(rate, 1e12, "TFLOP/s") for dtype, rate in device.flops.items()},
+        "fastest matrix product": f"{device.matmul_share:.0%} of the peak" if device.matmul_share else "-",
+        "last-level cache": format_bytes(device.cache_bytes) if device.cache_bytes else "-",
         "multiprocessors" if device.kind == "cuda" else "cores": str(device.sm_count or "unknown"),
         "architecture": device.architecture or "unknown",
         "link to its neighbours": _rate(device.nvlink_bytes_per_second, 1e9, "GB/s one way"),

@@ -24,7 +24,7 @@ from trainfit.step import Step
 from trainfit.timing.operators import Bench, situations_of
 from trainfit.trace import PHASES, Trace
 
-_VOCABULARY, _BATCH, _SEQUENCE = 1024, 4, 64
+_VOCABULARY, _BATCH, _SEQUENCE = 512, 4, 128
 _BUDGET_SECONDS = 1.5
 _LOOP = 300
 
@@ -59,12 +59,12 @@ class Sample:
 
 
 SAMPLES: tuple[Callable[[], Sample], ...] = (
-    lambda: Sample(GPT2(GPT2Config(_VOCABULARY, _SEQUENCE, layers=2, heads=4, hidden=128)).train()),
+    lambda: Sample(GPT2(GPT2Config(_VOCABULARY, _SEQUENCE, layers=3, heads=4, hidden=192)).train()),
     lambda: Sample(
-        Llama(LlamaConfig(_VOCABULARY, layers=2, heads=4, kv_heads=4, hidden=128, feed_forward=256)).train()
+        Llama(LlamaConfig(_VOCABULARY, layers=3, heads=4, kv_heads=4, hidden=192, feed_forward=512)).train()
     ),
     lambda: Sample(
-        GPT2(GPT2Config(_VOCABULARY, _SEQUENCE, layers=2, heads=4, hidden=128)).train(), foreach=True
+        GPT2(GPT2Config(_VOCABULARY, _SEQUENCE, layers=3, heads=4, hidden=192)).train(), foreach=True
     ),
 )
 

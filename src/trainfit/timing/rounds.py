@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ _FEWEST_ROUNDS = 3
 _ENOUGH_ROUNDS = 7
 _MOST_ROUNDS = 40
 _CALLS_BETWEEN_BASELINES = 16
+_UNNOTICED_FAULTS = 4
 
 Progress = Callable[[int, int, str], None]
 """Called with the calls made, the calls planned, and the operator that was called."""
@@ -37,6 +39,14 @@ class Timing:
     """Half the distance between the quartiles, relative to the median."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One timed call, and how many pages of memory it got from the system."""
+
+    seconds: float
+    faults: int
+
+
 class Rounds:
     """Operators that are called in turn, and the times of their calls so far."""
 
@@ -45,7 +55,7 @@ class Rounds:
         self._callers = [*callers, *company]
         self._reported = len(callers)
         self._clock = _cuda_seconds if device == "cuda" else _cpu_seconds
-        self._times: list[list[float] | None] = [[] for _ in self._callers]
+        self._samples: list[list[_Sample] | None] = [[] for _ in self._callers]
         self._baseline: list[float] = []
         self._calls = 0
         self._tiny = torch.zeros(1, device=device)
@@ -59,7 +69,7 @@ class Rounds:
         """Run a round to warm up, and then rounds until there are enough or the budget is spent."""
         rounds, spent = 0, 0.0
         self.run_round(timed=False, progress=progress, planned=_FEWEST_ROUNDS + 1)
-        while any(times is not None for times in self._times[: self._reported]):
+        while any(samples is not None for samples in self._samples[: self._reported]):
             begin = time.perf_counter()
             planned = int(budget_seconds * rounds / spent) if spent else _FEWEST_ROUNDS
             self.run_round(progress=progress, planned=min(max(planned, rounds + 1), _MOST_ROUNDS) + 1)
@@ -75,15 +85,15 @@ class Rounds:
         """Call every operator once; the first that fails on its inputs is never called again."""
         with _undisturbed():
             for number, caller in enumerate(self._callers):
-                times = self._times[number]
-                if times is not None:
+                samples = self._samples[number]
+                if samples is not None:
                     try:
-                        seconds = self._call(caller)
+                        sample = self._call(caller)
                     except REFUSED:
-                        self._times[number] = None
+                        self._samples[number] = None
                     else:
                         if timed:
-                            times.append(seconds)
+                            samples.append(sample)
                 if timed and number % _CALLS_BETWEEN_BASELINES == 0:
                     self._time_baseline()
                 self._calls += 1
@@ -96,21 +106,23 @@ class Rounds:
         """Return what was measured for each caller; None for what cannot be run, or too few times."""
         call = statistics.median(self._baseline) if self._baseline else 0.0
         return [
-            _summary(times, call) if times is not None and len(times) >= _FEWEST_ROUNDS else None
-            for times in self._times[: self._reported]
+            _summary(samples, call) if samples is not None and len(samples) >= _FEWEST_ROUNDS else None
+            for samples in self._samples[: self._reported]
         ]
 
-    def _call(self, caller: Caller) -> float:
+    def _call(self, caller: Caller) -> _Sample:
         if caller.warm_code:
             self._call_once(caller)
         return self._call_once(caller)
 
-    def _call_once(self, caller: Caller) -> float:
+    def _call_once(self, caller: Caller) -> _Sample:
         arguments = caller.prepare()
         with torch.set_grad_enabled(caller.records):
+            faults = _page_faults()
             seconds, result = self._clock(caller.function, *arguments)
+            faults = _page_faults() - faults
         caller.finish(result)
-        return seconds
+        return _Sample(seconds, faults)
 
     def _time_baseline(self) -> None:
         """Time a call that does nothing: what it takes from Python to the kernel, and the clock itself."""
@@ -118,10 +130,19 @@ class Rounds:
         self._baseline.append(self._clock(nothing, [self._tiny, self._tiny], {})[0])
 
 
-def _summary(times: list[float], call_seconds: float) -> Timing:
+def _summary(samples: list[_Sample], call_seconds: float) -> Timing:
+    """Return the median of the calls, without those to which the allocator gave fresh pages by chance."""
+    samples = sorted(samples, key=lambda sample: sample.faults)
+    usual = samples[0].faults + _UNNOTICED_FAULTS
+    times = [s.seconds for n, s in enumerate(samples) if n < _FEWEST_ROUNDS or s.faults <= usual]
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
     return Timing(max(median - call_seconds, 0.0), (high - low) / 2 / median if median else 0.0)
+
+
+def _page_faults() -> int:
+    """Return how often this process has touched memory that the system first had to provide."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _cpu_seconds(function: Any, positional: list[Any], keyword: dict[str, Any]) -> tuple[float, Any]:

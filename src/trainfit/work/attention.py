@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trainfit.trace import Signature
 from trainfit.work.calls import Arguments, base_name
@@ -59,10 +60,13 @@ class Attention:
 
 def attention_of(signature: Signature) -> Attention | None:
     """Return the attention that a call computes, or None."""
+    return _found(signature) if base_name(signature) in _CAUSAL_POSITION else None
+
+
+@lru_cache(maxsize=4096)
+def _found(signature: Signature) -> Attention | None:
     name = base_name(signature)
-    position = _CAUSAL_POSITION.get(name)
-    if position is None:
-        return None
+    position = _CAUSAL_POSITION[name]
     backward = name.endswith("_backward")
     call = Arguments(signature)
     query, key, value = (call.tensor(number + backward) for number in range(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trainfit.trace import Signature
 from trainfit.work.calls import Arguments, base_name
@@ -27,8 +28,13 @@ class Product:
 
 def products_of(signature: Signature) -> tuple[Product, ...]:
     """Return the matrix products of one call; empty if it has none."""
-    find = _PRODUCTS.get(base_name(signature))
-    return () if find is None else find(signature)
+    return _found(signature) if base_name(signature) in _PRODUCTS else ()
+
+
+@lru_cache(maxsize=16384)
+def _found(signature: Signature) -> tuple[Product, ...]:
+    """Reading the arguments takes longer than everything else, and one trace is priced for many devices."""
+    return _PRODUCTS[base_name(signature)](signature)
 
 
 def is_convolution(signature: Signature) -> bool:

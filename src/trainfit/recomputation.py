@@ -1,0 +1,235 @@
+"""Which ops of a region run again in backward, and which storages are kept for it. Plain data, no torch.
+
+The executor asks this about what it saw in forward, planning and simulation about what the trace says; as both
+ask the same function, they agree.
+
+A storage changes when an op writes to it in place, so what is needed is a *version* of it: version 0 is what
+its creator left, each write makes the next one. A kept storage is restored with its last version, and nothing
+that wrote to it runs again; if an earlier version is needed as well, it cannot be restored and is computed
+again like the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trainfit.trace import Trace
+
+NOBODY = -1
+Version = tuple[int, int]
+"""A storage and one of its versions."""
+
+READS_METADATA_ONLY = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("empty_like.default", "zeros_like.default", "ones_like.default", "full_like.default"),
+        *("rand_like.default", "randn_like.default", "randint_like.default", "randint_like.low_dtype"),
+        *("new_empty.default", "new_empty_strided.default", "new_zeros.default", "new_ones.default"),
+        "new_full.default",
+    )
+)
+"""Operators that look at the shape of their tensors, not at the values."""
+
+
+@dataclass(slots=True)
+class FlowOp:
+    """What one op does to the storages of a region."""
+
+    reads: Sequence[Version] = ()
+    writes: Sequence[Version] = ()
+    """What it writes to in place, with the version that it makes. It also needs the version before."""
+    creates: Sequence[int] = ()
+    must_run: bool = False
+    """Whether it has to run again whoever needs its results."""
+    stream: int = NOBODY
+    """The generator it draws random numbers from, by number."""
+    starts_stream: bool = False
+    """Whether the generator's state before it is remembered; if not, the draw before it must run first."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """The ops of one region in order, its storages, and what backward needs of them."""
+
+    ops: list[FlowOp] = field(default_factory=list)
+    makers: list[list[int]] = field(default_factory=list)
+    """For each storage the op that made each version; `NOBODY` for what was there before the region."""
+    permanent: set[int] = field(default_factory=set)
+    """Storages from outside of the region that are still there, as it left them, when it runs again."""
+    needed: list[Version] = field(default_factory=list)
+
+    def storage(self, maker: int) -> int:
+        """Enter a storage that the op `maker` creates; returns its number."""
+        self.makers.append([maker])
+        return len(self.makers) - 1
+
+    def version(self, storage: int) -> int:
+        """Return the present version of a storage."""
+        return len(self.makers[storage]) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """The answer: for each op whether it runs again, and the storages that are restored instead."""
+
+    runs: tuple[bool, ...]
+    restored: frozenset[int]
+
+
+def rerun(flow: Flow, kept: Iterable[int]) -> Rerun:
+    """Return which ops run again when the storages in `kept` were kept.
+
+    A kept storage that nothing needs, or that cannot be restored, is not among the restored ones.
+    """
+    usable = set(kept) - flow.permanent
+    while True:
+        attempt = _Attempt(flow, usable)
+        if attempt.conflict is None:
+            return Rerun(tuple(attempt.runs), frozenset(attempt.restored))
+        # Some op has to run again that writes to it, or a version is needed that is gone.
+        usable.discard(attempt.conflict)
+
+
+class _Attempt:
+    """One walk from what is needed back to what has to run."""
+
+    def __init__(self, flow: Flow, usable: set[int]) -> None:
+        self.runs = [False] * len(flow.ops)
+        self.restored: set[int] = set()
+        self.conflict: int | None = None
+        self._flow = flow
+        self._usable = usable
+        self._pending: list[int] = []
+        self._draw_before = _draws_before(flow)
+        for version in flow.needed:
+            self._need(version)
+        for number, op in enumerate(flow.ops):
+            if op.must_run:
+                self._run(number)
+        while self._pending and self.conflict is None:
+            op = flow.ops[self._pending.pop()]
+            for version in op.reads:
+                self._need(version)
+            for storage, made in op.writes:
+                self._need((storage, made - 1))
+
+    def _need(self, version: Version) -> None:
+        storage, number = version
+        if storage in self._flow.permanent:
+            return
+        makers = self._flow.makers[storage]
+        if storage in self._usable:
+            if number == len(makers) - 1:
+                self.restored.add(storage)
+            else:
+                self.conflict = storage
+            return
+        if makers[number] != NOBODY:
+            self._run(makers[number])
+
+    def _run(self, number: int) -> None:
+        if self.runs[number]:
+            return
+        self.runs[number] = True
+        op = self._flow.ops[number]
+        for storage in (*op.creates, *(storage for storage, _ in op.writes)):
+            if storage in self._usable:
+                self.conflict = storage
+        self._pending.append(number)
+        if op.stream != NOBODY and not op.starts_stream:
+            before = self._draw_before[number]
+            if before != NOBODY:
+                self._run(before)
+
+
+def _draws_before(flow: Flow) -> dict[int, int]:
+    """Return, for each op that draws, the op that drew from the same generator before it."""
+    last: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for number, op in enumerate(flow.ops):
+        if op.stream != NOBODY:
+            found[number] = last.get(op.stream, NOBODY)
+            last[op.stream] = number
+    return found
+
+
+def starts_stream(decision: str, decision_of_draw_before: str | None) -> bool:
+    """Whether the generator's state is remembered before a draw.
+
+    It is for the first draw of a region, and where the draw before will not run again to lead up to it.
+    """
+    if decision_of_draw_before is None:
+        return True
+    return decision == "recompute" and decision_of_draw_before != "recompute"
+
+
+def flow_of(trace: Trace, start: int, end: int, decisions: Sequence[str] | None = None) -> Flow:
+    """Return the flow of the forward ops `start` to `end` of a trace, with the trace's storage numbers mapped.
+
+    `decisions` say for each op what the plan wants; they matter only for random draws.
+    """
+    return _TraceFlow(trace, start, end, decisions).flow
+
+
+class _TraceFlow:
+    """Reads the flow of one region off a trace; `numbers` maps the trace's storages to the flow's."""
+
+    def __init__(self, trace: Trace, start: int, end: int, decisions: Sequence[str] | None) -> None:
+        self.flow = Flow()
+        self.numbers: dict[int, int] = {}
+        self._written_at: dict[int, list[int]] = {}
+        decision_before: str | None = None
+        for position in range(start, end):
+            op = trace.ops[position]
+            signature = trace.signatures[op.signature]
+            number = position - start
+            if signature.view:
+                self.flow.ops.append(FlowOp())
+                continue
+            metadata_only = signature.name in READS_METADATA_ONLY
+            reads = [] if metadata_only else [self._read(storage) for storage in dict.fromkeys(op.reads)]
+            writes = [self._write(storage, number, position) for storage in dict.fromkeys(op.writes)]
+            row = FlowOp(
+                reads=[version for version in reads if all(version[0] != written for written, _ in writes)],
+                writes=writes,
+                creates=[self._number(storage, number) for storage in op.creates],
+            )
+            if signature.random:
+                decision = decisions[number] if decisions is not None else "recompute"
+                row.stream, row.starts_stream = 0, starts_stream(decision, decision_before)
+                decision_before = decision
+            self.flow.ops.append(row)
+        self._find_needed(trace, start, end)
+
+    def _number(self, storage: int, maker: int) -> int:
+        if storage not in self.numbers:
+            self.numbers[storage] = self.flow.storage(maker)
+            if maker == NOBODY:
+                self.flow.permanent.add(self.numbers[storage])
+        return self.numbers[storage]
+
+    def _read(self, storage: int) -> Version:
+        number = self._number(storage, NOBODY)
+        return number, self.flow.version(number)
+
+    def _write(self, storage: int, op: int, position: int) -> Version:
+        number = self._number(storage, NOBODY)
+        self.flow.makers[number].append(op)
+        self._written_at.setdefault(storage, []).append(position)
+        return number, self.flow.version(number)
+
+    def _find_needed(self, trace: Trace, start: int, end: int) -> None:
+        for storage, number in self.numbers.items():
+            if number in self.flow.permanent:
+                continue
+            writes = self._written_at.get(storage, [])
+            for interval in trace.storages[storage].held_by("autograd"):
+                if start <= interval.start <= end and (interval.end is None or interval.end > end):
+                    before = sum(position < interval.start for position in writes)
+                    self.flow.needed.append((number, before))
+
+
+def trace_storages(trace: Trace, start: int, end: int) -> dict[int, int]:
+    """Return how `flow_of` numbers the trace's storages of a region."""
+    return _TraceFlow(trace, start, end, None).numbers
