@@ -253,6 +253,13 @@ def test_a_whole_training_script_for_the_gpu_is_captured_without_one() -> None:
     assert bytes_of(trace, "parameter") == 2 * 512
 
 
+def test_the_counter_of_a_batch_norm_is_on_the_gpu_but_a_plain_scalar_is_not() -> None:
+    def question() -> list[str]:
+        return [t.device.type for t in (nn.BatchNorm1d(4).num_batches_tracked, torch.tensor(0))]
+
+    assert on_gpu(question) == ["cuda", "cpu"]
+
+
 def test_what_stays_on_the_host_takes_no_gpu_memory() -> None:
     # GIVEN a model that is explicitly on the host, too large for its values to be known
     def build() -> Step:

@@ -69,11 +69,12 @@ class LooksLikeCuda(TorchFunctionMode):
         if "device" in kwargs:
             to_host = self._destination([kwargs["device"]])
             kwargs = {**kwargs, "device": on_capture_device(kwargs["device"])}
+        elif func is torch.tensor and not isinstance(args[0], list | tuple):
+            # A scalar stays on the host. Modules that take a device, if only None, make theirs for the GPU.
+            to_host = True
         if kwargs.get("pin_memory"):
             # Pinned memory is the host's; without a GPU there is none.
             to_host, kwargs = True, {**kwargs, "pin_memory": False}
-        if to_host is None and func is torch.tensor and not isinstance(args[0], list | tuple):
-            to_host = True  # a scalar without a device stays on the host
         return func(*args, **kwargs) if to_host is None else self._call(func, args, kwargs, to_host)
 
     def heard_in(self, function: Callable[..., Any]) -> Callable[..., Any]:
