@@ -70,13 +70,13 @@ class MasterProblem:
     entering: list[dict[int, int]] = field(default_factory=list)
     """For each bucket: option -> by how much `carried` changes at its beginning."""
 
-    def solve(self, budget_bytes: int, *, seconds_limit: float, gap: float = 1e-4) -> Solution:
-        """Return the fastest choice whose modelled peak is within the budget."""
-        return self._run(budget_bytes, seconds_limit, gap)
+    def solve(self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float) -> Solution:
+        """Return a choice whose modelled peak is within the budget, at most `gap_seconds` off the fastest."""
+        return self._run(budget_bytes, seconds_limit, gap_seconds)
 
     def smallest_peak(self, *, seconds_limit: float) -> Solution:
         """Return a choice with about the smallest modelled peak."""
-        return self._run(None, seconds_limit, 1e-3)
+        return self._run(None, seconds_limit, 1e-3 * max(self.peak) / _UNIT)
 
     def _run(self, budget_bytes: int | None, seconds_limit: float, gap: float) -> Solution:
         highspy: Any = importlib.import_module("highspy")  # has no types, and takes time to load
@@ -85,7 +85,8 @@ class MasterProblem:
         for name, value in (
             ("output_flag", False),
             ("time_limit", seconds_limit),
-            ("mip_rel_gap", gap),
+            ("mip_rel_gap", 0.0),
+            ("mip_abs_gap", gap),
             ("threads", 1),
             ("random_seed", 0),
         ):

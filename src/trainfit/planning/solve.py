@@ -23,9 +23,11 @@ from trainfit.trace import Trace
 _LEAST_SHARE = 0.0005
 """A region that could not free this share of the peak is not worth looking at."""
 _MOST_REGIONS = 1200
-_MOST_GROUPS = 4000
+_MOST_GROUPS = 600
 _MOST_POINTS = 14
 _MOST_ROUNDS = 8
+_GAP_SHARE = 0.001
+"""Of the step's time: a plan that is this close to the best possible is good enough."""
 Progress = Callable[[str], None]
 
 
@@ -69,7 +71,9 @@ class Planner:
         modelled = budget_bytes
         for _ in range(_MOST_ROUNDS):
             left = max(deadline - time.monotonic(), 1.0)
-            found = self.problem.solve(modelled, seconds_limit=left)
+            found = self.problem.solve(
+                modelled, seconds_limit=left, gap_seconds=_GAP_SHARE * self.baseline_seconds
+            )
             if not found.feasible:
                 break
             plan = self.certified(found.options, budget_bytes, found.bound)

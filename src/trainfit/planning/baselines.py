@@ -1,0 +1,111 @@
+"""What people do without a solver, replayed on the same trace: the plans that ours is compared with.
+
+- `keep everything`: no checkpointing.
+- `full`: every block under `torch.utils.checkpoint`; what Hugging Face's `gradient_checkpointing_enable` does.
+- `every second block`: half of the blocks, so.
+- `greedy`: blocks one after the other, by bytes freed per second added, until the step fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from trainfit.costs.schedule import schedule
+from trainfit.costs.table import CostTable
+from trainfit.planning.effects import Effect, effect_of
+from trainfit.planning.minimum_cut import Choice
+from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.rewrite import rewritten
+from trainfit.simulate import simulate
+from trainfit.trace import Trace
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One of the usual ways, certified like a plan."""
+
+    name: str
+    regions: int
+    peak_bytes: int
+    step_seconds: float
+
+
+def baselines(trace: Trace, costs: CostTable, budget_bytes: int) -> tuple[Baseline, ...]:
+    """Replay each of the usual ways; those that need blocks are left out if the model has none."""
+    seconds = _op_seconds(trace, costs)
+    blocks = list(_blocks(trace, seconds))
+    full = [effect_of(trace, block, everything_again(block)) for block in blocks]
+    found = [_replayed("keep everything", trace, costs, [])]
+    if full:
+        found.append(_replayed("full", trace, costs, full))
+        found.append(_replayed("every second block", trace, costs, full[::2]))
+        found.append(_greedy(trace, costs, full, budget_bytes))
+    return tuple(found)
+
+
+def everything_again(region: RegionGraph) -> Choice:
+    """Return what plain checkpointing does: nothing is kept but what cannot be computed again.
+
+    It stops at the last value that backward needs.
+    """
+    last = max(number for number, group in enumerate(region.groups) if group.needed)
+    kept = frozenset(n for n, group in enumerate(region.groups) if not group.repeatable and group.storages)
+    repeated = frozenset(
+        n for n, group in enumerate(region.groups) if group.repeatable and not group.free and n <= last
+    )
+    return Choice(
+        kept,
+        repeated,
+        bytes=sum(region.groups[n].bytes for n in kept),
+        seconds=sum(region.groups[n].seconds for n in repeated),
+    )
+
+
+def _op_seconds(trace: Trace, costs: CostTable) -> list[float]:
+    step = schedule(trace, costs)
+    both = step.device_seconds + (step.host_seconds if costs.host.runs_kernels else 0.0)
+    return [float(seconds) for seconds in both]
+
+
+def _blocks(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
+    """Yield the calls of the model's blocks: numbered siblings of one class that keep the most together."""
+    families: dict[tuple[str, str], list[int]] = {}
+    for number in candidate_calls(trace):
+        module = trace.modules[trace.calls[number].module]
+        container, _, last = module.name.rpartition(".")
+        if last.isdecimal():
+            families.setdefault((container, module.class_name), []).append(number)
+    graphs = {
+        family: [graph for n in numbers if (graph := region_graph(trace, n, seconds)) is not None]
+        for family, numbers in families.items()
+        if len(numbers) > 1
+    }
+    if graphs:
+        yield from max(graphs.values(), key=lambda members: sum(map(_freed, members)))
+
+
+def _freed(region: RegionGraph) -> int:
+    return sum(group.bytes for group in region.groups if group.needed)
+
+
+def _greedy(trace: Trace, costs: CostTable, full: list[Effect], budget_bytes: int) -> Baseline:
+    def worth(effect: Effect) -> float:
+        return _freed(effect.region) / max(effect.choice.seconds, 1e-12)
+
+    ordered = sorted(full, key=worth, reverse=True)
+    fits: Callable[[int], bool] = lambda n: _peak(trace, ordered[:n]) <= budget_bytes  # noqa: E731
+    low, high = 0, len(ordered)
+    while low < high:  # more blocks never need more memory, so the least number that fits is found by halving
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return _replayed("greedy", trace, costs, ordered[:low])
+
+
+def _peak(trace: Trace, effects: list[Effect]) -> int:
+    return simulate(rewritten(trace, effects) if effects else trace).peak_bytes
+
+
+def _replayed(name: str, trace: Trace, costs: CostTable, effects: list[Effect]) -> Baseline:
+    new = rewritten(trace, effects) if effects else trace
+    return Baseline(name, len(effects), simulate(new).peak_bytes, schedule(new, costs).step_seconds)
