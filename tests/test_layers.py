@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "trainfit"
 LAYERS = (
     "errors",
     "units  arguments  user_errors",
-    "trace  trace_check  simulate  plan",
+    "trace  trace_check  simulate  plans",
     "work",
     "module_stats",
     "store  devices",

@@ -16,11 +16,12 @@ __version__ = "0.1.0"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
-    from trainfit.api import Estimate, Peak, capture, estimate, price, verify
+    from trainfit.api import Estimate, Peak, capture, estimate, frontier, plan, price, verify
     from trainfit.costs.summary import OperatorTime, StepTime
     from trainfit.costs.table import CostTable
     from trainfit.devices import Device, find_device
     from trainfit.errors import (
+        BudgetTooSmall,
         CaptureError,
         DeviceError,
         FileFormatError,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     )
     from trainfit.models.recipe import StepOptions
     from trainfit.module_stats import ModuleStats
+    from trainfit.planning.results import Frontier
+    from trainfit.plans import Plan
     from trainfit.simulate import Timeline
     from trainfit.step import Step
     from trainfit.store import load_trace, save_trace
@@ -41,11 +44,12 @@ if TYPE_CHECKING:
     from trainfit.verification import Measurement, Verification
 
 _HOME = {
-    "trainfit.api": ("Estimate", "Peak", "capture", "estimate", "price", "verify"),
+    "trainfit.api": ("Estimate", "Peak", "capture", "estimate", "frontier", "plan", "price", "verify"),
     "trainfit.costs.summary": ("OperatorTime", "StepTime"),
     "trainfit.costs.table": ("CostTable",),
     "trainfit.devices": ("Device", "find_device"),
     "trainfit.errors": (
+        "BudgetTooSmall",
         "CaptureError",
         "DeviceError",
         "FileFormatError",
@@ -59,6 +63,8 @@ _HOME = {
     ),
     "trainfit.models.recipe": ("StepOptions",),
     "trainfit.module_stats": ("ModuleStats",),
+    "trainfit.planning.results": ("Frontier",),
+    "trainfit.plans": ("Plan",),
     "trainfit.simulate": ("Timeline",),
     "trainfit.step": ("Step",),
     "trainfit.store": ("load_trace", "save_trace"),
@@ -68,12 +74,14 @@ _HOME = {
 _HOME_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "BudgetTooSmall",
     "CaptureError",
     "CostTable",
     "Device",
     "DeviceError",
     "Estimate",
     "FileFormatError",
+    "Frontier",
     "Measurement",
     "MemoryGuard",
     "MissingExtra",
@@ -81,6 +89,7 @@ __all__ = [
     "OperatorTime",
     "OptionError",
     "Peak",
+    "Plan",
     "Step",
     "StepError",
     "StepOptions",
@@ -95,7 +104,9 @@ __all__ = [
     "capture",
     "estimate",
     "find_device",
+    "frontier",
     "load_trace",
+    "plan",
     "price",
     "save_trace",
     "verify",

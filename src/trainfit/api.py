@@ -12,13 +12,18 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import StepTime, summarise
 from trainfit.costs.table import CostTable
 from trainfit.devices import Device, find_device
-from trainfit.errors import StepError
+from trainfit.errors import BudgetTooSmall, OptionError, StepError
 from trainfit.models.recipe import StepOptions
 from trainfit.module_stats import ModuleStats, module_stats
+from trainfit.plans import Plan
+from trainfit.planning.baselines import baselines
+from trainfit.planning.results import Frontier, FrontierPoint, PlanResult
+from trainfit.planning.solve import Infeasible, Planner
 from trainfit.simulate import Timeline, simulate
 from trainfit.step import Step
 from trainfit.targets import Target, load
 from trainfit.trace import Trace
+from trainfit.units import format_bytes, parse_size
 from trainfit.verification import Verification, verify_step
 
 Build = Callable[[], Step]
@@ -158,6 +163,154 @@ def estimate(
             "total": end - begin,
         },
     )
+
+
+def plan(
+    target: str | Build | Trace,
+    *,
+    budget: int | str | None = None,
+    device: str | Device = "cpu",
+    options: StepOptions | None = None,
+    task: str | None = None,
+    costs: CostSource = "roofline",
+    seconds_limit: float = 30.0,
+) -> Plan:
+    """Return the fastest plan whose peak is within the budget; `BudgetTooSmall` if there is none.
+
+    `budget` is bytes or text such as `24GiB` or `80%` (of the device); without it, what the device has.
+    """
+    result = plan_step(
+        target,
+        budget=budget,
+        device=device,
+        options=options,
+        task=task,
+        costs=costs,
+        seconds_limit=seconds_limit,
+    )
+    if not result.feasible:
+        raise BudgetTooSmall(too_small(result), result.plan.peak_bytes)
+    return result.plan
+
+
+def plan_step(
+    target: str | Build | Trace,
+    *,
+    budget: int | str | None = None,
+    device: str | Device = "cpu",
+    options: StepOptions | None = None,
+    task: str | None = None,
+    costs: CostSource = "roofline",
+    refresh: bool = False,
+    seconds_limit: float = 30.0,
+    progress: Progress | None = None,
+    measuring: Measuring | None = None,
+) -> PlanResult:
+    """Plan, and return the plan with its timeline and the usual alternatives beside it."""
+    begin = time.perf_counter()
+    report = progress or (lambda stage: None)
+    found = device if isinstance(device, Device) else find_device(device)
+    budget_bytes = _budget_bytes(budget, found)
+    trace = (
+        target
+        if isinstance(target, Trace)
+        else capture(target, device=found, options=options, task=task, progress=progress)
+    )
+    _refuse_other_kind(trace, found)
+    captured = time.perf_counter()
+    table = price_trace(trace, found, costs=costs, refresh=refresh, progress=measuring)
+    priced = time.perf_counter()
+    report("trade-offs of every region")
+    planner = Planner(trace, table)
+    report("solving")
+    answer = planner.plan(budget_bytes, seconds_limit=seconds_limit)
+    solved = time.perf_counter()
+    report("comparing")
+    chosen = answer.smallest if isinstance(answer, Infeasible) else answer
+    end = time.perf_counter()
+    return PlanResult(
+        plan=chosen,
+        feasible=not isinstance(answer, Infeasible),
+        device=found,
+        trace=trace,
+        costs=table,
+        timeline=planner.timeline_of(chosen),
+        baselines=baselines(trace, table, budget_bytes),
+        seconds={
+            "capture": captured - begin,
+            "price": priced - captured,
+            "solve": solved - priced,
+            "compare": end - solved,
+            "total": end - begin,
+        },
+    )
+
+
+def frontier(
+    target: str | Build | Trace,
+    *,
+    device: str | Device = "cpu",
+    options: StepOptions | None = None,
+    task: str | None = None,
+    costs: CostSource = "roofline",
+    refresh: bool = False,
+    points: int = 16,
+    progress: Progress | None = None,
+    measuring: Measuring | None = None,
+) -> Frontier:
+    """Return the plans between the smallest reachable peak and no plan at all that no other plan beats."""
+    if not 1 <= points <= _MOST_POINTS:
+        raise OptionError(f"--points must be from 1 to {_MOST_POINTS}, got {points}.")
+    begin = time.perf_counter()
+    report = progress or (lambda stage: None)
+    found = device if isinstance(device, Device) else find_device(device)
+    trace = (
+        target
+        if isinstance(target, Trace)
+        else capture(target, device=found, options=options, task=task, progress=progress)
+    )
+    _refuse_other_kind(trace, found)
+    captured = time.perf_counter()
+    table = price_trace(trace, found, costs=costs, refresh=refresh, progress=measuring)
+    report("trade-offs of every region")
+    planner = Planner(trace, table)
+    report("solving")
+    plans = planner.frontier(points)
+    end = time.perf_counter()
+    return Frontier(
+        device=found,
+        trace=trace,
+        points=tuple(FrontierPoint(plan.peak_bytes, plan.step_seconds, plan) for plan in plans),
+        baselines=baselines(trace, table, found.usable_bytes),
+        seconds={"capture": captured - begin, "solve": end - captured, "total": end - begin},
+    )
+
+
+_MOST_POINTS = 200
+
+
+def too_small(result: PlanResult) -> str:
+    """Say that no plan fits, what the smallest peak is made of, where it is and what would lower it."""
+    by_category = sorted(result.timeline.peak_by_category.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{format_bytes(size)} {name.replace('_', ' ')}" for name, size in by_category if size)
+    peak = _peak(result.timeline)
+    return (
+        f"no plan fits into {format_bytes(result.plan.budget_bytes)}. The smallest peak that was found is "
+        f"{format_bytes(result.plan.peak_bytes)} ({parts}), "
+        f"in the {peak.phase} of {peak.module} at {peak.op}. "
+        "A smaller batch or sequence lowers the activations, another optimizer its state, and a larger "
+        "device all of it."
+    )
+
+
+def _budget_bytes(budget: int | str | None, device: Device) -> int:
+    if budget is None:
+        return device.usable_bytes
+    if isinstance(budget, str):
+        return parse_size(budget, device.usable_bytes)
+    if type(budget) is not int or budget < 1:
+        raise OptionError(f"a budget is a number of bytes above zero, got {budget!r}.")
+    return budget
 
 
 def _refuse_other_kind(trace: Trace, device: Device) -> None:

@@ -61,3 +61,14 @@ class FileFormatError(TrainfitError):
 
 class MemoryGuard(TrainfitError):
     """Running the real step would exceed this machine's memory; `--force` overrides."""
+
+
+class BudgetTooSmall(TrainfitError):
+    """No plan fits into the budget; `minimum_peak_bytes` is the smallest peak that one reaches."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, minimum_peak_bytes: int) -> None:
+        """Keep the figure for programs; the message has it for people."""
+        super().__init__(message)
+        self.minimum_peak_bytes = minimum_peak_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
-from trainfit.plan import OpDecision, Plan, Region, RegionKind
+from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.planning import master
 from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import Effect, effect_of
@@ -16,7 +16,7 @@ from trainfit.planning.master import MasterProblem, Option
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
 from trainfit.planning.rewrite import rewritten
-from trainfit.simulate import simulate
+from trainfit.simulate import Timeline, simulate
 from trainfit.store import content_hash
 from trainfit.trace import Trace
 
@@ -50,6 +50,7 @@ class Planner:
     baseline_peak_bytes: int = field(init=False)
     baseline_seconds: float = field(init=False)
     trace_hash: str = field(init=False)
+    _timelines: dict[Plan, Timeline] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Find the regions and their curves."""
@@ -89,6 +90,32 @@ class Planner:
         found = self.problem.smallest_peak(seconds_limit=seconds_limit)
         return self.certified(found.options, budget_bytes, 0.0)
 
+    def frontier(self, points: int, *, seconds_limit: float = 60.0) -> list[Plan]:
+        """Return plans from the smallest reachable peak to none at all, none of them beaten by another.
+
+        The curves and the master problem are those of one plan; only the budget changes.
+        """
+        deadline = time.monotonic() + seconds_limit
+        smallest = self.smallest()
+        found = [smallest, self.certified([], self.baseline_peak_bytes, 0.0)]
+        span = self.baseline_peak_bytes - smallest.peak_bytes
+        for number in range(1, points):
+            budget = smallest.peak_bytes + span * number // points
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            plan = self.plan(budget, seconds_limit=max(left / (points - number), 1.0))
+            if isinstance(plan, Plan):
+                found.append(plan)
+        tightest = self.plan(smallest.peak_bytes, seconds_limit=5.0)
+        if isinstance(tightest, Plan):
+            found.append(tightest)
+        return _not_beaten(found)
+
+    def timeline_of(self, plan: Plan) -> Timeline:
+        """Return the memory of the step with a plan that this planner made."""
+        return self._timelines[plan]
+
     def certified(self, chosen: Sequence[int], budget_bytes: int, bound: float) -> Plan:
         """Replay the chosen options on the trace, and promise what comes out."""
         effects = [self.problem.options[number].effect for number in chosen]
@@ -108,7 +135,7 @@ class Planner:
                     recompute_seconds=option.seconds,
                 )
             )
-        return Plan(
+        plan = Plan(
             target=self.trace.target,
             device=self.costs.device.name,
             torch=self.trace.torch,
@@ -122,6 +149,16 @@ class Planner:
             baseline_step_seconds=self.baseline_seconds,
             bound_seconds=self.baseline_seconds + bound,
         )
+        self._timelines[plan] = timeline
+        return plan
+
+
+def _not_beaten(plans: list[Plan]) -> list[Plan]:
+    kept: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.step_seconds)):
+        if not kept or plan.step_seconds < kept[-1].step_seconds:
+            kept.append(plan)
+    return kept
 
 
 def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[RegionGraph]:

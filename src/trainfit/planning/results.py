@@ -1,0 +1,51 @@
+"""What planning answers: a plan with everything that a person wants to see beside it, and the frontier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainfit.costs.table import CostTable
+from trainfit.devices import Device
+from trainfit.plans import Plan
+from trainfit.planning.baselines import Baseline
+from trainfit.simulate import Timeline
+from trainfit.trace import Trace
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """A certified plan and what it is compared with. Bytes and seconds are predicted.
+
+    If the budget cannot be met, `feasible` is false and the plan is the one with the smallest peak.
+    """
+
+    plan: Plan
+    feasible: bool
+    device: Device
+    trace: Trace
+    costs: CostTable
+    timeline: Timeline
+    """Of the step with the plan."""
+    baselines: tuple[Baseline, ...]
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time of each stage, at least `capture` and `total`."""
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """One plan that no other beats in both memory and time."""
+
+    peak_bytes: int
+    step_seconds: float
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """All such plans that were found, smallest peak first."""
+
+    device: Device
+    trace: Trace
+    points: tuple[FrontierPoint, ...]
+    baselines: tuple[Baseline, ...]
+    seconds: dict[str, float] = field(default_factory=dict)
