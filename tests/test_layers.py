@@ -18,16 +18,17 @@ PACKAGE = Path(__file__).parent.parent / "src" / "trainfit"
 LAYERS = (
     "errors",
     "units  arguments  user_errors",
-    "trace  trace_check  simulate  plans",
+    "trace  trace_check  simulate  plans  recomputation",
     "work",
     "module_stats",
-    "store  devices",
+    "store  plan_store  devices",
     "step",
     "models",
     "targets",
     "profiler",
     "workspace",
     "capturing",
+    "applying",
     "costs  timing",
     "planning",
     "verification",
@@ -39,7 +40,7 @@ LAYERS = (
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
     "torch": (
-        "step models targets profiler workspace capturing timing verification",
+        "step models targets profiler workspace capturing applying timing verification",
         "devices costs api cli",
     ),
     "numpy": ("simulate module_stats costs planning capturing", ""),

@@ -8,6 +8,7 @@ TrainfitError                 base: exit code 2, one message, no traceback
 ├── CaptureError              the step does something that capture cannot follow
 ├── DeviceError               an unknown or impossible device
 ├── OptionError               a flag or size that makes no sense
+├── PlanError                 a plan that is not this model's, or that is applied twice
 ├── FileFormatError           a file that is truncated, corrupted or of another schema
 └── MemoryGuard               running the real step would exceed this machine's memory
 
@@ -53,6 +54,10 @@ class DeviceError(TrainfitError):
 
 class OptionError(TrainfitError):
     """A flag, size or count that makes no sense."""
+
+
+class PlanError(TrainfitError):
+    """A plan does not belong to the model, or the model runs one already."""
 
 
 class FileFormatError(TrainfitError):

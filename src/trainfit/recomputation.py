@@ -1,7 +1,6 @@
 """Which ops of a region run again in backward, and which storages are kept for it. Plain data, no torch.
 
-The executor asks this about what it saw in forward, planning and simulation about what the trace says; as both
-ask the same function, they agree.
+The executor asks this about what it saw in forward; planning and simulation can ask it about a trace.
 
 A storage changes when an op writes to it in place, so what is needed is a *version* of it: version 0 is what
 its creator left, each write makes the next one. A kept storage is restored with its last version, and nothing
@@ -164,18 +163,20 @@ def starts_stream(decision: str, decision_of_draw_before: str | None) -> bool:
     return decision == "recompute" and decision_of_draw_before != "recompute"
 
 
-def flow_of(trace: Trace, start: int, end: int, decisions: Sequence[str] | None = None) -> Flow:
-    """Return the flow of the forward ops `start` to `end` of a trace, with the trace's storage numbers mapped.
+def flow_of(trace: Trace, call: int, decisions: Sequence[str] | None = None) -> tuple[Flow, dict[int, int]]:
+    """Return the flow of a module call's forward, and its numbers of the trace's storages.
 
     `decisions` say for each op what the plan wants; they matter only for random draws.
     """
-    return _TraceFlow(trace, start, end, decisions).flow
+    reader = _TraceFlow(trace, call, decisions)
+    return reader.flow, reader.numbers
 
 
 class _TraceFlow:
     """Reads the flow of one region off a trace; `numbers` maps the trace's storages to the flow's."""
 
-    def __init__(self, trace: Trace, start: int, end: int, decisions: Sequence[str] | None) -> None:
+    def __init__(self, trace: Trace, call: int, decisions: Sequence[str] | None) -> None:
+        start, end = trace.calls[call].forward_start, trace.calls[call].forward_end
         self.flow = Flow()
         self.numbers: dict[int, int] = {}
         self._written_at: dict[int, list[int]] = {}
@@ -200,7 +201,7 @@ class _TraceFlow:
                 row.stream, row.starts_stream = 0, starts_stream(decision, decision_before)
                 decision_before = decision
             self.flow.ops.append(row)
-        self._find_needed(trace, start, end)
+        self._find_needed(trace, start, end, trace.calls[call].backward_start)
 
     def _number(self, storage: int, maker: int) -> int:
         if storage not in self.numbers:
@@ -219,17 +220,14 @@ class _TraceFlow:
         self._written_at.setdefault(storage, []).append(position)
         return number, self.flow.version(number)
 
-    def _find_needed(self, trace: Trace, start: int, end: int) -> None:
+    def _find_needed(self, trace: Trace, start: int, end: int, backward_start: int) -> None:
         for storage, number in self.numbers.items():
             if number in self.flow.permanent:
                 continue
             writes = self._written_at.get(storage, [])
-            for interval in trace.storages[storage].held_by("autograd"):
-                if start <= interval.start <= end and (interval.end is None or interval.end > end):
-                    before = sum(position < interval.start for position in writes)
-                    self.flow.needed.append((number, before))
-
-
-def trace_storages(trace: Trace, start: int, end: int) -> dict[int, int]:
-    """Return how `flow_of` numbers the trace's storages of a region."""
-    return _TraceFlow(trace, start, end, None).numbers
+            for hold in trace.storages[storage].held_by("autograd"):
+                # A result of the last op is saved at the same time as an argument of the op that follows the
+                # region; that one is released before the region's backward begins.
+                by_last_op = hold.start == end and (hold.end is None or hold.end > backward_start)
+                if start <= hold.start < end or by_last_op:
+                    self.flow.needed.append((number, sum(position < hold.start for position in writes)))

@@ -50,6 +50,10 @@ class AddressSpace:
         self._next += (nbytes + _ALIGNMENT) & -_ALIGNMENT
         return address
 
+    def contains(self, address: int) -> bool:
+        """Return whether an address lies in the range."""
+        return self._base <= address < self._base + self._size
+
 
 def _reserve_flags() -> int:
     return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -65,6 +69,26 @@ def hollow_storage(nbytes: int) -> torch.UntypedStorage:
         _addresses = AddressSpace()
     storage: torch.UntypedStorage = _construct_storage(_addresses.take(nbytes), _CPU, nbytes)
     return storage
+
+
+_absent_addresses: AddressSpace | None = None
+
+
+def absent_storage(nbytes: int, device: torch.device = _CPU) -> torch.UntypedStorage:
+    """Return a storage for what is never computed and never read: it counts as no memory in a capture, too.
+
+    A GPU that read it would stop with an illegal address rather than compute with what it finds there.
+    """
+    global _absent_addresses
+    if _absent_addresses is None:
+        _absent_addresses = AddressSpace()
+    storage: torch.UntypedStorage = _construct_storage(_absent_addresses.take(nbytes), device, nbytes)
+    return storage
+
+
+def is_absent(storage: torch.UntypedStorage | torch.Tensor) -> bool:
+    """Return whether the storage, or that of the tensor, was made by `absent_storage`."""
+    return _absent_addresses is not None and _absent_addresses.contains(storage.data_ptr())
 
 
 def storage_over(backing: torch.UntypedStorage) -> torch.UntypedStorage:

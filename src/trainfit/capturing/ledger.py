@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trainfit.capturing.hollow import hollow_storage, storage_over, tensor_over
+from trainfit.capturing.hollow import hollow_storage, is_absent, storage_over, tensor_over
 
 OUTSIDE = "outside"
 """Producer of storages that the capture did not make: real memory that belongs to the user."""
@@ -130,7 +130,8 @@ class Ledger:
     def register(self, tensor: torch.Tensor, producer: str, *, known: bool) -> LiveStorage:
         """Enter a storage that torch made outside our sight (a loaded file, an older tensor)."""
         storage = tensor.untyped_storage()
-        live = LiveStorage(self._rounded(storage.nbytes()), self.clock, producer, known=known)
+        nbytes = 0 if is_absent(storage) else self._rounded(storage.nbytes())
+        live = LiveStorage(nbytes, self.clock, producer, known=known)
         self._enter(live, storage)
         return live
 

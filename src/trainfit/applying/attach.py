@@ -1,0 +1,233 @@
+"""Puts a plan onto a model and takes it off again.
+
+Each region's module, and the root, gets an attribute `forward` of its own, which hides that of its class. No
+module is replaced or added, so names, parameters and the keys of `state_dict` stay. Copies and pickles of the
+model run the plan as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainfit.applying.following import followed_ops
+from trainfit.applying.region import RegionCall
+from trainfit.applying.surroundings import thread
+from trainfit.errors import PlanError
+from trainfit.plans import OpDecision, Plan
+
+_ATTRIBUTE = "forward"
+Calls = dict[int, tuple[OpDecision, ...]]
+
+
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
+    """Make `model` run `plan`, and return it.
+
+    It computes what it computed before. Forward without gradients is not changed at all. Where the model does
+    something else than the plan's trace, everything from there to the end of the region is kept, with one
+    warning.
+    """
+    if _planned(model):
+        raise PlanError("the model runs a plan already: call trainfit.remove(model) before applying another.")
+    root = _root(model, plan)
+    modules = {
+        f"{_root_name(plan)}.{path}" if path else _root_name(plan): m for path, m in root.named_modules()
+    }
+    calls = _calls_of_modules(plan, modules)
+    shared = _Applied()
+    # The root counts its calls, even where it is no region itself.
+    for name, module in {_root_name(plan): root, **{name: modules[name] for name in calls}}.items():
+        planned = PlannedForward(module, name, calls.get(name, {}), shared, is_root=module is root)
+        object.__setattr__(module, _ATTRIBUTE, planned)
+    return model
+
+
+def remove(model: nn.Module) -> nn.Module:
+    """Take the plan off `model`, which is then as it was before, and return it."""
+    planned = _planned(model)
+    if not planned:
+        raise PlanError("the model runs no plan, so there is none to remove.")
+    for module, forward in planned:
+        forward.restore(module)
+    return model
+
+
+@contextlib.contextmanager
+def applied(model: nn.Module, plan: Plan) -> Iterator[nn.Module]:
+    """Apply a plan for the length of a block."""
+    apply(model, plan)
+    try:
+        yield model
+    finally:
+        remove(model)
+
+
+def _planned(model: nn.Module) -> list[tuple[nn.Module, PlannedForward]]:
+    found = [(module, vars(module).get(_ATTRIBUTE)) for module in model.modules()]
+    return [(module, forward) for module, forward in found if isinstance(forward, PlannedForward)]
+
+
+def _root_name(plan: Plan) -> str:
+    return plan.regions[0].module.split(".")[0] if plan.regions else ""
+
+
+def _root(model: nn.Module, plan: Plan) -> nn.Module:
+    """Return the module that the plan's names begin with: the model, or what it wraps."""
+    wanted = _root_name(plan)
+    candidate: Any = model
+    while isinstance(candidate, nn.Module):
+        if not wanted or any(kind.__name__ == wanted for kind in type(candidate).__mro__):
+            return candidate
+        # What DistributedDataParallel and torch.compile call the model that they wrap.
+        candidate = getattr(candidate, "module", None) or getattr(candidate, "_orig_mod", None)
+    raise PlanError(f"the plan belongs to another model: it is for a {wanted}, not a {type(model).__name__}.")
+
+
+def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Calls]:
+    found: dict[str, Calls] = {}
+    kinds = [followed_ops(kind.ops) for kind in plan.kinds]
+    for region in plan.regions:
+        if region.module not in modules:
+            raise PlanError(
+                f"the plan belongs to another model: it has a region {region.module}, which this "
+                f"{next(iter(modules.values())).__class__.__name__} does not have."
+            )
+        if not 0 <= region.kind < len(kinds):
+            raise PlanError(f"the plan is broken: region {region.module} is of a kind that it does not have.")
+        calls = found.setdefault(region.module, {})
+        if region.call in calls:
+            raise PlanError(f"the plan is broken: it has call {region.call} of {region.module} twice.")
+        calls[region.call] = kinds[region.kind]
+    return found
+
+
+class _Applied:
+    """What the regions of one model share: when the count of calls begins anew, and whether it warned."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.epoch = 0
+        self.roots_running = 0
+        self.warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def root_begins(self) -> None:
+        with self._lock:
+            if self.roots_running == 0:
+                self.epoch += 1
+            self.roots_running += 1
+
+    def root_ends(self) -> None:
+        with self._lock:
+            self.roots_running -= 1
+
+    def backward_seen(self) -> None:
+        """Backward has begun: the next forward is another step's, if no root says so itself."""
+        with self._lock:
+            if self.roots_running == 0:
+                self.epoch += 1
+
+    def warn(self, name: str, difference: str) -> None:
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"{name} does not do what its plan says: {difference}. What the plan does not cover is kept "
+                "in memory; results are not affected. Capture the model as it is now and plan again.",
+                stacklevel=2,
+            )
+
+
+class PlannedForward:
+    """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
+
+    def __init__(
+        self, module: nn.Module, name: str, calls: Calls, shared: _Applied, *, is_root: bool
+    ) -> None:
+        """Remember what the module's own `forward` is, if it has one that is not its class's."""
+        # Weak, so that the module does not keep itself alive.
+        self._module = weakref.ref(module)
+        self._name = name
+        self._calls = calls
+        self._shared = shared
+        self._is_root = is_root
+        self._own = vars(module).get(_ATTRIBUTE)
+        self._epoch = -1
+        self._count = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles refer to their own module."""
+        return {**vars(self), "_module": self._module(), "_epoch": -1, "_count": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Undo `__getstate__`."""
+        vars(self).update(state)
+        self._module = weakref.ref(state["_module"])
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The module's original `forward`; what asks for a signature finds it here."""
+        if self._own is not None:
+            own: Callable[..., Any] = self._own
+            return own
+        module = self._module()
+        assert module is not None, "a module's attribute outlives the module"
+        return types.MethodType(type(module).forward, module)
+
+    def restore(self, module: nn.Module) -> None:
+        """Give the module its `forward` back."""
+        if self._own is not None:
+            object.__setattr__(module, _ATTRIBUTE, self._own)
+        else:
+            object.__delattr__(module, _ATTRIBUTE)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        if not self._is_root or thread.recomputations:
+            return self._forward(args, kwargs)
+        self._shared.root_begins()
+        try:
+            return self._forward(args, kwargs)
+        finally:
+            self._shared.root_ends()
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        forward = self.__wrapped__
+        if thread.recomputations or not self._calls:
+            return forward(*args, **kwargs)
+        ops = self._calls.get(self._count_call())
+        if ops is None or thread.regions or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        module = self._module()
+        assert module is not None
+        call = RegionCall(
+            self._name, module, forward, ops, functools.partial(_differs, self._shared, self._name, module)
+        )
+        call.on_backward = self._shared.backward_seen
+        return call.run(args, kwargs)
+
+    def _count_call(self) -> int:
+        """Return which call of the module in this step it is."""
+        if self._epoch != self._shared.epoch:
+            self._epoch, self._count = self._shared.epoch, 0
+        self._count += 1
+        return self._count - 1
+
+
+def _differs(shared: _Applied, name: str, module: nn.Module, difference: str) -> None:
+    # In evaluation mode dropout and the like are missing, and that is as it should be.
+    if module.training:
+        shared.warn(name, difference)

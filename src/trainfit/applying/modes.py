@@ -1,0 +1,117 @@
+"""What recording and replaying have in common: which operator calls count as ops of a region.
+
+They are those that a capture records: the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainfit.applying.surroundings import thread
+from trainfit.capturing.operators import Operator, aten, describe
+from trainfit.capturing.own_kernels import OWN_KERNELS
+
+ASKS_FOR_VALUES = {aten._local_scalar_dense.default, aten.equal.default, aten.allclose.default}
+"""These return plain values; a capture does not record them."""
+_RUNS_ALWAYS = {
+    aten._efficientzerotensor.default,
+    aten.set_.source_Storage,
+    aten.set_.source_Storage_storage_offset,
+    aten.set_.source_Tensor,
+    aten.set_.default,
+    aten.is_pinned.default,
+    aten.is_same_size.default,
+}
+"""These touch no data and are not recorded either: they simply run, in forward and again."""
+
+
+@functools.cache
+def _is_plain(kind: type) -> bool:
+    disabled = torch._C._disabled_torch_dispatch_impl
+    return kind in (torch.Tensor, torch.nn.Parameter) or (
+        getattr(kind, "__torch_dispatch__", disabled) is disabled
+    )
+
+
+class RegionMode(TorchDispatchMode):
+    """Lets the operators of a region pass, and hands those that count to `handle`."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the method below in two more frames, on every operator call.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled functions inside a region stay compiled."""
+        return True
+
+    def __init__(self) -> None:
+        """Begin to listen when entered."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._level = 0
+
+    def __enter__(self) -> Any:
+        """Listen to what runs in this recomputation, or in none, but not in those nested in it."""
+        self._level = thread.recomputations
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Handle one operator call."""
+        if types and not all(map(_is_plain, types)):
+            # A tensor subclass unwraps itself, and its parts come back here.
+            return NotImplemented
+        kwargs = kwargs or {}
+        if thread.recomputations != self._level:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return self._sort(func, args, kwargs)
+
+    def _sort(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(func, OpOverload):
+            return self.handle_unknown(func, args, kwargs)
+        operator = describe(func)
+        if operator.invisible or func in _RUNS_ALWAYS or _on_meta_device(args, kwargs):
+            return func(*args, **kwargs)
+        if operator.composite and not operator.is_view and func not in OWN_KERNELS:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self.handle(operator, func, args, kwargs)
+
+    def handle(self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run, or answer, an operator that counts."""
+        raise NotImplementedError
+
+    def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what is no ordinary operator, such as a higher-order one."""
+        raise NotImplementedError
+
+
+def is_weight_cast(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call casts a weight for autocast, whose cache may have the result already."""
+    if func is not aten._to_copy.default or not args[0].requires_grad or not args[0].is_leaf:
+        return False
+    device = args[0].device.type
+    return (
+        torch.is_autocast_enabled(device)
+        and torch.is_autocast_cache_enabled()
+        and kwargs.get("dtype") == torch.get_autocast_dtype(device)
+    )
+
+
+def _on_meta_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    if device is not None and torch.device(device).type == "meta":
+        return True
+    return any(isinstance(value, torch.Tensor) and value.is_meta for value in args)

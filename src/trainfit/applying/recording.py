@@ -1,0 +1,345 @@
+"""Forward of a region: every op is matched with the plan, and what is needed to run it again is noted.
+
+Kept are: the storages that the plan says to save, one state per chain of random draws, and of everything else
+only its description. What will really be computed again is decided at the end of the region, from what
+the ops read and wrote and what autograd saved: a plan decides what is kept, it cannot make a result wrong.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from trainfit.applying import results
+from trainfit.applying.following import SAVE, Follower
+from trainfit.applying.modes import ASKS_FOR_VALUES, RegionMode, is_weight_cast
+from trainfit.applying.randomness import generator_of, may_draw, state_of
+from trainfit.applying.results import (
+    Alias,
+    Argument,
+    Constant,
+    Created,
+    Layout,
+    Result,
+    has_storage,
+    tensors_in,
+)
+from trainfit.capturing.operators import Operator, aten
+from trainfit.capturing.parts import strided_parts
+from trainfit.recomputation import NOBODY, READS_METADATA_ONLY, Flow, FlowOp, Rerun, rerun, starts_stream
+
+_storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
+_IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
+_DEVICES_WITH_ABSENT_MEMORY = ("cpu", "cuda")
+VIEW, VALUE, COMPUTATION = "view", "value", "computation"
+
+
+@dataclass(slots=True)
+class Outside:
+    """An argument from outside of the region, as an op saw it in forward."""
+
+    argument: int
+    storage: int
+    version: int
+    counter: int
+    """Torch's own count of writes to the tensor, which also sees those outside of the region."""
+
+
+@dataclass(slots=True)
+class OpRecord(FlowOp):
+    """One op of a region's forward: what it did, and what it returned."""
+
+    func: Any = None
+    kind: str = COMPUTATION
+    result: Result = ()
+    weight: int = NOBODY
+    """For autocast's cast of a weight: the weight's storage."""
+    draw_before: int = NOBODY
+    generator: torch.Generator | None = None
+    state: torch.Tensor | None = None
+    outside: list[Outside] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Kept:
+    """A kept storage: a tensor over it that has no history, and how often it had been written to."""
+
+    tensor: torch.Tensor
+    version: int = 0
+
+
+@dataclass(slots=True)
+class Record:
+    """All that is known of one region call between its forward and its backward."""
+
+    flow: Flow = field(default_factory=Flow)
+    ops: list[OpRecord] = field(default_factory=list)
+    sizes: list[tuple[int, torch.device]] = field(default_factory=list)
+    """Bytes and device of each storage."""
+    kept: dict[int, Kept] = field(default_factory=dict)
+    snapshots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    """Versions of outside storages that the region read and then overwrote."""
+    rerun: Rerun | None = None
+    unseen_kernels: bool = False
+    """Whether something filled memory without an operator call: then nothing can be left out."""
+
+    def without_kept(self) -> Rerun:
+        """Return what runs again when nothing that was kept can be used."""
+        if self.unseen_kernels:
+            return Rerun(tuple(op.kind is COMPUTATION for op in self.ops), frozenset())
+        return rerun(self.flow, ())
+
+
+class Recorder(RegionMode):
+    """Runs the ops of a region's forward and records them."""
+
+    def __init__(self, follower: Follower, permanent: Callable[[], Iterable[torch.Tensor]]) -> None:
+        """Follow a plan; `permanent` tensors are there before the region and after it: inputs, weights."""
+        super().__init__()
+        self.record = Record()
+        self.follower = follower
+        self._permanent_tensors = permanent
+        self._permanent: set[int] | None = None
+        self._number_of: dict[int, int] = {}
+        self._uninitialised: set[int] = set()
+        self._was_read: set[tuple[int, int]] = set()
+        self._needs: list[tuple[int, int, weakref.ref[Any] | None]] = []
+        self._draws: dict[torch.Generator, tuple[int, int, str]] = {}
+
+    # Storages -------------------------------------------------------------------------------------------
+
+    def _storage(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor's storage; one that no op of the region made is from outside."""
+        number = self._number_of.get(_storage_id(tensor))
+        return self._enter(tensor, NOBODY) if number is None else number
+
+    def _enter(self, tensor: torch.Tensor, maker: int) -> int:
+        number = self.record.flow.storage(maker)
+        self._number_of[_storage_id(tensor)] = number
+        self.record.sizes.append((tensor.untyped_storage().nbytes(), tensor.device))
+        return number
+
+    def _is_permanent(self, number: int, tensor: torch.Tensor) -> bool:
+        """Whether a storage was there before the region; asked only of those that are written to."""
+        if self.record.flow.makers[number][0] != NOBODY:
+            return False
+        if self._permanent is None:
+            self._permanent = {_storage_id(t) for t in self._permanent_tensors() if has_storage(t)}
+        if _storage_id(tensor) not in self._permanent:
+            return False
+        self.record.flow.permanent.add(number)
+        return True
+
+    def _read(self, tensor: torch.Tensor) -> tuple[int, int]:
+        number = self._storage(tensor)
+        version = (number, self.record.flow.version(number))
+        self._was_read.add(version)
+        if number in self._uninitialised and version[1] == 0 and tensor.numel():
+            self.record.unseen_kernels = True
+        return version
+
+    def _keep(self, number: int, tensor: torch.Tensor) -> None:
+        if number not in self.record.kept and self.record.flow.makers[number][0] != NOBODY:
+            # With this key torch shares the count of writes between the two.
+            with torch._C._SetExcludeDispatchKeyGuard(_IN_PLACE_OR_VIEW, False):
+                self.record.kept[number] = Kept(tensor.detach())
+
+    # Operators ------------------------------------------------------------------------------------------
+
+    def handle(
+        self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an op of the region and note what it did."""
+        if func in ASKS_FOR_VALUES:
+            value = func(*args, **kwargs)
+            self._append(OpRecord(func=func, kind=VALUE, result=Constant(value)))
+            return value
+        cast = is_weight_cast(func, args, kwargs)
+        decision = self.follower.decision(operator.name, weight_cast=cast, autocast=_autocast())
+        if operator.is_view:
+            if func is aten.lift_fresh.default:
+                self._enter(args[0], NOBODY)
+            self._append(OpRecord(func=func, kind=VIEW))
+            return func(*args, **kwargs)
+        tensors = tensors_in(args, kwargs)
+        row = OpRecord(func=func)
+        if not all(map(has_storage, tensors)):
+            row.must_run = True
+        self._note_reads(row, operator, tensors, args, kwargs)
+        if may_draw(func):
+            self._note_draw(row, decision, generator_of(args, kwargs, tensors))
+        out = func(*args, **kwargs)
+        self._note_writes(row, operator, args, kwargs)
+        row.result = self._describe(row, operator, out, tensors)
+        if decision == SAVE:
+            self._save(row, operator, out, args, kwargs)
+        if cast:
+            # Autocast puts the result into its cache, also when it is computed again: it must have values.
+            row.weight = _storage_id(args[0])
+            self._needs.extend((storage, 0, None) for storage in row.creates)
+        self._append(row)
+        return out
+
+    def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a higher-order operator; it will run again, on true values."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        reads = [self._read(tensor) for tensor in tensors if has_storage(tensor)]
+        self._append(OpRecord(func=func, must_run=True, reads=reads))
+        return func(*args, **kwargs)
+
+    def _append(self, row: OpRecord) -> None:
+        self.record.ops.append(row)
+        self.record.flow.ops.append(row)
+
+    def _note_reads(
+        self,
+        row: OpRecord,
+        operator: Operator,
+        tensors: list[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        written = {_storage_id(tensor) for tensor in _written(operator, args, kwargs)}
+        reads: list[tuple[int, int]] = []
+        metadata_only = operator.name in READS_METADATA_ONLY
+        for argument, tensor in enumerate(tensors):
+            if not has_storage(tensor):
+                continue
+            number = self._storage(tensor)
+            version = self.record.flow.version(number)
+            if self.record.flow.makers[number][0] == NOBODY and not metadata_only:
+                counter = -1 if tensor.is_inference() else tensor._version
+                row.outside.append(Outside(argument, number, version, counter))
+            if _storage_id(tensor) in written:
+                self._before_write(number, version, tensor, operator)
+            elif not metadata_only:
+                reads.append(self._read(tensor))
+        row.reads = list(dict.fromkeys(reads))
+
+    def _before_write(self, number: int, version: int, tensor: torch.Tensor, operator: Operator) -> None:
+        """Keep a copy of what lies outside and is about to be overwritten, where an op may need it again."""
+        if not self._is_permanent(number, tensor):
+            return
+        only_writes = all(argument is not None for argument in operator.returned)
+        if (number, version) in self._was_read or not only_writes:
+            whole = tensor.untyped_storage().nbytes() // tensor.element_size()
+            self.record.snapshots[number, version] = tensor.as_strided((whole,), (1,), 0).clone()
+
+    def _note_writes(
+        self, row: OpRecord, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        flow, position = self.record.flow, len(self.record.ops)
+        writes: dict[int, int] = {}
+        for tensor in _written(operator, args, kwargs):
+            number = self._storage(tensor)
+            if number not in writes:
+                flow.makers[number].append(position)
+                writes[number] = flow.version(number)
+        row.writes = list(writes.items())
+
+    def _note_draw(self, row: OpRecord, decision: str, generator: torch.Generator) -> None:
+        position = len(self.record.ops)
+        stream, before, decision_before = self._draws.get(generator, (len(self._draws), NOBODY, None))
+        row.stream, row.draw_before, row.generator = stream, before, generator
+        row.starts_stream = starts_stream(decision, decision_before)
+        if row.starts_stream:
+            row.state = state_of(generator)
+        self._draws[generator] = (stream, position, decision)
+
+    def _describe(self, row: OpRecord, operator: Operator, value: Any, tensors: list[torch.Tensor]) -> Result:
+        """Describe what an op returned, entering the storages that it made."""
+        if isinstance(value, torch.Tensor):
+            return self._describe_tensor(row, operator, value, tensors)
+        if isinstance(value, list | tuple):
+            return type(value)([self._describe(row, operator, item, tensors) for item in value])
+        if not results.is_constant(value):
+            row.must_run = True
+        return Constant(value)
+
+    def _describe_tensor(
+        self, row: OpRecord, operator: Operator, tensor: torch.Tensor, tensors: list[torch.Tensor]
+    ) -> Result:
+        for number, argument in enumerate(tensors):
+            if argument is tensor:
+                return Argument(number)
+        plain = has_storage(tensor) and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
+        if not plain or tensor.device.type not in _DEVICES_WITH_ABSENT_MEMORY:
+            row.must_run = True
+            if not has_storage(tensor):
+                return Constant(None)
+        identity = _storage_id(tensor)
+        for number, argument in enumerate(tensors):
+            if has_storage(argument) and _storage_id(argument) == identity:
+                return Alias(number, Layout.of(tensor))
+        storage = self._number_of.get(identity, NOBODY)
+        if storage not in row.creates:
+            storage = self._enter(tensor, len(self.record.ops))
+            row.creates = (*row.creates, storage)
+            if operator.uninitialised:
+                self._uninitialised.add(storage)
+        return Created(storage, Layout.of(tensor))
+
+    def _save(
+        self, row: OpRecord, operator: Operator, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        for tensor in (*tensors_in((out,), {}), *_written(operator, args, kwargs)):
+            if has_storage(tensor):
+                number = self._storage(tensor)
+                if number in row.creates or any(number == written for written, _ in row.writes):
+                    self._keep(number, tensor)
+
+    # What is needed later -------------------------------------------------------------------------------
+
+    def packed(self, tensor: torch.Tensor, holder: Any) -> None:
+        """Autograd has saved a tensor, for as long as `holder` lives."""
+        for part in strided_parts(tensor):
+            if torch._C._has_storage(part):
+                self._needs.append((*self._read(part), weakref.ref(holder)))
+
+    def value_read(self, tensor: torch.Tensor) -> None:
+        """Python code reads the values of a tensor without an operator call."""
+        if has_storage(tensor):
+            self._needs.append((*self._read(tensor), None))
+
+    def finish(self) -> Record:
+        """The region has ended: decide what will run again, and let go of what that does not need."""
+        record = self.record
+        self.follower.finish(autocast=_autocast())
+        record.flow.needed = [
+            (number, version)
+            for number, version, holder in self._needs
+            if holder is None or holder() is not None
+        ]
+        if record.unseen_kernels:
+            record.rerun = record.without_kept()
+        else:
+            record.rerun = rerun(record.flow, record.kept)
+        record.kept = {n: kept for n, kept in record.kept.items() if n in record.rerun.restored}
+        for kept in record.kept.values():
+            kept.version = kept.tensor._version
+        return record
+
+
+def _autocast() -> bool:
+    return bool(torch._C._is_any_autocast_enabled())
+
+
+def _written(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an operator writes to in place."""
+    found: list[torch.Tensor] = []
+    for where in operator.mutated:
+        if isinstance(where, int):
+            value = args[where] if where < len(args) else None
+        else:
+            value = kwargs.get(where)
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(item for item in value if isinstance(item, torch.Tensor))
+    return [tensor for tensor in found if has_storage(tensor)]

@@ -1,0 +1,185 @@
+"""One call of a region: its forward and its recomputation under `torch.utils.checkpoint`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from trainfit.applying.following import Follower
+from trainfit.applying.modes import RegionMode
+from trainfit.applying.randomness import Draws, may_draw
+from trainfit.applying.recording import Record, Recorder
+from trainfit.applying.replaying import Replayer
+from trainfit.applying.surroundings import prepared, thread
+from trainfit.capturing.operators import Operator
+from trainfit.plans import OpDecision
+
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
+OnDifference = Callable[[str], None]
+
+
+class RegionCall:
+    """Runs a module's forward under a plan, and again when backward needs it."""
+
+    def __init__(
+        self,
+        name: str,
+        module: torch.nn.Module,
+        forward: Callable[..., Any],
+        ops: tuple[OpDecision, ...],
+        on_difference: OnDifference,
+    ) -> None:
+        """Prepare one call; `on_difference` hears of it when the model does not do what the plan says."""
+        self._name = name
+        self._module = module
+        self._forward = forward
+        self._ops = ops
+        self._on_difference = on_difference
+        self.on_backward: Callable[[], None] = lambda: None
+        """Called when the region is about to be computed again."""
+        self._record: Record | None = None
+        self._recorder: Recorder | None = None
+        self._used_up = False
+        self._permanent: list[torch.Tensor] = []
+        self._holds_inputs = False
+        self._inputs: list[tuple[torch.Tensor, int]] = []
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run forward; the results are those of the module without a plan."""
+        permanent = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self._permanent = permanent
+        names = tuple(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
+        rest = {name: value for name, value in kwargs.items() if name not in names}
+
+        def forward(*given: Any) -> Any:
+            count = len(given) - len(names)
+            return self._forward(*given[:count], **rest, **dict(zip(names, given[count:])))
+
+        given = (*args, *(kwargs[name] for name in names))
+        options: dict[str, Any] = {
+            "use_reentrant": False,
+            "preserve_rng_state": False,
+            "context_fn": lambda: (self._in_forward(), _Again(self)),
+        }
+        if _top_hooks(False) is not None:
+            # Someone else wants to know what is kept for backward: an outer checkpoint, or offloading.
+            return checkpoint(forward, *given, **options)
+        # Torch would refuse an input that the region itself writes to; we check what matters ourselves.
+        self._holds_inputs = True
+        return checkpoint(lambda: forward(*given), **options)
+
+    @contextlib.contextmanager
+    def _in_forward(self) -> Iterator[None]:
+        pack, unpack = _top_hooks(False)
+        recorder = self._recorder = Recorder(Follower(self._ops), self._permanent_tensors)
+
+        def pack_and_note(tensor: torch.Tensor) -> Any:
+            holder = pack(tensor)
+            recorder.packed(tensor, holder)
+            return holder
+
+        thread.read_value.append(recorder.value_read)
+        thread.regions += 1
+        try:
+            with prepared(), saved_tensors_hooks(pack_and_note, unpack), recorder:
+                yield
+        finally:
+            thread.regions -= 1
+            thread.read_value.pop()
+        self._record = recorder.finish()
+        if self._holds_inputs:
+            self._inputs = [(t, t._version) for t in self._permanent if not t.is_inference()]
+        self._recorder, self._permanent = None, []
+        if recorder.follower.lost is not None:
+            self._on_difference(recorder.follower.lost)
+
+    def _permanent_tensors(self) -> Iterator[torch.Tensor]:
+        yield from self._permanent
+        yield from self._module.parameters()
+        yield from self._module.buffers()
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Return the context in which the region is computed again."""
+        self.on_backward()
+        mode = self._replay_mode()
+        reads = thread.read_value
+        thread.read_value = []
+        thread.regions += 1
+        thread.recomputations += 1
+        try:
+            with prepared(), mode:
+                yield
+        finally:
+            mode.finish()
+            thread.regions -= 1
+            thread.recomputations -= 1
+            thread.read_value = reads
+            if self._used_up and self._record is not None:
+                self._record.kept.clear()
+
+    def _replay_mode(self) -> Any:
+        record = self._record
+        if record is None or record.rerun is None:
+            # Backward inside of the region's own forward, which is not over yet.
+            return _RunAll(self._recorder)
+        for tensor, version in self._inputs:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"an input of {self._name}, of shape {list(tensor.shape)}, was modified in place between "
+                    "forward and backward. Modify a copy, or leave the module out of the plan."
+                )
+        intact = not self._used_up and all(k.tensor._version == k.version for k in record.kept.values())
+        if not self._used_up and not intact:
+            self._on_difference("a result that was kept has been modified in place after the region")
+        rerun = record.rerun if intact else record.without_kept()
+        self._used_up = not _keeps_graph()
+        return Replayer(self._name, record, rerun, release=self._used_up)
+
+
+class _Again:
+    """A context that can be entered more than once: with `retain_graph` there is more than one backward."""
+
+    def __init__(self, call: RegionCall) -> None:
+        self._call = call
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        context = self._call.again()
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *exception: Any) -> Any:
+        return self._entered.pop().__exit__(*exception)
+
+
+class _RunAll(RegionMode):
+    """Computes everything again, with the random numbers of forward."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        super().__init__()
+        rows = recorder.record.ops if recorder is not None else []
+        self._states = [(row.generator, row.state) for row in rows if row.generator and row.draw_before < 0]
+        self._draws = Draws()
+        self._begun = False
+
+    def finish(self) -> None:
+        self._draws.put_back()
+
+    def handle(self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if not self._begun and may_draw(func):
+            self._begun = True
+            for generator, state in self._states:
+                assert generator is not None
+                self._draws.repeat(generator, state, 0, -1)
+        return func(*args, **kwargs)
+
+    def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)

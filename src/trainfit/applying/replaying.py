@@ -1,0 +1,153 @@
+"""A region computed again in backward: kept results come back, what is needed runs, the rest is left out.
+
+Ops that do not run return tensors of the right shape over memory that is not there. No op that runs reads
+one of those: the recorder has worked out what each of them needs, and it is checked here once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from trainfit.applying.modes import RegionMode, is_weight_cast
+from trainfit.applying.randomness import Draws
+from trainfit.applying.recording import VALUE, VIEW, OpRecord, Outside, Record
+from trainfit.applying.results import Constant, make, tensors_in, with_tensors
+from trainfit.capturing.hollow import absent_storage, is_absent
+from trainfit.capturing.operators import Operator
+from trainfit.recomputation import NOBODY, READS_METADATA_ONLY, Rerun
+
+_storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
+_STATISTICS = ("running_mean", "running_var")
+
+
+class Replayer(RegionMode):
+    """Answers the ops of a region that is computed again."""
+
+    def __init__(self, name: str, record: Record, rerun: Rerun, *, release: bool) -> None:
+        """Replay `record`; `release` what was kept as it comes back, if there will not be another time."""
+        super().__init__()
+        self._name = name
+        self._record = record
+        self._rerun = rerun
+        self._release = release
+        self._next = 0
+        self._draws = Draws()
+
+    def finish(self) -> None:
+        """Leave random generators as they were."""
+        self._draws.put_back()
+
+    def handle(
+        self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer one op."""
+        number = self._find(func, args, kwargs)
+        if number == NOBODY:
+            return func(*args, **kwargs)
+        row = self._record.ops[number]
+        if row.kind is VIEW:
+            return func(*args, **kwargs)
+        if row.kind is VALUE:
+            assert isinstance(row.result, Constant)
+            return row.result.value
+        tensors = tensors_in(args, kwargs)
+        if not self._rerun.runs[number]:
+            return make(row.result, tensors, self._storage)
+        return self._run(number, row, operator, tensors, args, kwargs)
+
+    def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a higher-order operator again."""
+        self._find(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _find(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the number of the op in forward; none for a cast that autocast's cache held there."""
+        ops, number = self._record.ops, self._next
+        cast = isinstance(func, OpOverload) and is_weight_cast(func, args, kwargs)
+        if cast:
+            if number < len(ops) and ops[number].weight == _storage_id(args[0]):
+                self._next = number + 1
+                return number
+            return NOBODY
+        while number < len(ops) and ops[number].weight != NOBODY:
+            number += 1
+        if number >= len(ops) or ops[number].func is not func:
+            expected = ops[number].func if number < len(ops) else "nothing more"
+            raise RuntimeError(
+                f"{self._name} did something else when it was computed again in backward: op {number} is "
+                f"{func}, which was {expected} in forward. Such a module cannot be a region of a plan."
+            )
+        self._next = number + 1
+        return number
+
+    def _storage(self, number: int) -> torch.UntypedStorage:
+        if number in self._rerun.restored:
+            kept = self._record.kept
+            return (kept.pop(number) if self._release else kept[number]).tensor.untyped_storage()
+        nbytes, device = self._record.sizes[number]
+        return absent_storage(nbytes, device)
+
+    def _run(
+        self,
+        number: int,
+        row: OpRecord,
+        operator: Operator,
+        tensors: list[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        replacements = {
+            outside.argument: replacement
+            for outside in row.outside
+            if (replacement := self._as_in_forward(row, outside, tensors[outside.argument])) is not None
+        }
+        replacements.update(_spared_statistics(row.func, args, kwargs, tensors))
+        if replacements:
+            args, kwargs = with_tensors(args, kwargs, replacements)
+        if operator.name not in READS_METADATA_ONLY and any(map(is_absent, tensors)):
+            raise AssertionError(f"{operator.name} in {self._name} would read what was not computed again")
+        if row.generator is not None:
+            self._draws.repeat(row.generator, row.state, number, row.draw_before)
+        return row.func(*args, **kwargs)
+
+    def _as_in_forward(self, row: OpRecord, outside: Outside, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a copy of an outside tensor as the op saw it in forward, if it has been written to since.
+
+        An op that wrote to it in forward writes to a copy now: the write has been done.
+        """
+        flow = self._record.flow
+        if outside.storage in flow.permanent:
+            written = any(outside.storage == storage for storage, _ in row.writes)
+            if outside.version == flow.version(outside.storage) and not written:
+                return None
+            snapshot = self._record.snapshots[outside.storage, outside.version]
+            then = snapshot.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return then.clone() if written else then
+        counted = flow.version(outside.storage) == 0 and outside.counter >= 0 and not tensor.is_inference()
+        if counted and tensor._version != outside.counter:
+            raise RuntimeError(
+                f"a tensor of shape {list(tensor.shape)} that {row.func} in {self._name} needs to run "
+                "again was modified in place between forward and backward. Modify a copy, or leave the "
+                "module out of the plan."
+            )
+        return None
+
+
+def _spared_statistics(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """Return copies of running statistics that a normalisation updates without declaring it.
+
+    They were updated in forward; computed again, it updates a copy.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name in _STATISTICS and argument.alias_info is None:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            for number, tensor in enumerate(tensors):
+                if tensor is value:
+                    found[number] = tensor.clone()
+    return found

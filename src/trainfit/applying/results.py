@@ -1,0 +1,118 @@
+"""Results of operators as data: enough to return them again without running the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in its storage."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Layout:
+        """Return the layout of a tensor."""
+        return Layout(tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def over(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return a tensor of this layout over a storage."""
+        with torch._C._DisableTorchDispatch():
+            empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+            return empty.set_(storage, self.offset, self.size, self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A result that is one of the operator's own tensors."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A result that shares the storage of one of the operator's tensors."""
+
+    number: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A result in a storage that the operator made."""
+
+    storage: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A result that is no tensor."""
+
+    value: Any
+
+
+Result = Argument | Alias | Created | Constant | list[Any] | tuple[Any, ...]
+StorageOf = Callable[[int], torch.UntypedStorage]
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an ordinary one: strided, over a storage of its own kind."""
+    return tensor.layout is torch.strided and torch._C._has_storage(tensor) and not tensor.is_meta
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value that an operator returned can be returned again as it is."""
+    return isinstance(value, _CONSTANTS)
+
+
+def make(result: Result, tensors: Sequence[torch.Tensor], storage_of: StorageOf) -> Any:
+    """Return a result again: `tensors` are the operator's arguments now, `storage_of` finds what it made."""
+    if isinstance(result, Created):
+        return result.layout.over(storage_of(result.storage))
+    if isinstance(result, Argument):
+        return tensors[result.number]
+    if isinstance(result, Alias):
+        return result.layout.over(tensors[result.number].untyped_storage())
+    if isinstance(result, Constant):
+        return result.value
+    return type(result)([make(item, tensors, storage_of) for item in result])
+
+
+def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors among an operator's arguments, in order."""
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(item for item in value if isinstance(item, torch.Tensor))
+    return found
+
+
+def with_tensors(
+    args: tuple[Any, ...], kwargs: dict[str, Any], replacements: dict[int, torch.Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with some of their tensors replaced, by their number in `tensors_in`."""
+    number = -1
+
+    def replaced(value: Any) -> Any:
+        nonlocal number
+        if isinstance(value, torch.Tensor):
+            number += 1
+            return replacements.get(number, value)
+        if isinstance(value, list | tuple):
+            return type(value)([replaced(item) if isinstance(item, torch.Tensor) else item for item in value])
+        return value
+
+    return tuple(replaced(value) for value in args), {name: replaced(v) for name, v in kwargs.items()}

@@ -1,0 +1,109 @@
+"""What is changed in torch while a region runs, and put back after it.
+
+Ordinary paths: some composite operators take another path while a dispatch mode is active (see
+`capturing/composites.py`). A region has to compute what the model without a plan computes, and what the
+capture recorded, so they get their ordinary path here too.
+
+Reads without an operator: `tolist` and `numpy` read memory directly. What they read in forward must have its
+values again when the region is computed again, so they say what they read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from trainfit.capturing import composites
+from trainfit.capturing.dispatch import CaptureMode
+from trainfit.capturing.replacing import replaced
+
+_AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA")
+
+
+class ThreadState(threading.local):
+    """What this thread is doing: regions and recomputations belong to the thread that runs them."""
+
+    def __init__(self) -> None:
+        """Begin outside of everything."""
+        self.regions = 0
+        """How many regions are running, in forward or again."""
+        self.recomputations = 0
+        """How many of them run again."""
+        self.read_value: list[Callable[[torch.Tensor], None]] = []
+        """Who wants to know of values that Python code reads, innermost last."""
+
+
+thread = ThreadState()
+_lock = threading.Lock()
+_users = 0
+_installed = contextlib.ExitStack()
+
+
+def attention_by_formula(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Attention in plain operators; the masks it makes belong on the tensor's device."""
+    if query.device.type == "cpu":
+        return composites.attention_by_formula(query, *args, **kwargs)
+    with query.device:
+        return composites.attention_by_formula(query, *args, **kwargs)
+
+
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    *options: Any,
+    **named: Any,
+) -> torch.Tensor:
+    """Read the lengths as numbers: then backward does not keep the tensors."""
+    lengths = [each.to("cpu", torch.int64).contiguous().tolist() for each in (input_lengths, target_lengths)]
+    loss: torch.Tensor = torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lengths, *options, **named)
+    return loss
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[None]:
+    """Make torch ready for a region; regions of several threads share one installation."""
+    if any(isinstance(mode, CaptureMode) for mode in _get_current_dispatch_mode_stack()):
+        # A capture has done the same, and more.
+        yield
+        return
+    global _users
+    with _lock:
+        if _users == 0:
+            _install()
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _installed.close()
+
+
+def _install() -> None:
+    library = torch.library.Library("aten", "IMPL")
+    _installed.callback(library._destroy)
+    for key in _AUTOGRAD_KEYS:
+        library.impl("linear", composites.linear, key)
+        library.impl("_scaled_dot_product_attention_math", attention_by_formula, key)
+        library.impl("ctc_loss.Tensor", ctc_loss, key)
+    for name in ("tolist", "numpy", "__array__"):
+        _installed.enter_context(replaced(torch.Tensor, name, _saying_what_it_reads))
+
+
+def _saying_what_it_reads(original: Any) -> Any:
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not thread.read_value:
+            return original(self, *args, **kwargs)
+        on_host = self if self.device.type == "cpu" else self.cpu()
+        thread.read_value[-1](on_host)
+        return original(on_host, *args, **kwargs)
+
+    return read

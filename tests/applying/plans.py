@@ -1,0 +1,80 @@
+"""Make plans for tests without a planner: regions by module name, decisions by a function of the op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trainfit.plans import OpDecision, Plan, Region, RegionKind
+from trainfit.recomputation import flow_of, rerun
+from trainfit.store import content_hash
+from trainfit.trace import Signature, Trace
+
+Policy = Callable[[Signature, int], bool]
+"""Says of an op, by its signature and its number in the region, whether its results are saved."""
+PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.convolution.", "aten._scaled_dot")
+
+
+def recompute_everything(signature: Signature, number: int) -> bool:
+    return False
+
+
+def save_everything(signature: Signature, number: int) -> bool:
+    return True
+
+
+def save_products(signature: Signature, number: int) -> bool:
+    return signature.name.startswith(PRODUCTS)
+
+
+def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
+    """Return a plan that makes every call of the named modules a region, with decisions by `policy`."""
+    kinds: dict[RegionKind, int] = {}
+    regions: list[Region] = []
+    counts: dict[str, int] = {}
+    for number, call in enumerate(trace.calls):
+        name = trace.module_name(call.module)
+        if call.recompute or name not in modules:
+            continue
+        kind = region_kind(trace, number, policy)
+        counts[name] = counts.get(name, -1) + 1
+        regions.append(Region(name, counts[name], kinds.setdefault(kind, len(kinds)), 0, 0.0))
+    assert regions, f"none of {modules} is called"
+    return Plan(
+        target=trace.target,
+        device=trace.device,
+        torch=trace.torch,
+        trace_hash=content_hash(trace),
+        budget_bytes=0,
+        kinds=tuple(kinds),
+        regions=tuple(regions),
+        peak_bytes=0,
+        step_seconds=0.0,
+        baseline_peak_bytes=0,
+        baseline_step_seconds=0.0,
+        bound_seconds=0.0,
+    )
+
+
+def region_kind(trace: Trace, call: int, policy: Policy) -> RegionKind:
+    """Decide for each op: saved if the policy says so, else computed again if something needs it."""
+    start, end = trace.calls[call].forward_start, trace.calls[call].forward_end
+    signatures = [trace.signatures[trace.ops[position].signature] for position in range(start, end)]
+    saved = [not s.view and policy(s, number) for number, s in enumerate(signatures)]
+    decisions = ["save" if each else "recompute" for each in saved]
+    flow, numbers = flow_of(trace, call, decisions)
+    kept = {
+        numbers[storage]
+        for number, position in enumerate(range(start, end))
+        if saved[number]
+        for storage in (*trace.ops[position].creates, *trace.ops[position].writes)
+    }
+    again = rerun(flow, kept)
+    for number, signature in enumerate(signatures):
+        if not saved[number] and not again.runs[number] and not signature.view:
+            decisions[number] = "skip"
+    return RegionKind(
+        tuple(
+            OpDecision(s.name, tuple(output.shape for output in s.outputs), decision, s.random)
+            for s, decision in zip(signatures, decisions)
+        )
+    )
