@@ -1,7 +1,7 @@
 """The command line: reads flags, calls the API, prints the result. No logic of its own.
 
-Exit codes: 0 success, 2 a mistake of the user's (one message, no traceback), 130 interrupted. torch takes
-seconds to import, so everything that needs it is imported inside the commands.
+Exit codes: 0 success, 2 a mistake of the user's (one message, no traceback), 3 nothing fits, 130
+interrupted. torch takes seconds to import, so everything that needs it is imported inside the commands.
 """
 
 from __future__ import annotations
@@ -192,6 +192,126 @@ def estimate(
             json_result.write_json(json_result.estimate_json(result), json)
         if json != json_result.STANDARD_OUTPUT:
             text.show(text.estimate_view(result))
+
+
+@app.command()
+def plan(
+    target: Target,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="SIZE",
+            show_default=False,
+            help="Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has.",
+        ),
+    ] = None,
+    device: DeviceName = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    image_size: ImageSize = None,
+    dtype: Dtype = None,
+    optimizer: Optimizer = None,
+    task: Task = None,
+    costs: Costs = "roofline",
+    refresh: Refresh = False,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", metavar="N", help="Stop solving after this long, with the best so far."),
+    ] = 30.0,
+    json: JsonFile = None,
+) -> None:
+    """Find the fastest way to make a step fit: what to keep, and what to compute again in backward.
+
+    Exit code 3 if no plan fits; the smallest reachable peak is in the message.
+
+    [bold]Examples[/bold]
+
+      trainfit plan llama-3-8b --device h100
+      trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb
+    """
+    with _user_errors():
+        from trainfit.report import json_result, progress, text
+
+        if json is not None:
+            json_result.check_destination(json, "--json")
+        with _standard_output_for(json), progress.spinner() as report:
+            report("loading torch")
+            from trainfit import api
+            from trainfit.devices import find_device
+            from trainfit.errors import BudgetTooSmall
+
+            found = find_device(device or _default_device())
+            options = _options(found.kind, batch, seq, image_size, dtype, optimizer)
+            result = api.plan_step(
+                target,
+                budget=budget,
+                device=found,
+                options=options,
+                task=task,
+                costs=cast("CostSource", costs),
+                refresh=refresh,
+                seconds_limit=seconds,
+                progress=report,
+                measuring=report.measuring,
+            )
+        if json is not None:
+            json_result.write_json(json_result.plan_json(result), json)
+        if json != json_result.STANDARD_OUTPUT:
+            text.show(text.plan_view(result))
+        if not result.feasible:
+            raise BudgetTooSmall(api.too_small(result), result.plan.peak_bytes)
+
+
+@app.command()
+def frontier(
+    target: Target,
+    device: DeviceName = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    image_size: ImageSize = None,
+    dtype: Dtype = None,
+    optimizer: Optimizer = None,
+    task: Task = None,
+    costs: Costs = "roofline",
+    refresh: Refresh = False,
+    points: Annotated[int, typer.Option("--points", metavar="N", help="How many budgets to solve for.")] = 16,
+    json: JsonFile = None,
+) -> None:
+    """Show the least time of a step for every peak, from the smallest reachable to no plan at all.
+
+    [bold]Examples[/bold]
+
+      trainfit frontier gpt2 --batch 8 --device a100-40gb
+      trainfit frontier llama-3-8b --device h100 --json frontier.json
+    """
+    with _user_errors():
+        from trainfit.report import json_result, progress, text
+
+        if json is not None:
+            json_result.check_destination(json, "--json")
+        with _standard_output_for(json), progress.spinner() as report:
+            report("loading torch")
+            from trainfit import api
+            from trainfit.devices import find_device
+
+            found = find_device(device or _default_device())
+            options = _options(found.kind, batch, seq, image_size, dtype, optimizer)
+            result = api.frontier(
+                target,
+                device=found,
+                options=options,
+                task=task,
+                costs=cast("CostSource", costs),
+                refresh=refresh,
+                points=points,
+                progress=report,
+                measuring=report.measuring,
+            )
+        if json is not None:
+            json_result.write_json(json_result.frontier_json(result), json)
+        if json != json_result.STANDARD_OUTPUT:
+            text.show(text.frontier_view(result))
 
 
 @app.command()

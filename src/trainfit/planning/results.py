@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from trainfit.costs.table import CostTable
 from trainfit.devices import Device
-from trainfit.plans import Plan
 from trainfit.planning.baselines import Baseline
+from trainfit.plans import Plan
 from trainfit.simulate import Timeline
 from trainfit.trace import Trace
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
-from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.planning import master
 from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import Effect, effect_of
@@ -16,6 +15,7 @@ from trainfit.planning.master import MasterProblem, Option
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
 from trainfit.planning.rewrite import rewritten
+from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.simulate import Timeline, simulate
 from trainfit.store import content_hash
 from trainfit.trace import Trace

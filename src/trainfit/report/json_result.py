@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainfit.errors import OptionError
+from trainfit.plans import DECISIONS, Plan, Region
 from trainfit.store import write_whole
 from trainfit.trace import Trace
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trainfit.api import Estimate
     from trainfit.costs.summary import StepTime
     from trainfit.devices import Device
+    from trainfit.planning.results import Frontier, PlanResult
     from trainfit.verification import Verification
 
 SCHEMA = 1
@@ -66,6 +68,51 @@ def _orders(trace: Trace) -> dict[str, list[str]]:
         "forward_post": list(trace.call_names(trace.forward_post_order)),
         "backward_pre": list(trace.call_names(trace.backward_pre_order)),
         "backward_post": list(trace.call_names(trace.backward_post_order)),
+    }
+
+
+def plan_json(result: PlanResult) -> dict[str, Any]:
+    """Return a plan as a JSON object; if nothing fits, it is the plan with the smallest peak."""
+    plan = result.plan
+    return {
+        **_common(plan.target, result.device, result.trace, result.seconds),
+        "feasible": result.feasible,
+        "budget_bytes": plan.budget_bytes,
+        "baseline": {"peak_bytes": plan.baseline_peak_bytes, "step_seconds": plan.baseline_step_seconds},
+        "peak_bytes": plan.peak_bytes,
+        "step_seconds": plan.step_seconds,
+        "recompute_seconds": sum(region.recompute_seconds for region in plan.regions),
+        "bound_seconds": plan.bound_seconds,
+        "gap": plan.gap,
+        "method": plan.method,
+        "trace_hash": plan.trace_hash,
+        "regions": [_region(plan, region) for region in plan.regions],
+        "baselines": [dataclasses.asdict(baseline) for baseline in result.baselines],
+        "by_category": dict(result.timeline.peak_by_category),
+        "minimum_peak_bytes": None if result.feasible else plan.peak_bytes,
+    }
+
+
+def _region(plan: Plan, region: Region) -> dict[str, Any]:
+    decisions = [op.decision for op in plan.kind_of(region).ops]
+    counts = {decision: decisions.count(decision) for decision in DECISIONS}
+    return {**dataclasses.asdict(region), "decisions": counts}
+
+
+def frontier_json(frontier: Frontier) -> dict[str, Any]:
+    """Return a frontier as a JSON object, smallest peak first."""
+    return {
+        **_common(frontier.trace.target, frontier.device, frontier.trace, frontier.seconds),
+        "points": [
+            {
+                "peak_bytes": point.peak_bytes,
+                "step_seconds": point.step_seconds,
+                "bound_seconds": point.plan.bound_seconds,
+                "regions": len(point.plan.regions),
+            }
+            for point in frontier.points
+        ],
+        "baselines": [dataclasses.asdict(baseline) for baseline in frontier.baselines],
     }
 
 

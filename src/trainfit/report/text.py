@@ -18,6 +18,9 @@ from trainfit.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from trainfit.api import Estimate
     from trainfit.costs.summary import StepTime
+    from trainfit.planning.baselines import Baseline
+    from trainfit.planning.results import Frontier, PlanResult
+    from trainfit.plans import Plan, Region
     from trainfit.verification import Verification
 
 _BAR_WIDTH = 24
@@ -26,6 +29,7 @@ _LEAST_WIDTH = 80
 _LEAST_NAME_WIDTH = 18
 _MOST_WARNINGS = 10
 _MOST_OPERATORS = 8
+_MOST_KINDS = 10
 _MOST_UNPRICED = 5
 
 
@@ -58,6 +62,101 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     parts += _warnings(estimate.warnings)
     parts += [Text(), _estimate_footer(estimate)]
     return Group(*parts)
+
+
+def plan_view(result: PlanResult) -> RenderableType:
+    """Lay out a plan: does it fit, what it costs, how good it is, the usual ways beside it, its regions."""
+    plan = result.plan
+    parts: list[RenderableType] = [_plan_headline(result), Text(), _alternatives(result.baselines, plan)]
+    regions = _plan_regions(plan)
+    if regions is not None:
+        parts += [Text(), regions]
+    parts += _warnings((*result.trace.warnings, *result.costs.warnings))
+    parts += [Text(), _plan_footer(result)]
+    return Group(*parts)
+
+
+def frontier_view(frontier: Frontier) -> RenderableType:
+    """Lay out a frontier: the least time for every peak."""
+    table = _table("peak (predicted)", "step", "added", "regions", "fits")
+    fastest = frontier.points[-1].step_seconds
+    for point in frontier.points:
+        fits = point.peak_bytes <= frontier.device.usable_bytes
+        table.add_row(
+            format_bytes(point.peak_bytes),
+            format_seconds(point.step_seconds),
+            f"{point.step_seconds / fastest - 1:.1%}" if fastest else "-",
+            format_count(len(point.plan.regions)),
+            Text("yes", "green") if fits else Text("no", "red"),
+        )
+    best = next((p for p in reversed(frontier.points) if p.peak_bytes <= frontier.device.usable_bytes), None)
+    line = _safe(frontier.trace.target, "bold").append(" on ").append_text(_safe(frontier.device.name))
+    if best is None:
+        line.append(": nothing fits", "bold red")
+    else:
+        line.append(f": the fastest that fits takes {format_seconds(best.step_seconds)} per step and ")
+        line.append(format_bytes(best.peak_bytes), "bold").append(" (predicted)")
+    return Group(line, Text(), _whole_numbers(table))
+
+
+def _plan_headline(result: PlanResult) -> Text:
+    plan = result.plan
+    line = _safe(plan.target, "bold").append(f" on {result.device.name}: ")
+    if not result.feasible:
+        line.append(f"no plan fits into {format_bytes(plan.budget_bytes)}", "bold red")
+        return line.append(f"; the smallest peak is {format_bytes(plan.peak_bytes)} (predicted)")
+    if not plan.regions:
+        line.append("fits as it is", "bold green")
+        return line.append(
+            f": {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)} (predicted)"
+        )
+    line.append(f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}", "bold green")
+    added = plan.added_seconds / plan.baseline_step_seconds if plan.baseline_step_seconds else 0.0
+    line.append(f" at {format_seconds(plan.step_seconds)} per step, {added:+.1%} (predicted). ")
+    return line.append(f"No plan of this kind is more than {plan.gap:.2%} faster.")
+
+
+def _alternatives(baselines: Sequence[Baseline], plan: Plan) -> Table:
+    table = _table("compared (predicted)", "peak", "step", "added", "fits")
+    rows = [("this plan", plan.peak_bytes, plan.step_seconds)]
+    rows += [(baseline.name, baseline.peak_bytes, baseline.step_seconds) for baseline in baselines]
+    for name, peak, step in rows:
+        added = step / plan.baseline_step_seconds - 1 if plan.baseline_step_seconds else 0.0
+        fits = Text("yes", "green") if peak <= plan.budget_bytes else Text("no", "red")
+        label = Text(name, "bold" if name == "this plan" else "")
+        table.add_row(label, format_bytes(peak), format_seconds(step), f"{added:+.1%}", fits)
+    return _whole_numbers(table)
+
+
+def _plan_regions(plan: Plan) -> Table | None:
+    """Return the regions with the same decisions as one line each."""
+    if not plan.regions:
+        return None
+    table = _table("checkpointed", "calls", "keep", "recompute", "saved ops", "repeated", "skipped")
+    by_kind: dict[int, list[Region]] = {}
+    for region in plan.regions:
+        by_kind.setdefault(region.kind, []).append(region)
+    for kind, members in sorted(by_kind.items(), key=lambda item: -len(item[1]))[:_MOST_KINDS]:
+        decisions = [op.decision for op in plan.kinds[kind].ops]
+        first = members[0].module
+        name = first if len(members) == 1 else f"{first} and {len(members) - 1} more"
+        table.add_row(
+            _safe(name),
+            format_count(len(members)),
+            format_bytes(sum(region.kept_bytes for region in members)),
+            format_seconds(sum(region.recompute_seconds for region in members)),
+            *(format_count(decisions.count(decision)) for decision in ("save", "recompute", "skip")),
+        )
+    return _whole_numbers(table)
+
+
+def _plan_footer(result: PlanResult) -> Text:
+    seconds = result.seconds
+    return Text(
+        f"{format_count(len(result.trace.ops))} ops, captured in {format_seconds(seconds['capture'])}, solved in "
+        f"{format_seconds(seconds['solve'])}, torch {result.trace.torch}",
+        "dim",
+    )
 
 
 def verification_view(verification: Verification) -> RenderableType:
