@@ -26,7 +26,7 @@ _MOST_REGIONS = 1200
 _MOST_GROUPS = 600
 _MOST_POINTS = 14
 _MOST_ROUNDS = 8
-_GAP_SHARE = 0.001
+_GAP_SHARE = 0.002
 """Of the step's time: a plan that is this close to the best possible is good enough."""
 Progress = Callable[[str], None]
 

@@ -107,9 +107,8 @@ def _plan_headline(result: PlanResult) -> Text:
         return line.append(f"; the smallest peak is {format_bytes(plan.peak_bytes)} (predicted)")
     if not plan.regions:
         line.append("fits as it is", "bold green")
-        return line.append(
-            f": {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)} (predicted)"
-        )
+        both = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}"
+        return line.append(f": {both} (predicted)")
     line.append(f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}", "bold green")
     added = plan.added_seconds / plan.baseline_step_seconds if plan.baseline_step_seconds else 0.0
     line.append(f" at {format_seconds(plan.step_seconds)} per step, {added:+.1%} (predicted). ")
@@ -153,8 +152,8 @@ def _plan_regions(plan: Plan) -> Table | None:
 def _plan_footer(result: PlanResult) -> Text:
     seconds = result.seconds
     return Text(
-        f"{format_count(len(result.trace.ops))} ops, captured in {format_seconds(seconds['capture'])}, solved in "
-        f"{format_seconds(seconds['solve'])}, torch {result.trace.torch}",
+        f"{format_count(len(result.trace.ops))} ops, captured in {format_seconds(seconds['capture'])}, "
+        f"solved in {format_seconds(seconds['solve'])}, torch {result.trace.torch}",
         "dim",
     )
 
