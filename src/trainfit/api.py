@@ -15,10 +15,10 @@ from trainfit.devices import Device, find_device
 from trainfit.errors import BudgetTooSmall, OptionError, StepError
 from trainfit.models.recipe import StepOptions
 from trainfit.module_stats import ModuleStats, module_stats
-from trainfit.plans import Plan
 from trainfit.planning.baselines import baselines
 from trainfit.planning.results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.solve import Infeasible, Planner
+from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
 from trainfit.step import Step
 from trainfit.targets import Target, load
