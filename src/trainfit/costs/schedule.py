@@ -17,6 +17,9 @@ from trainfit.trace import PHASES, Trace
 
 Seconds = NDArray[np.float64]
 
+LAUNCH_BOUND_SHARE = 0.1
+"""A step in which the device waits longer than this share for the host is called launch-bound."""
+
 # Ops whose result the host has to see before it goes on.
 _WAITS_FOR_DEVICE = (
     "_local_scalar_dense",
@@ -57,6 +60,14 @@ class Schedule:
     def busy_seconds(self) -> float:
         """How long the device has work to do."""
         return float(self.device_seconds.sum())
+
+    @property
+    def marginal_seconds(self) -> Seconds:
+        """By how much the step would grow if each op ran once more: what the busier queue needs for it."""
+        if self.costs.host.runs_kernels:
+            return self.host_seconds + self.device_seconds
+        launch_bound = self.waiting_share > LAUNCH_BOUND_SHARE
+        return np.maximum(self.host_seconds, self.device_seconds) if launch_bound else self.device_seconds
 
     @property
     def waiting_share(self) -> float:

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainfit.costs.schedule import Schedule, Seconds
+from trainfit.costs.schedule import LAUNCH_BOUND_SHARE, Schedule, Seconds
 from trainfit.trace import Trace
 from trainfit.work.attention import attention_of
 from trainfit.work.products import products_of
-
-LAUNCH_BOUND_SHARE = 0.1
-"""A step in which the device waits longer than this share for the host is called launch-bound."""
 
 
 @dataclass(frozen=True)

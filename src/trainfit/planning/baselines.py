@@ -33,7 +33,7 @@ class Baseline:
 
 def baselines(trace: Trace, costs: CostTable, budget_bytes: int) -> tuple[Baseline, ...]:
     """Replay each of the usual ways; those that need blocks are left out if the model has none."""
-    seconds = _op_seconds(trace, costs)
+    seconds = schedule(trace, costs).marginal_seconds.tolist()
     blocks = list(_blocks(trace, seconds))
     full = [effect_of(trace, block, everything_again(block)) for block in blocks]
     found = [_replayed("keep everything", trace, costs, [])]
@@ -60,12 +60,6 @@ def everything_again(region: RegionGraph) -> Choice:
         bytes=sum(region.groups[n].bytes for n in kept),
         seconds=sum(region.groups[n].seconds for n in repeated),
     )
-
-
-def _op_seconds(trace: Trace, costs: CostTable) -> list[float]:
-    step = schedule(trace, costs)
-    both = step.device_seconds + (step.host_seconds if costs.host.runs_kernels else 0.0)
-    return [float(seconds) for seconds in both]
 
 
 def _blocks(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:

@@ -123,6 +123,10 @@ def _alive_around(trace: Trace, start: int, end: int) -> list[int]:
     return list(found)
 
 
+_HIDDEN_EFFECTS = ("aten.native_batch_norm.", "aten.cudnn_batch_norm.", "aten.miopen_batch_norm.")
+"""They move the running statistics, which their schemas do not say."""
+
+
 def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> None:
     creator: dict[int, int] = {}
     leader: dict[int, int] = {}
@@ -140,6 +144,8 @@ def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> N
                 last_write[storage] = number
             else:
                 outside_effect.add(number)
+        if trace.op_name(number).startswith(_HIDDEN_EFFECTS):
+            outside_effect.add(number)
         for storage in op.reads:
             if storage not in creator and trace.storages[storage].start >= 0:
                 inputs[storage] = None

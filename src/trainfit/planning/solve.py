@@ -59,8 +59,7 @@ class Planner:
         self.baseline_peak_bytes = timeline.peak_bytes
         self.baseline_seconds = step.step_seconds
         self.trace_hash = content_hash(self.trace)
-        seconds = step.device_seconds + (step.host_seconds if self.costs.host.runs_kernels else 0.0)
-        self.regions = _regions(self.trace, seconds.tolist(), self.baseline_peak_bytes)
+        self.regions = _regions(self.trace, step.marginal_seconds.tolist(), self.baseline_peak_bytes)
         options = _options(self.trace, self.regions)
         self.problem = master.build(timeline, options, _exclusive(self.regions, options))
 
@@ -135,6 +134,7 @@ class Planner:
                     recompute_seconds=option.seconds,
                 )
             )
+        step_seconds = schedule(new, self.costs).step_seconds
         plan = Plan(
             target=self.trace.target,
             device=self.costs.device.name,
@@ -144,10 +144,11 @@ class Planner:
             kinds=tuple(kinds),
             regions=tuple(regions),
             peak_bytes=timeline.peak_bytes,
-            step_seconds=schedule(new, self.costs).step_seconds,
+            step_seconds=step_seconds,
             baseline_peak_bytes=self.baseline_peak_bytes,
             baseline_step_seconds=self.baseline_seconds,
-            bound_seconds=self.baseline_seconds + bound,
+            # The solver adds seconds up; two queues can overlap a little more of them.
+            bound_seconds=min(self.baseline_seconds + bound, step_seconds),
         )
         self._timelines[plan] = timeline
         return plan

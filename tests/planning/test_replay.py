@@ -1,0 +1,175 @@
+"""A replayed plan against the capture of a model that is checkpointed so, and what planning promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import trainfit
+from trainfit import Step, Trace
+from trainfit.costs.roofline import roofline_costs
+from trainfit.devices import find_device
+from trainfit.planning.baselines import baselines, everything_again
+from trainfit.planning.effects import effect_of
+from trainfit.planning.regions import candidate_calls, region_graph
+from trainfit.planning.rewrite import rewritten
+from trainfit.planning.solve import Infeasible, Planner
+from trainfit.plans import Plan
+from trainfit.simulate import simulate
+
+H100 = find_device("h100")
+
+
+class Block(nn.Module):
+    """A transformer block with dropout and an in-place activation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Linear(width, 3 * width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.mix(self.norm(x)).chunk(3, -1)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.drop(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(torch.relu_(self.up(x)))
+
+
+class Net(nn.Module):
+    """Blocks between an embedding and a head, checkpointed by torch itself if asked."""
+
+    def __init__(self, checkpointed: bool, layers: int = 4, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, 50)
+        self.checkpointed = checkpointed
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            if self.checkpointed:
+                hidden = checkpoint(block, hidden, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden = block(hidden)
+        return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten())
+
+
+def build(checkpointed: bool = False, device: str = "cpu") -> Callable[[], Step]:
+    def make() -> Step:
+        model = Net(checkpointed).to(device)
+        tokens = torch.randint(0, 50, (8, 64), device=device)
+        return Step.of(model, {"tokens": tokens}, optimizer=torch.optim.AdamW(model.parameters()))
+
+    return make
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def trace(request: pytest.FixtureRequest) -> Trace:
+    return trainfit.capture(build(device=request.param), device="cpu" if request.param == "cpu" else H100)
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    trace = trainfit.capture(build(device="cuda"), device=H100)
+    return Planner(trace, roofline_costs(trace, H100))
+
+
+def test_full_checkpointing_is_what_torch_does(trace: Trace) -> None:
+    """Within a thousandth: the replay does not know the few bytes of bookkeeping in torch's function."""
+    device = trace.device
+    real = trainfit.capture(build(True, device), device="cpu" if device == "cpu" else H100)
+    seconds = [1.0] * len(trace.ops)
+    graphs = [region_graph(trace, call, seconds) for call in candidate_calls(trace)]
+    blocks = [g for g in graphs if g is not None and trace.modules[g.module].class_name == "Block"]
+    assert len(blocks) == 4
+    replayed = rewritten(trace, [effect_of(trace, block, everything_again(block)) for block in blocks])
+    replayed.check()
+    predicted, expected = simulate(replayed).peak_bytes, simulate(real).peak_bytes
+    assert simulate(trace).peak_bytes > 1.2 * expected
+    assert predicted == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_replay_of_nothing_is_the_trace(trace: Trace) -> None:
+    assert rewritten(trace, []).ops == trace.ops
+
+
+def test_every_promise_is_within_the_budget_and_more_memory_never_costs_time(planner: Planner) -> None:
+    smallest = planner.smallest()
+    assert smallest.peak_bytes < 0.7 * planner.baseline_peak_bytes
+    span = planner.baseline_peak_bytes - smallest.peak_bytes
+    before = float("inf")
+    for part in range(1, 9):
+        budget = smallest.peak_bytes + span * part // 8
+        plan = planner.plan(budget)
+        assert isinstance(plan, Plan)
+        assert plan.peak_bytes <= budget
+        assert plan.step_seconds >= plan.bound_seconds - 1e-12
+        # Both are within the solver's gap of the best.
+        assert plan.step_seconds <= before * 1.003
+        before = plan.step_seconds
+    assert before == pytest.approx(planner.baseline_seconds)
+
+
+def test_nothing_is_planned_where_nothing_is_needed(planner: Planner) -> None:
+    plan = planner.plan(planner.baseline_peak_bytes)
+    assert isinstance(plan, Plan)
+    assert plan.regions == ()
+    assert plan.step_seconds == planner.baseline_seconds
+
+
+def test_a_budget_that_cannot_be_met_says_what_can(planner: Planner) -> None:
+    answer = planner.plan(1000)
+    assert isinstance(answer, Infeasible)
+    assert answer.smallest.peak_bytes == pytest.approx(planner.smallest().peak_bytes, rel=0.01)
+
+
+def test_no_baseline_is_better(planner: Planner) -> None:
+    for baseline in baselines(planner.trace, planner.costs, planner.baseline_peak_bytes // 2):
+        plan = planner.plan(baseline.peak_bytes)
+        assert isinstance(plan, Plan)
+        assert plan.step_seconds <= baseline.step_seconds * 1.003
+
+
+def test_regions_are_never_nested(planner: Planner) -> None:
+    plan = planner.plan(planner.baseline_peak_bytes * 7 // 10)
+    assert isinstance(plan, Plan)
+    names = [region.module for region in plan.regions]
+    assert len(set(names)) == len(names)
+    assert not any(a != b and b.startswith(a + ".") for a in names for b in names)
+
+
+def test_the_frontier_is_sorted_and_not_beaten(planner: Planner) -> None:
+    plans = planner.frontier(6)
+    peaks = [plan.peak_bytes for plan in plans]
+    seconds = [plan.step_seconds for plan in plans]
+    assert peaks == sorted(peaks)
+    assert seconds == sorted(seconds, reverse=True)
+    assert peaks[-1] == planner.baseline_peak_bytes
+
+
+def test_batch_norm_is_never_run_twice() -> None:
+    """Its running statistics would move twice: the op is kept, or its results are not needed."""
+
+    def make() -> Step:
+        layers = [
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(4)
+        ]
+        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 64, 2))
+        images = torch.randn(4, 8, 8, 8)
+        return Step.of(model, (images,), loss=lambda out: out.square().mean(), optimizer=None)
+
+    trace = trainfit.capture(make, device="cpu")
+    planner = Planner(trace, roofline_costs(trace, H100))
+    plan = planner.smallest()
+    decisions = {op.decision for kind in plan.kinds for op in kind.ops if "batch_norm" in op.name}
+    assert decisions <= {"save", "skip"}
