@@ -48,7 +48,8 @@ class Outside:
     storage: int
     version: int
     counter: int
-    """Torch's own count of writes to the tensor, which also sees those outside of the region."""
+    """Torch's own count of writes to the tensor, which also sees those outside of the region; -1 if the
+    tensor is an input of the region, which is checked as such."""
 
 
 @dataclass(slots=True)
@@ -99,12 +100,18 @@ class Record:
 class Recorder(RegionMode):
     """Runs the ops of a region's forward and records them."""
 
-    def __init__(self, follower: Follower, permanent: Callable[[], Iterable[torch.Tensor]]) -> None:
-        """Follow a plan; `permanent` tensors are there before the region and after it: inputs, weights."""
+    def __init__(
+        self,
+        follower: Follower,
+        inputs: Iterable[torch.Tensor],
+        weights: Callable[[], Iterable[torch.Tensor]],
+    ) -> None:
+        """Follow a plan; the region's inputs and the module's weights are there before it and after it."""
         super().__init__()
         self.record = Record()
         self.follower = follower
-        self._permanent_tensors = permanent
+        self._weights = weights
+        self._inputs = {_storage_id(tensor) for tensor in inputs if has_storage(tensor)}
         self._permanent: set[int] | None = None
         self._number_of: dict[int, int] = {}
         self._uninitialised: set[int] = set()
@@ -130,7 +137,7 @@ class Recorder(RegionMode):
         if self.record.flow.makers[number][0] != NOBODY:
             return False
         if self._permanent is None:
-            self._permanent = {_storage_id(t) for t in self._permanent_tensors() if has_storage(t)}
+            self._permanent = {_storage_id(t) for t in self._weights() if has_storage(t)} | self._inputs
         if _storage_id(tensor) not in self._permanent:
             return False
         self.record.flow.permanent.add(number)
@@ -214,7 +221,8 @@ class Recorder(RegionMode):
             number = self._storage(tensor)
             version = self.record.flow.version(number)
             if self.record.flow.makers[number][0] == NOBODY and not metadata_only:
-                counter = -1 if tensor.is_inference() else tensor._version
+                unknown = _storage_id(tensor) in self._inputs or tensor.is_inference()
+                counter = -1 if unknown else tensor._version
                 row.outside.append(Outside(argument, number, version, counter))
             if _storage_id(tensor) in written:
                 self._before_write(number, version, tensor, operator)

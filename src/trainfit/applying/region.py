@@ -47,14 +47,13 @@ class RegionCall:
         self._record: Record | None = None
         self._recorder: Recorder | None = None
         self._used_up = False
-        self._permanent: list[torch.Tensor] = []
+        self._given: list[torch.Tensor] = []
         self._holds_inputs = False
         self._inputs: list[tuple[torch.Tensor, int]] = []
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
-        permanent = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        self._permanent = permanent
+        self._given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         names = tuple(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
         rest = {name: value for name, value in kwargs.items() if name not in names}
 
@@ -78,7 +77,7 @@ class RegionCall:
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
         pack, unpack = _top_hooks(False)
-        recorder = self._recorder = Recorder(Follower(self._ops), self._permanent_tensors)
+        recorder = self._recorder = Recorder(Follower(self._ops), self._given, self._weights)
 
         def pack_and_note(tensor: torch.Tensor) -> Any:
             holder = pack(tensor)
@@ -95,13 +94,12 @@ class RegionCall:
             thread.read_value.pop()
         self._record = recorder.finish()
         if self._holds_inputs:
-            self._inputs = [(t, t._version) for t in self._permanent if not t.is_inference()]
-        self._recorder, self._permanent = None, []
+            self._inputs = [(t, t._version) for t in self._given if not t.is_inference()]
+        self._recorder, self._given = None, []
         if recorder.follower.lost is not None:
             self._on_difference(recorder.follower.lost)
 
-    def _permanent_tensors(self) -> Iterator[torch.Tensor]:
-        yield from self._permanent
+    def _weights(self) -> Iterator[torch.Tensor]:
         yield from self._module.parameters()
         yield from self._module.buffers()
 
