@@ -30,6 +30,7 @@ _LEAST_NAME_WIDTH = 18
 _MOST_WARNINGS = 10
 _MOST_OPERATORS = 8
 _MOST_KINDS = 10
+_WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
 
 
@@ -301,7 +302,7 @@ def _time(time: StepTime, device: Device) -> Text:
         f"{recompute if time.recompute_seconds else ''}, optimizer {format_seconds(time.optimizer_seconds)}."
     )
     rates = [
-        f"{_rate(rate, 1.0)} {unit}/s"
+        f"{format_count(round(rate)) if rate >= _WHOLE_ABOVE else f'{rate:.3g}'} {unit}/s"
         for rate, unit in ((time.tokens_per_second, "tokens"), (time.samples_per_second, "samples"))
         if rate is not None
     ][:1]
