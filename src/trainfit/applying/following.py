@@ -1,8 +1,9 @@
 """Follows a plan's list of ops while the model runs: which decision belongs to the op that runs now?
 
-Ops are matched by name and position. One thing may differ without being another computation: autocast casts a
-weight once and then has it in its cache, so the cast may be missing where it was in the trace, or be there
-where it was not.
+Ops are matched by name and position. Two things may differ without being another computation. Autocast casts
+a weight once and then has it in its cache: the cast may be missing where it was in the trace, or be there
+where it was not. And ops of the hooks on a region's own module are in the trace, but outside of the region:
+hooks are called once, not again in backward.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ def is_operator(name: str) -> bool:
 class Follower:
     """Goes through the ops of one region call; once lost, it says `save` to everything."""
 
-    def __init__(self, ops: tuple[OpDecision, ...]) -> None:
-        """Begin at the first op."""
+    def __init__(self, ops: tuple[OpDecision, ...], *, hooked: bool = False) -> None:
+        """Begin at the first op; of a `hooked` module some at both ends may be missing."""
         self._ops = ops
+        self._hooked = hooked
         self._next = 0
         self.lost: str | None = None
         """What the model did that the plan does not have, in words."""
 
-    def decision(self, name: str, *, weight_cast: bool, autocast: bool) -> str:
+    def decision(self, name: str, *, weight_cast: bool) -> str:
         """Return the decision for the op that runs now; `weight_cast` if autocast's cache may hold it."""
         if self.lost is not None:
             return SAVE
@@ -36,7 +38,7 @@ class Follower:
         while position < len(ops) and ops[position].name != name:
             if weight_cast:
                 return RECOMPUTE
-            if not (autocast and ops[position].name == _CAST):
+            if ops[position].name != _CAST and not (self._hooked and self._next == 0):
                 break
             position += 1
         if position < len(ops) and ops[position].name == name:
@@ -48,12 +50,11 @@ class Follower:
         self.lost = f"op {self._next} is {name}, where the plan has {expected}"
         return SAVE
 
-    def finish(self, *, autocast: bool) -> None:
+    def finish(self) -> None:
         """The region has ended; ops that are left over mean that it did something else."""
-        if self.lost is not None:
+        if self.lost is not None or self._hooked:
             return
-        left = self._ops[self._next :]
-        if any(not (autocast and op.name == _CAST) for op in left):
+        if any(op.name != _CAST for op in self._ops[self._next :]):
             self.lost = f"it ended after {self._next} of {len(self._ops)} ops"
 
 

@@ -102,11 +102,9 @@ def is_weight_cast(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
     """Whether a call casts a weight for autocast, whose cache may have the result already."""
     if func is not aten._to_copy.default or not args[0].requires_grad or not args[0].is_leaf:
         return False
-    device = args[0].device.type
-    return (
-        torch.is_autocast_enabled(device)
-        and torch.is_autocast_cache_enabled()
-        and kwargs.get("dtype") == torch.get_autocast_dtype(device)
+    # Whether autocast is on cannot be asked here: where it casts, it has stepped aside.
+    return torch.is_autocast_cache_enabled() and kwargs.get("dtype") == torch.get_autocast_dtype(
+        args[0].device.type
     )
 
 

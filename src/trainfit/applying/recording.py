@@ -168,7 +168,7 @@ class Recorder(RegionMode):
             self._append(OpRecord(func=func, kind=VALUE, result=Constant(value)))
             return value
         cast = is_weight_cast(func, args, kwargs)
-        decision = self.follower.decision(operator.name, weight_cast=cast, autocast=_autocast())
+        decision = self.follower.decision(operator.name, weight_cast=cast)
         if operator.is_view:
             if func is aten.lift_fresh.default:
                 self._enter(args[0], NOBODY)
@@ -318,7 +318,7 @@ class Recorder(RegionMode):
     def finish(self) -> Record:
         """The region has ended: decide what will run again, and let go of what that does not need."""
         record = self.record
-        self.follower.finish(autocast=_autocast())
+        self.follower.finish()
         record.flow.needed = [
             (number, version)
             for number, version, holder in self._needs
@@ -332,10 +332,6 @@ class Recorder(RegionMode):
         for kept in record.kept.values():
             kept.version = kept.tensor._version
         return record
-
-
-def _autocast() -> bool:
-    return bool(torch._C._is_any_autocast_enabled())
 
 
 def _written(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

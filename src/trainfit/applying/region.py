@@ -77,7 +77,7 @@ class RegionCall:
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
         pack, unpack = _top_hooks(False)
-        recorder = self._recorder = Recorder(Follower(self._ops), self._given, self._weights)
+        recorder = self._recorder = Recorder(self._follower(), self._given, self._weights)
 
         def pack_and_note(tensor: torch.Tensor) -> Any:
             holder = pack(tensor)
@@ -98,6 +98,11 @@ class RegionCall:
         self._recorder, self._given = None, []
         if recorder.follower.lost is not None:
             self._on_difference(recorder.follower.lost)
+
+    def _follower(self) -> Follower:
+        module = self._module
+        hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+        return Follower(self._ops, hooked=bool(hooked or module._backward_pre_hooks))
 
     def _weights(self) -> Iterator[torch.Tensor]:
         yield from self._module.parameters()
