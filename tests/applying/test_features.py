@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import inspect
+import io
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

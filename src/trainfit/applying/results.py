@@ -104,15 +104,20 @@ def with_tensors(
     args: tuple[Any, ...], kwargs: dict[str, Any], replacements: dict[int, torch.Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with some of their tensors replaced, by their number in `tensors_in`."""
-    number = -1
-
-    def replaced(value: Any) -> Any:
-        nonlocal number
+    # Not a function inside: one that calls itself would keep the tensors until cycles are collected.
+    number = 0
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
+            found.append(replacements.get(number, value))
             number += 1
-            return replacements.get(number, value)
-        if isinstance(value, list | tuple):
-            return type(value)([replaced(item) if isinstance(item, torch.Tensor) else item for item in value])
-        return value
-
-    return tuple(replaced(value) for value in args), {name: replaced(v) for name, v in kwargs.items()}
+        elif isinstance(value, list | tuple):
+            items = list(value)
+            for place, item in enumerate(items):
+                if isinstance(item, torch.Tensor):
+                    items[place] = replacements.get(number, item)
+                    number += 1
+            found.append(type(value)(items))
+        else:
+            found.append(value)
+    return tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :]))

@@ -1,0 +1,125 @@
+"""Plans on disk come back as they were, and whatever is wrong with a file is one clear sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfit.errors import FileFormatError
+from trainfit.plan_store import load_plan, save_plan
+from trainfit.plans import OpDecision, Plan, Region, RegionKind
+
+PLAN = Plan(
+    target="gpt2",
+    device="cpu",
+    torch="2.13.0",
+    trace_hash="ab" * 32,
+    budget_bytes=1 << 34,
+    kinds=(
+        RegionKind(
+            (
+                OpDecision("aten.mm.default", ((2, 3), ()), "save"),
+                OpDecision("aten.native_dropout.default", ((2, 3), (2, 3)), "recompute", random=True),
+            )
+        ),
+        RegionKind(()),
+    ),
+    regions=(Region("GPT.blocks.0", 0, 0, 123, 0.5), Region("GPT.blocks.0", 1, 1, 0, 0.0)),
+    peak_bytes=99,
+    step_seconds=1.25,
+    baseline_peak_bytes=100,
+    baseline_step_seconds=1.0,
+    bound_seconds=1.2,
+)
+
+
+def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
+    save_plan(PLAN, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == PLAN
+    text = (tmp_path / "plan.json").read_text()
+    assert '{"name": "aten.mm.default", "shapes": [[2, 3], []], "decision": "save", "random": false}' in text
+
+
+def refusal(path: Path, content: Any) -> str:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(FileFormatError) as error:
+        load_plan(path)
+    message = str(error.value)
+    assert str(path) in message and message.endswith(".")
+    return message
+
+
+def with_hash(plan: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(plan, separators=(",", ":"), sort_keys=True)
+    return {
+        "format": "trainfit-plan",
+        "schema": 1,
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "plan": plan,
+    }
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return with_hash({**json.loads(json.dumps(dataclasses.asdict(PLAN))), **changes})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "truncated or not JSON"),
+        ('{"format": "trainfit-plan", ', "truncated or not JSON"),
+        ("[" * 100_000, "truncated or not JSON"),
+        ([1], "is not a trainfit plan"),
+        ({"format": "trainfit-trace"}, "is not a trainfit plan"),
+        (
+            {"format": "trainfit-plan", "schema": 7},
+            "has schema 7, but this trainfit reads schema 1; plan again",
+        ),
+        ({"format": "trainfit-plan", "schema": "1"}, "has an unknown schema"),
+        ({**changed(), "sha256": "0"}, "damaged: its content does not match its hash"),
+        (with_hash({}), "plan should have exactly the parts target, device"),
+        (changed(budget_bytes="1"), "plan.budget_bytes should be an integer"),
+        (changed(budget_bytes=1 << 70), "plan.budget_bytes should be an integer of at most 62 bits"),
+        (changed(peak_bytes=True), "plan.peak_bytes should be an integer"),
+        (changed(step_seconds=None), "plan.step_seconds should be a finite number"),
+        (changed(target=3), "plan.target should be of type str"),
+        (changed(kinds=None), "plan.kinds should be a list"),
+        (changed(kinds=[]), "region GPT.blocks.0 is of kind 0, of 0"),
+        (changed(kinds=[{"ops": [["aten.mm.default"]]}] * 2), "plan.kinds.ops should have exactly the parts"),
+        (changed(regions=[dataclasses.asdict(PLAN.regions[0])] * 2), "call 0 of GPT.blocks.0 is there twice"),
+        (
+            changed(kinds=[{"ops": [{"name": "a", "shapes": [], "decision": "x", "random": False}]}] * 2),
+            "a of kind 0 is to be 'x', not one of save, recompute, skip",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, content: Any, says: str) -> None:
+    assert says in refusal(tmp_path / "plan.json", content)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"cannot read .*: No such file"):
+        load_plan(tmp_path / "plan.json")
+    with pytest.raises(FileFormatError, match=r"cannot write .*: No such file"):
+        save_plan(PLAN, tmp_path / "nowhere" / "plan.json")
+
+
+@given(position=st.integers(0, 10**6), byte=st.integers(0, 255))
+def test_any_changed_byte_is_noticed_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, position: int, byte: int
+) -> None:
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    save_plan(PLAN, path)
+    data = bytearray(path.read_bytes())
+    data[position % len(data)] = byte
+    path.write_bytes(bytes(data))
+    with contextlib.suppress(FileFormatError):
+        assert load_plan(path) == PLAN
