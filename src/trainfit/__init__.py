@@ -17,6 +17,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
     from trainfit.api import Estimate, Peak, capture, estimate, frontier, plan, price, verify
+    from trainfit.applying import applied, apply, remove
     from trainfit.costs.summary import OperatorTime, StepTime
     from trainfit.costs.table import CostTable
     from trainfit.devices import Device, find_device
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
     from trainfit.models.recipe import StepOptions
     from trainfit.module_stats import ModuleStats
+    from trainfit.plan_store import load_plan, save_plan
     from trainfit.planning.results import Frontier
     from trainfit.plans import Plan
     from trainfit.simulate import Timeline
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "trainfit.api": ("Estimate", "Peak", "capture", "estimate", "frontier", "plan", "price", "verify"),
+    "trainfit.applying": ("applied", "apply", "remove"),
     "trainfit.costs.summary": ("OperatorTime", "StepTime"),
     "trainfit.costs.table": ("CostTable",),
     "trainfit.devices": ("Device", "find_device"),
@@ -63,6 +66,7 @@ _HOME = {
     ),
     "trainfit.models.recipe": ("StepOptions",),
     "trainfit.module_stats": ("ModuleStats",),
+    "trainfit.plan_store": ("load_plan", "save_plan"),
     "trainfit.planning.results": ("Frontier",),
     "trainfit.plans": ("Plan",),
     "trainfit.simulate": ("Timeline",),
@@ -101,13 +105,18 @@ __all__ = [
     "UserCodeError",
     "Verification",
     "__version__",
+    "applied",
+    "apply",
     "capture",
     "estimate",
     "find_device",
     "frontier",
+    "load_plan",
     "load_trace",
     "plan",
     "price",
+    "remove",
+    "save_plan",
     "save_trace",
     "verify",
 ]

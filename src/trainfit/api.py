@@ -15,6 +15,7 @@ from trainfit.devices import Device, find_device
 from trainfit.errors import BudgetTooSmall, OptionError, StepError
 from trainfit.models.recipe import StepOptions
 from trainfit.module_stats import ModuleStats, module_stats
+from trainfit.plan_store import load_plan
 from trainfit.planning.baselines import baselines
 from trainfit.planning.results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.solve import Infeasible, Planner
@@ -326,18 +327,26 @@ def verify(
     *,
     options: StepOptions | None = None,
     task: str | None = None,
+    plan: Plan | str | None = None,
     costs: CostSource = "measured",
     force: bool = False,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> Verification:
-    """Run the real step on this machine and compare its measured peak and time with the predicted ones."""
+    """Run the real step on this machine and compare its measured peak and time with the predicted ones.
+
+    With a plan (or the name of its file) the step runs with and without it, and loss and gradients are
+    compared too.
+    """
     device = find_device("cuda" if _cuda_is_present() else "cpu")
+    if isinstance(plan, str):
+        plan = load_plan(plan)
     resolved = _resolve(target, device, options, task)
     return verify_step(
         resolved.build,
         device,
         target=resolved.name,
+        plan=plan,
         costs=costs,
         force=force,
         progress=progress,

@@ -219,6 +219,12 @@ def plan(
         float,
         typer.Option("--seconds", metavar="N", help="Stop solving after this long, with the best so far."),
     ] = 30.0,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", show_default=False, help="Write the plan, to apply it."
+        ),
+    ] = None,
     json: JsonFile = None,
 ) -> None:
     """Find the fastest way to make a step fit: what to keep, and what to compute again in backward.
@@ -228,16 +234,20 @@ def plan(
     [bold]Examples[/bold]
 
       trainfit plan llama-3-8b --device h100
-      trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb
+      trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb -o plan.json
+
+    A training script needs two lines: plan = trainfit.load_plan("plan.json") and
+    trainfit.apply(model, plan).
     """
     with _user_errors():
         from trainfit.report import json_result, progress, text
 
-        if json is not None:
-            json_result.check_destination(json, "--json")
+        for path, flag in ((json, "--json"), (output, "--output")):
+            if path is not None:
+                json_result.check_destination(path, flag)
         with _standard_output_for(json), progress.spinner() as report:
             report("loading torch")
-            from trainfit import api
+            from trainfit import api, plan_store
             from trainfit.devices import find_device
             from trainfit.errors import BudgetTooSmall
 
@@ -255,6 +265,8 @@ def plan(
                 progress=report,
                 measuring=report.measuring,
             )
+        if output is not None and result.feasible:
+            plan_store.save_plan(result.plan, output)
         if json is not None:
             json_result.write_json(json_result.plan_json(result), json)
         if json != json_result.STANDARD_OUTPUT:
@@ -323,6 +335,12 @@ def verify(
     dtype: Dtype = None,
     optimizer: Optimizer = None,
     task: Task = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan", metavar="FILE", show_default=False, help="Run the step with this plan, and without it."
+        ),
+    ] = None,
     costs: Costs = "measured",
     force: Annotated[
         bool, typer.Option("--force", help="Run even if this machine's memory may not suffice.")
@@ -340,6 +358,7 @@ def verify(
       trainfit verify gpt2-tiny
       trainfit verify train.py:build --json result.json
       trainfit verify resnet-18 --batch 4 --dtype bf16-autocast
+      trainfit verify gpt2-tiny --plan plan.json
     """
     with _user_errors():
         from trainfit.report import json_result, progress, text
@@ -355,6 +374,7 @@ def verify(
                 target,
                 options=options,
                 task=task,
+                plan=plan,
                 costs=cast("CostSource", costs),
                 force=force,
                 progress=report,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from trainfit import capturing
+from trainfit.applying import apply
 from trainfit.capturing.random_stream import seeded
 from trainfit.costs.pricing import CostSource, Measuring, price_trace
 from trainfit.costs.schedule import schedule
 from trainfit.devices import Device
 from trainfit.errors import MemoryGuard
+from trainfit.plans import Plan
 from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.simulate import simulate
 from trainfit.step import Step
@@ -41,6 +45,25 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A planned step against the same step without its plan: same seeds, same data."""
+
+    plan: Plan
+    baseline: Measurement
+    loss_equal: bool
+    """Bit by bit."""
+    max_gradient_difference: float
+    """The largest difference of any element of any parameter's gradient; 0 if they are equal bit by bit."""
+    gradient_scale: float
+    """The largest element of any gradient, to compare the difference with."""
+
+    @property
+    def gradients_equal(self) -> bool:
+        """Whether every gradient is the same, bit by bit."""
+        return self.max_gradient_difference == 0.0
+
+
+@dataclass(frozen=True)
 class Verification:
     """Predicted against measured. `seconds` is the wall time of each stage of the verification itself."""
 
@@ -52,6 +75,8 @@ class Verification:
     predicted_seconds: float
     measured: Measurement
     warnings: tuple[str, ...]
+    comparison: Comparison | None = None
+    """With a plan: what it was compared with."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -65,12 +90,16 @@ def verify_step(
     device: Device,
     *,
     target: str,
+    plan: Plan | None = None,
     costs: CostSource = "measured",
     force: bool = False,
     progress: Callable[[str], None] | None = None,
     measuring: Measuring | None = None,
 ) -> Verification:
-    """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced."""
+    """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced.
+
+    With a plan, the promise is the plan's, and the step also runs without it: results have to be the same.
+    """
     begin = time.perf_counter()
     report = progress or (lambda stage: None)
     trace = capturing.capture(build, device=device.kind, target=target, limits=THOROUGH, progress=progress)
@@ -81,8 +110,12 @@ def verify_step(
     table = price_trace(trace, device, costs=costs, progress=measuring)
     priced = time.perf_counter()
     report("real run")
+    comparison = None
     try:
-        measured = measure_step(build, device.kind)
+        measured = measure_step(build, device.kind, plan)
+        if plan is not None:
+            report("real run without the plan")
+            comparison = _compared(build, plan, measure_step(build, device.kind))
     except Exception as error:
         raise_as_user_error(error, "the real step")
     end = time.perf_counter()
@@ -90,11 +123,12 @@ def verify_step(
         target=target,
         device=device,
         trace=trace,
-        predicted_peak_bytes=timeline.peak_bytes,
+        predicted_peak_bytes=timeline.peak_bytes if plan is None else plan.peak_bytes,
         predicted_persistent_bytes=timeline.persistent_bytes,
-        predicted_seconds=schedule(trace, table).step_seconds,
+        predicted_seconds=schedule(trace, table).step_seconds if plan is None else plan.step_seconds,
         measured=measured,
         warnings=trace.warnings + table.warnings,
+        comparison=comparison,
         seconds={
             "capture": captured - begin,
             "price": priced - captured,
@@ -126,8 +160,9 @@ def free_host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def measure_step(build: Callable[[], Step], kind: str) -> Measurement:
-    """Build and run the real step twice, and measure the second, steady one."""
+def measure_step(build: Callable[[], Step], kind: str, plan: Plan | None = None) -> Measurement:
+    """Build and run the real step twice, with a plan or without, and measure the second, steady one."""
+    build = _planned(build, plan)
     if kind == "cuda":
         return _measure_cuda(build)
     # A compiled function is measured as its eager original, which is what was captured.
@@ -142,6 +177,58 @@ def measure_step(build: Callable[[], Step], kind: str) -> Measurement:
         seconds = _typical_seconds(step)
     usage = log.usage("step")
     return Measurement(usage.peak_bytes, usage.start_bytes, seconds)
+
+
+def _planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]:
+    def build_with_plan() -> Step:
+        step = build()
+        if plan is not None:
+            apply(step.model, plan)
+        return step
+
+    return build_with_plan
+
+
+def _compared(build: Callable[[], Step], plan: Plan, baseline: Measurement) -> Comparison:
+    """Run the first step with and without the plan, from the same seed, and compare loss and gradients."""
+    loss, gradients = _results(build)
+    planned_loss, planned_gradients = _results(_planned(build, plan))
+    difference = scale = 0.0
+    for name, gradient in gradients.items():
+        other = planned_gradients.get(name)
+        scale = max(scale, float(gradient.abs().max())) if gradient.numel() else scale
+        if other is None or other.shape != gradient.shape:
+            difference = float("inf")
+        elif not torch.equal(gradient, other):
+            # NaN equals nothing, but the same NaN in both is no difference.
+            apart = (gradient.double() - other.double()).abs()
+            same = torch.isnan(gradient) & torch.isnan(other)
+            difference = max(difference, float(torch.where(same, 0.0, apart).max()))
+    return Comparison(plan, baseline, _same(loss, planned_loss), difference, scale)
+
+
+def _results(build: Callable[[], Step]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Run one step; return what it returned, and every gradient as it was when backward was done with it."""
+    gradients: dict[str, torch.Tensor] = {}
+    with torch.compiler.set_stance("force_eager"), seeded():
+        step = build()
+        for name, parameter in step.model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(functools.partial(_keep, gradients, name))
+        result = step.run()
+    return result, gradients
+
+
+def _keep(gradients: dict[str, torch.Tensor], name: str, parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        gradients[name] = parameter.grad.detach().to_dense().clone()
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two results of a step are equal bit by bit; what is not a tensor has to be equal."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(torch.nan_to_num(first.detach()), torch.nan_to_num(second.detach()))
+    return type(first) is type(second)
 
 
 def _typical_seconds(step: Step) -> float:

@@ -123,6 +123,7 @@ def verification_json(verification: Verification) -> dict[str, Any]:
     gradients with.
     """
     measured = verification.measured
+    comparison = verification.comparison
     return {
         **_common(verification.target, verification.device, verification.trace, verification.seconds),
         "predicted_peak_bytes": verification.predicted_peak_bytes,
@@ -132,11 +133,11 @@ def verification_json(verification: Verification) -> dict[str, Any]:
         "measured_persistent_bytes": measured.persistent_bytes,
         "predicted_seconds": verification.predicted_seconds,
         "measured_seconds": measured.seconds,
-        "baseline_measured_peak_bytes": measured.peak_bytes,
-        "baseline_measured_seconds": measured.seconds,
-        "loss_equal": None,
-        "gradients_equal": None,
-        "max_gradient_difference": None,
+        "baseline_measured_peak_bytes": (comparison.baseline if comparison else measured).peak_bytes,
+        "baseline_measured_seconds": (comparison.baseline if comparison else measured).seconds,
+        "loss_equal": comparison.loss_equal if comparison else None,
+        "gradients_equal": comparison.gradients_equal if comparison else None,
+        "max_gradient_difference": comparison.max_gradient_difference if comparison else None,
     }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainfit.planning.baselines import Baseline
     from trainfit.planning.results import Frontier, PlanResult
     from trainfit.plans import Plan, Region
-    from trainfit.verification import Verification
+    from trainfit.verification import Comparison, Verification
 
 _BAR_WIDTH = 24
 _LEAST_WIDTH = 80
@@ -176,6 +176,11 @@ def verification_view(verification: Verification) -> RenderableType:
         Text(format_seconds(measured.seconds)),
         Text(f"{error:+.1%}"),
     )
+    comparison = verification.comparison
+    if comparison is not None:
+        baseline = comparison.baseline
+        table.add_row("peak without the plan", "", format_bytes(baseline.peak_bytes), "")
+        table.add_row("step time without the plan", "", format_seconds(baseline.seconds), "")
     seconds = verification.seconds
     footer = Text(
         f"predicted in {format_seconds(seconds['capture'])} from {format_count(len(verification.trace.ops))} "
@@ -184,6 +189,7 @@ def verification_view(verification: Verification) -> RenderableType:
     )
     parts = [
         _verdict(verification),
+        *([] if comparison is None else [_same_results(comparison)]),
         Text(),
         _whole_numbers(table),
         *_warnings(verification.warnings),
@@ -362,6 +368,21 @@ def _verdict(verification: Verification) -> Text:
     difference = abs(verification.predicted_peak_bytes - verification.measured.peak_bytes)
     line.append(f"{_percent(abs(verification.error))} too {direction}", "bold yellow")
     return line.append(f" ({format_count(difference)} bytes)")
+
+
+def _same_results(comparison: Comparison) -> Text:
+    """Say whether the plan changed the results."""
+    line = Text("With the plan the loss is ")
+    line.append(
+        "equal" if comparison.loss_equal else "NOT equal", "green" if comparison.loss_equal else "red"
+    )
+    line.append(" and the gradients are ")
+    if comparison.gradients_equal:
+        return line.append("equal", "green").append(", bit by bit (measured).")
+    relative = comparison.max_gradient_difference / (comparison.gradient_scale or 1.0)
+    return line.append("not equal", "yellow").append(
+        f": up to {relative:.1e} of the largest apart (measured)."
+    )
 
 
 def _both(predicted: int, measured: int) -> tuple[Text, Text]:
