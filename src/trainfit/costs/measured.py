@@ -28,6 +28,8 @@ UNCERTAINTY = 0.10
 """Nine of ten steps of `benchmarks/time_accuracy_cpu.py` are within this of what was predicted."""
 _BATCH = 150
 """So many operators are measured together and written to the cache at once."""
+_STEADY = 0.5
+"""Figures whose calls were further apart than this, relative to their median, are used but not kept."""
 _COMPANY = 40
 """With fewer operators than this in a round, each finds its code warmer than in a step: others join in."""
 
@@ -86,7 +88,8 @@ def _look_up(
         company = list(known)[: max(_COMPANY - len(batch), 0)]
         budget = BUDGET_SECONDS * len(batch) / len(keys)
         measured = _measure(bench, batch, company, budget, progress, between)
-        cache.store({keys[situation]: entry for situation, entry in measured.items()})
+        steady = {situation: entry for situation, entry in measured.items() if entry.spread < _STEADY}
+        cache.store({keys[situation]: entry for situation, entry in steady.items()})
         known |= measured
     return known
 

@@ -7,9 +7,10 @@ tensors push Python's own data out of the nearest caches, as in a real step, and
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainfit.costs.table import tensors_of
 from trainfit.models.gpt2 import GPT2, GPT2Config
 from trainfit.models.llama import Llama, LlamaConfig
 from trainfit.step import Step
+from trainfit.timing.clocks import cpu_clock
 from trainfit.timing.operators import Bench, situations_of
 from trainfit.trace import PHASES, Trace
 
@@ -43,14 +45,15 @@ class Sample:
 
     def run(self) -> dict[str, float]:
         """Run a step and return the seconds of each phase."""
-        times = [time.perf_counter()]
+        clock = cpu_clock()
+        times = [clock()]
         loss: torch.Tensor = self.model(self.tokens, labels=self.tokens)
-        times.append(time.perf_counter())
+        times.append(clock())
         loss.backward()
-        times.append(time.perf_counter())
+        times.append(clock())
         self.optimizer.step()
         self.optimizer.zero_grad()
-        times.append(time.perf_counter())
+        times.append(clock())
         return {phase: times[n + 1] - times[n] for n, phase in enumerate(PHASES)}
 
     def as_step(self) -> Step:
@@ -81,7 +84,15 @@ class _Phase:
 
 
 def host_seconds() -> dict[str, float]:
-    """Measure the seconds of each kind of call on the host: the fields of `costs.table.Host`."""
+    """Measure the seconds of each kind of call on the host: the fields of `costs.table.Host`.
+
+    Python runs in one thread; so do the operators meanwhile, whose time is only known then.
+    """
+    with _one_thread():
+        return _host_seconds()
+
+
+def _host_seconds() -> dict[str, float]:
     view, module_call = _view_seconds(), _module_call_seconds()
     plain = {phase: _Phase() for phase in PHASES}
     foreach = {phase: _Phase() for phase in PHASES}
@@ -122,6 +133,16 @@ def _add_sample(phases: dict[str, _Phase], sample: Sample, trace: Trace) -> None
         phase.operators += not trace.signatures[op.signature].view
         phase.tensors += tensors[op.signature]
     phases["forward"].calls += len(trace.calls)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _view_seconds() -> float:

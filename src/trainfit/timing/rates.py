@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import time
+from collections.abc import Callable
 
 import torch
+
+from trainfit.timing.clocks import cpu_clock
 
 _SIZE = 1024
 _CALLS = 7
@@ -25,11 +27,11 @@ def copy_rate(largest_cache_bytes: int) -> float:
     return 2 * size / _median_seconds(lambda: target.copy_(source))
 
 
-def _median_seconds(action) -> float:  # type: ignore[no-untyped-def]
-    times = []
+def _median_seconds(action: Callable[[], object]) -> float:
+    clock, times = cpu_clock(), []
     action()
     for _ in range(_CALLS):
-        begin = time.perf_counter()
+        begin = clock()
         action()
-        times.append(time.perf_counter() - begin)
+        times.append(clock() - begin)
     return statistics.median(times)

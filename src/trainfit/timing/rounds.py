@@ -14,11 +14,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from trainfit.timing.caller import REFUSED, Caller
+from trainfit.timing.clocks import timed_on
 
 _FEWEST_ROUNDS = 3
 _ENOUGH_ROUNDS = 7
@@ -54,7 +54,7 @@ class Rounds:
         """Begin with no times; `device` is `cpu` or `cuda`. The `company` is called, but not reported."""
         self._callers = [*callers, *company]
         self._reported = len(callers)
-        self._clock = _cuda_seconds if device == "cuda" else _cpu_seconds
+        self._timed = timed_on(device)
         self._samples: list[list[_Sample] | None] = [[] for _ in self._callers]
         self._baseline: list[float] = []
         self._calls = 0
@@ -119,7 +119,7 @@ class Rounds:
         arguments = caller.prepare()
         with torch.set_grad_enabled(caller.records):
             faults = _page_faults()
-            seconds, result = self._clock(caller.function, *arguments)
+            seconds, result = self._timed(caller.function, *arguments)
             faults = _page_faults() - faults
         caller.finish(result)
         return _Sample(seconds, faults)
@@ -127,7 +127,7 @@ class Rounds:
     def _time_baseline(self) -> None:
         """Time a call that does nothing: what it takes from Python to the kernel, and the clock itself."""
         nothing = torch.ops.aten.is_same_size.default
-        self._baseline.append(self._clock(nothing, [self._tiny, self._tiny], {})[0])
+        self._baseline.append(self._timed(nothing, [self._tiny, self._tiny], {})[0])
 
 
 def _summary(samples: list[_Sample], call_seconds: float) -> Timing:
@@ -143,26 +143,6 @@ def _summary(samples: list[_Sample], call_seconds: float) -> Timing:
 def _page_faults() -> int:
     """Return how often this process has touched memory that the system first had to provide."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def _cpu_seconds(function: Any, positional: list[Any], keyword: dict[str, Any]) -> tuple[float, Any]:
-    begin = time.perf_counter()
-    result = function(*positional, **keyword)
-    return time.perf_counter() - begin, result
-
-
-def _cuda_seconds(function: Any, positional: list[Any], keyword: dict[str, Any]) -> tuple[float, Any]:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    # The GPU is kept busy until everything is issued, so that it does not wait between the two events.
-    torch.cuda._sleep(_SLEEP_CYCLES)
-    begin.record()
-    result = function(*positional, **keyword)
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3, result
-
-
-_SLEEP_CYCLES = 1_000_000
 
 
 @contextlib.contextmanager
