@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,8 @@ class Caller:
         # Some kernels keep state for backward only while gradients are recorded (recurrent layers).
         self.records = "backward" not in signature.name
         self._memory = memory
-        made = make_arguments(signature)
+        with _tensors_on(memory.device):
+            made = make_arguments(signature)
         numbered = dict(_numbered(signature, *made))
         _draw_indices(signature, numbered)
         self._cuts = self._choose_cuts(signature, locality, numbered, made)
@@ -117,6 +119,11 @@ class Caller:
             for number, tensor in numbered.items()
             if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
         }
+
+
+def _tensors_on(device: str) -> contextlib.AbstractContextManager[object]:
+    """Let tensors be made on this device; on the CPU they are anyway."""
+    return torch.device(device) if device != "cpu" else contextlib.nullcontext()
 
 
 def storage_of(tensor: torch.Tensor) -> torch.Tensor:
