@@ -41,8 +41,8 @@ LIMITS = {
     "rtx-3090": (0.85, 1.30),
     "l40s": (0.50, 1.0),
 }
-"""Where such figures lie in microbenchmarks. The fit only chooses within: two errors that cancel on these rows
-would not on others. GeForce cards clock up to 15 % above their datasheet, and at half rate do not throttle."""
+"""Where such figures lie in microbenchmarks. The fit only chooses within: two errors that cancel on these
+rows would not on others. GeForce cards clock above their datasheet, and at half rate do not throttle."""
 DEVICES = ("l40s", "rtx-3090")
 _FIRST_STEP = 1.25
 _LAST_STEP = 1.01

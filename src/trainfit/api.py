@@ -237,6 +237,7 @@ def plan_step(
         costs=table,
         timeline=planner.timeline_of(chosen),
         baselines=baselines(trace, table, budget_bytes),
+        warnings=trace.warnings + table.warnings + planner.warnings,
         seconds={
             "capture": captured - begin,
             "price": priced - captured,

@@ -115,7 +115,7 @@ def verify_step(
         measured = measure_step(build, device.kind, plan)
         if plan is not None:
             report("real run without the plan")
-            comparison = _compared(build, plan, measure_step(build, device.kind))
+            comparison = compare_step(build, plan, measure_step(build, device.kind))
     except Exception as error:
         raise_as_user_error(error, "the real step")
     end = time.perf_counter()
@@ -160,8 +160,13 @@ def free_host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def measure_step(build: Callable[[], Step], kind: str, plan: Plan | None = None) -> Measurement:
-    """Build and run the real step twice, with a plan or without, and measure the second, steady one."""
+def measure_step(
+    build: Callable[[], Step], kind: str, plan: Plan | None = None, *, timed: bool = True
+) -> Measurement:
+    """Build and run the real step twice, with a plan or without, and measure the second, steady one.
+
+    A few more are timed without the profiler; if not `timed`, the seconds are those under it.
+    """
     build = _planned(build, plan)
     if kind == "cuda":
         return _measure_cuda(build)
@@ -174,8 +179,8 @@ def measure_step(build: Callable[[], Step], kind: str, plan: Plan | None = None)
             with log.range("step"):
                 result = step.run()
         del result
-        seconds = _typical_seconds(step)
-    usage = log.usage("step")
+        usage = log.usage("step")
+        seconds = _typical_seconds(step) if timed else usage.seconds
     return Measurement(usage.peak_bytes, usage.start_bytes, seconds)
 
 
@@ -189,7 +194,7 @@ def _planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]
     return build_with_plan
 
 
-def _compared(build: Callable[[], Step], plan: Plan, baseline: Measurement) -> Comparison:
+def compare_step(build: Callable[[], Step], plan: Plan, baseline: Measurement) -> Comparison:
     """Run the first step with and without the plan, from the same seed, and compare loss and gradients."""
     loss, gradients = _results(build)
     planned_loss, planned_gradients = _results(_planned(build, plan))

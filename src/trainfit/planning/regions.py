@@ -231,6 +231,27 @@ def _join(leader: dict[int, int], first: int, second: int) -> None:
     leader[max(a, b)] = min(a, b)
 
 
+def keeps_state(trace: Trace, call_number: int) -> bool:
+    """Whether a call leaves tensors behind that nobody was given: in a cache, or an attribute.
+
+    Such a call cannot run a second time: it would find what it left the first time. It shows in a storage
+    that Python holds beyond the call, but that no later op of forward reads.
+    """
+    call = trace.calls[call_number]
+    for op in trace.ops[call.forward_start : call.forward_end]:
+        for number in op.creates:
+            storage = trace.storages[number]
+            beyond = any(
+                hold.start <= call.forward_end < _end(hold.end) for hold in storage.held_by("program")
+            )
+            if beyond and not any(
+                reader >= call.forward_end and trace.ops[reader].phase == "forward"
+                for reader in trace.readers[number]
+            ):
+                return True
+    return False
+
+
 def candidate_calls(trace: Trace) -> Iterator[int]:
     """Yield the module calls that may be regions: those whose forward makes something that backward needs."""
     for number, call in enumerate(trace.calls):

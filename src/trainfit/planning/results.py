@@ -27,6 +27,7 @@ class PlanResult:
     timeline: Timeline
     """Of the step with the plan."""
     baselines: tuple[Baseline, ...]
+    warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
 

@@ -13,7 +13,7 @@ from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.master import MasterProblem, Option
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.regions import RegionGraph, candidate_calls, keeps_state, region_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.simulate import Timeline, simulate
@@ -50,6 +50,7 @@ class Planner:
     baseline_peak_bytes: int = field(init=False)
     baseline_seconds: float = field(init=False)
     trace_hash: str = field(init=False)
+    warnings: tuple[str, ...] = ()
     _timelines: dict[Plan, Timeline] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,7 +60,16 @@ class Planner:
         self.baseline_peak_bytes = timeline.peak_bytes
         self.baseline_seconds = step.step_seconds
         self.trace_hash = content_hash(self.trace)
-        self.regions = _regions(self.trace, step.marginal_seconds.tolist(), self.baseline_peak_bytes)
+        stateful: list[str] = []
+        self.regions = _regions(
+            self.trace, step.marginal_seconds.tolist(), self.baseline_peak_bytes, stateful
+        )
+        if stateful:
+            self.warnings += (
+                f"{len(stateful)} modules keep tensors from one call to the next (a key-value cache?) and "
+                f"cannot be computed again, such as {stateful[-1]}; for Hugging Face models set "
+                "config.use_cache = False",
+            )
         options = _options(self.trace, self.regions)
         self.problem = master.build(timeline, options, _exclusive(self.regions, options))
 
@@ -162,8 +172,11 @@ def _not_beaten(plans: list[Plan]) -> list[Plan]:
     return kept
 
 
-def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[RegionGraph]:
-    """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals."""
+def _regions(trace: Trace, seconds: list[float], peak_bytes: int, stateful: list[str]) -> list[RegionGraph]:
+    """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals.
+
+    Those that leave something behind cannot be regions, and are added to `stateful`.
+    """
     found: dict[tuple[int, int], RegionGraph] = {}
     for number in candidate_calls(trace):
         call = trace.calls[number]
@@ -173,8 +186,12 @@ def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Region
         if region is None or len(region.groups) > _MOST_GROUPS:
             continue
         freed = sum(group.bytes for group in region.groups if group.needed)
-        if freed >= _LEAST_SHARE * peak_bytes:
-            found[region.start, region.end] = region
+        if freed < _LEAST_SHARE * peak_bytes:
+            continue
+        if keeps_state(trace, number):
+            stateful.append(trace.module_name(call.module))
+            continue
+        found[region.start, region.end] = region
     largest = sorted(found.values(), key=lambda region: -sum(g.bytes for g in region.groups if g.needed))
     return sorted(largest[:_MOST_REGIONS], key=lambda region: (region.start, -region.end))
 

@@ -90,6 +90,7 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
         "baselines": [dataclasses.asdict(baseline) for baseline in result.baselines],
         "by_category": dict(result.timeline.peak_by_category),
         "minimum_peak_bytes": None if result.feasible else plan.peak_bytes,
+        "warnings": list(result.warnings),
     }
 
 

@@ -72,7 +72,7 @@ def plan_view(result: PlanResult) -> RenderableType:
     regions = _plan_regions(plan)
     if regions is not None:
         parts += [Text(), regions]
-    parts += _warnings((*result.trace.warnings, *result.costs.warnings))
+    parts += _warnings(result.warnings)
     parts += [Text(), _plan_footer(result)]
     return Group(*parts)
 

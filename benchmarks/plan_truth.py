@@ -1,0 +1,224 @@
+"""Plans applied for real: measured peak against budget and promise, loss and gradients against no plan.
+
+    python benchmarks/plan_truth.py                 all cases, two at a time
+    python benchmarks/plan_truth.py hf-gpt2         some cases
+    python benchmarks/plan_truth.py --markdown      the table for docs/benchmarks.md
+
+For each model four budgets between the smallest reachable peak and the peak without a plan. Every plan is
+applied to the real model on the CPU; the truth is the profiler's allocation events of the second step. Exit
+code 1 if a measured peak is above its budget, more than 1 % from the promise (5 % where memory depends on
+data), or if loss or gradients are not equal bit by bit. Hugging Face decoders train with `use_cache = False`,
+as with their own gradient checkpointing: a cache would be filled a second time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfit import Step
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+CASES = (
+    *(
+        "builtin-gpt2-tiny",
+        "builtin-llama-tiny",
+        "builtin-mixtral-tiny",
+        "builtin-bert-tiny",
+        "builtin-vit-tiny",
+    ),
+    *(
+        "builtin-resnet-18",
+        "hf-gpt2",
+        "hf-llama",
+        "hf-qwen2",
+        "hf-gemma2",
+        "hf-opt",
+        "hf-mixtral",
+        "hf-qwen2-moe",
+    ),
+    *(
+        "hf-bert",
+        "hf-roberta",
+        "hf-albert",
+        "hf-t5",
+        "hf-bart",
+        "hf-mamba",
+        "hf-vit",
+        "hf-swin",
+        "hf-convnext",
+    ),
+    *("hf-resnet", "hf-whisper"),
+)
+SHARES = (0.2, 0.4, 0.6, 0.8)
+"""Of the way from the smallest reachable peak to the peak without a plan."""
+CASE_SECONDS = 900
+RESULT = "result: "
+
+
+@dataclass(frozen=True)
+class Result:
+    """One plan of one case, or the message of its failure."""
+
+    name: str
+    share: float
+    data_dependent: bool = False
+    budget_bytes: int = 0
+    promised_bytes: int = 0
+    measured_bytes: int = 0
+    unplanned_bytes: int = 0
+    regions: int = 0
+    added_share: float = 0.0
+    loss_equal: bool = False
+    gradient_difference: float = 0.0
+    failure: str = ""
+
+    @property
+    def error(self) -> float:
+        return (self.promised_bytes - self.measured_bytes) / max(self.measured_bytes, 1)
+
+    @property
+    def good(self) -> bool:
+        bound = 0.05 if self.data_dependent else 0.01
+        within = self.measured_bytes <= self.budget_bytes and abs(self.error) <= bound
+        return not self.failure and within and self.loss_equal and self.gradient_difference == 0.0
+
+
+def without_cache(build: Callable[[], Step]) -> Callable[[], Step]:
+    """Return the same step, of a model that keeps no keys and values from one call to the next."""
+
+    def build_without_cache() -> Step:
+        step = build()
+        config = getattr(step.model, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+        return step
+
+    return build_without_cache
+
+
+def run_case(name: str, threads: int) -> list[Result]:
+    """Plan, apply and measure one case in this process."""
+    import torch
+
+    from cases import all_cases
+    from trainfit.capturing import capture
+    from trainfit.costs.pricing import price_trace
+    from trainfit.devices import find_device
+    from trainfit.planning.solve import Planner
+    from trainfit.plans import Plan
+    from trainfit.verification import compare_step, measure_step
+    from trainfit.workspace.measured import THOROUGH
+
+    torch.set_num_threads(threads)
+    case = all_cases()[name]
+    build = without_cache(case.build)
+    trace = capture(build, target=name, limits=THOROUGH)
+    planner = Planner(trace, price_trace(trace, find_device("cpu")))
+    smallest = planner.smallest().peak_bytes
+    unplanned = measure_step(build, "cpu", timed=False)
+    results: list[Result] = []
+    for share in SHARES:
+        budget = round(smallest + share * (planner.baseline_peak_bytes - smallest))
+        plan = planner.plan(budget)
+        if not isinstance(plan, Plan):
+            results.append(Result(name, share, failure="no plan fits, although one did with less"))
+            continue
+        measured = measure_step(build, "cpu", plan, timed=False)
+        compared = compare_step(build, plan, unplanned)
+        results.append(
+            Result(
+                name,
+                share,
+                case.data_dependent,
+                budget,
+                plan.peak_bytes,
+                measured.peak_bytes,
+                unplanned.peak_bytes,
+                len(plan.regions),
+                plan.added_seconds / plan.baseline_step_seconds,
+                compared.loss_equal,
+                compared.max_gradient_difference,
+            )
+        )
+    return results
+
+
+def in_own_process(name: str, threads: int) -> list[Result]:
+    """Run one case in a process of its own; a crash is a failure of that case alone."""
+    command = [sys.executable, __file__, "--run-one", name, "--threads", str(threads)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CASE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return [Result(name, 0.0, failure=f"not finished after {CASE_SECONDS} s")]
+    for line in done.stdout.splitlines():
+        if line.startswith(RESULT):
+            return [Result(**entry) for entry in json.loads(line.removeprefix(RESULT))]
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return [Result(name, 0.0, failure=f"exit code {done.returncode}: {last[:300]}")]
+
+
+def as_line(result: Result) -> str:
+    verdict = "ok  " if result.good else "MISS"
+    if result.failure:
+        return f"{verdict} {result.name:22} {result.failure}"
+    same = "equal" if result.loss_equal and not result.gradient_difference else "NOT EQUAL"
+    return (
+        f"{verdict} {result.name:22} {result.share:.0%} budget {result.budget_bytes:>12,} promised "
+        f"{result.promised_bytes:>12,} measured {result.measured_bytes:>12,} ({100 * result.error:+.4f} %), "
+        f"unplanned {result.unplanned_bytes:>12,}, {result.regions} regions, "
+        f"{result.added_share:+.1%} time, {same}"
+    )
+
+
+def markdown(results: list[Result]) -> Iterator[str]:
+    yield "| case | budget | promised | measured | error | without a plan | added time | results |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+    for r in results:
+        same = r.failure or ("equal" if r.loss_equal and not r.gradient_difference else "NOT EQUAL")
+        yield (
+            f"| {r.name} | {r.budget_bytes:,} | {r.promised_bytes:,} | {r.measured_bytes:,} | "
+            f"{100 * r.error:+.4f} % | {r.unplanned_bytes:,} | {r.added_share:+.1%} | {same} |"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="cases to run (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads per case")
+    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--run-one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run_one:
+        print(RESULT + json.dumps([asdict(result) for result in run_case(options.run_one, options.threads)]))
+        return 0
+    results: list[Result] = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for found in pool.map(lambda name: in_own_process(name, options.threads), options.names or CASES):
+            results += found
+            for result in found:
+                print(as_line(result), flush=True)
+    good = sum(result.good for result in results)
+    print(f"{good} of {len(results)} plans keep what they promise")
+    if options.markdown:
+        print("\n".join(markdown(results)))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n", encoding="utf-8")
+    return 0 if good == len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
