@@ -36,7 +36,6 @@ from trainfit.recomputation import NOBODY, READS_METADATA_ONLY, Flow, FlowOp, Re
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
-_DEVICES_WITH_ABSENT_MEMORY = ("cpu", "cuda")
 VIEW, VALUE, COMPUTATION = "view", "value", "computation"
 
 
@@ -125,6 +124,10 @@ class Recorder(RegionMode):
         """Return the number of a tensor's storage; one that no op of the region made is from outside."""
         number = self._number_of.get(_storage_id(tensor))
         return self._enter(tensor, NOBODY) if number is None else number
+
+    def has_seen(self, tensor: torch.Tensor) -> bool:
+        """Return whether some op of the region, or autograd in it, read or wrote a tensor's storage."""
+        return _storage_id(tensor) in self._number_of
 
     def _enter(self, tensor: torch.Tensor, maker: int) -> int:
         number = self.record.flow.storage(maker)
@@ -277,7 +280,7 @@ class Recorder(RegionMode):
             if argument is tensor:
                 return Argument(number)
         plain = has_storage(tensor) and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
-        if not plain or tensor.device.type not in _DEVICES_WITH_ABSENT_MEMORY:
+        if not plain or tensor.device.type not in results.ABSENT_ON:
             row.must_run = True
             if not has_storage(tensor):
                 return Constant(None)
@@ -315,8 +318,11 @@ class Recorder(RegionMode):
         if has_storage(tensor):
             self._needs.append((*self._read(tensor), None))
 
-    def finish(self) -> Record:
-        """The region has ended: decide what will run again, and let go of what that does not need."""
+    def finish(self, *, complete: bool = False) -> Record:
+        """The region has ended: decide what will run again, and let go of what that does not need.
+
+        `complete`: every result will have its values again, because someone else looks at them.
+        """
         record = self.record
         self.follower.finish()
         record.flow.needed = [
@@ -324,6 +330,8 @@ class Recorder(RegionMode):
             for number, version, holder in self._needs
             if holder is None or holder() is not None
         ]
+        if complete:
+            record.flow.needed += [(n, record.flow.version(n)) for n in range(len(record.flow.makers))]
         if record.unseen_kernels:
             record.rerun = record.without_kept()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,13 +17,17 @@ from trainfit.applying.modes import RegionMode
 from trainfit.applying.randomness import Draws, may_draw
 from trainfit.applying.recording import Record, Recorder
 from trainfit.applying.replaying import Replayer
+from trainfit.applying.results import ABSENT_ON, Layout, has_storage
+from trainfit.applying.state import ModuleState, has_hooks_inside, structure
 from trainfit.applying.surroundings import prepared, thread
+from trainfit.capturing.hollow import absent_storage
 from trainfit.capturing.operators import Operator
 from trainfit.plans import OpDecision
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
 OnDifference = Callable[[str], None]
+_TENSOR = object()
 
 
 class RegionCall:
@@ -50,23 +55,24 @@ class RegionCall:
         self._given: list[torch.Tensor] = []
         self._holds_inputs = False
         self._inputs: list[tuple[torch.Tensor, int]] = []
+        self._arguments: _Arguments | None = None
+        self._state: ModuleState | None = None
+        self._absent: list[weakref.ref[torch.UntypedStorage]] = []
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
         self._given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        names = tuple(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
-        rest = {name: value for name, value in kwargs.items() if name not in names}
+        arguments = self._arguments = _Arguments(args, kwargs)
 
-        def forward(*given: Any) -> Any:
-            count = len(given) - len(names)
-            return self._forward(*given[:count], **rest, **dict(zip(names, given[count:])))
+        def forward(*tensors: Any) -> Any:
+            return arguments.call(self._forward, tensors)
 
-        given = (*args, *(kwargs[name] for name in names))
         options: dict[str, Any] = {
             "use_reentrant": False,
             "preserve_rng_state": False,
             "context_fn": lambda: (self._in_forward(), _Again(self)),
         }
+        given = arguments.tensors
         if _top_hooks(False) is not None:
             # Someone else wants to know what is kept for backward: an outer checkpoint, or offloading.
             return checkpoint(forward, *given, **options)
@@ -84,6 +90,7 @@ class RegionCall:
             recorder.packed(tensor, holder)
             return holder
 
+        state = ModuleState(self._module)
         thread.read_value.append(recorder.value_read)
         thread.regions += 1
         try:
@@ -92,7 +99,12 @@ class RegionCall:
         finally:
             thread.regions -= 1
             thread.read_value.pop()
-        self._record = recorder.finish()
+        self._record = recorder.finish(complete=has_hooks_inside(self._module))
+        if not state.is_present():
+            self._state = state
+        assert self._arguments is not None
+        self._arguments.forget_untouched(recorder)
+        self._arguments = None
         if self._holds_inputs:
             self._inputs = [(t, t._version) for t in self._given if not t.is_inference()]
         self._recorder, self._given = None, []
@@ -113,15 +125,17 @@ class RegionCall:
         """Return the context in which the region is computed again."""
         self.on_backward()
         mode = self._replay_mode()
+        as_in_forward = contextlib.nullcontext() if self._state is None else self._state.restored()
         reads = thread.read_value
         thread.read_value = []
         thread.regions += 1
         thread.recomputations += 1
         try:
-            with prepared(), mode:
+            with prepared(), as_in_forward, mode:
                 yield
         finally:
             mode.finish()
+            self._absent = mode.absent
             thread.regions -= 1
             thread.recomputations -= 1
             thread.read_value = reads
@@ -145,6 +159,46 @@ class RegionCall:
         rerun = record.rerun if intact else record.without_kept()
         self._used_up = not _keeps_graph()
         return Replayer(self._name, record, rerun, release=self._used_up)
+
+    def __del__(self) -> None:
+        """Look, when all is over, whether someone got hold of a result that has no values."""
+        if any(reference() is not None for reference in self._absent):
+            self._on_difference(
+                "when it was computed again in backward, some code kept a result beyond that (in a list "
+                "or variable outside of it), and such results may have no values"
+            )
+
+
+class _Arguments:
+    """The arguments of a region's call, to call it again with what they were."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        values = (*args, *kwargs.values())
+        self.tensors = tuple(value for value in values if isinstance(value, torch.Tensor))
+        self._count, self._names = len(args), tuple(kwargs)
+        self._others = [_TENSOR if isinstance(value, torch.Tensor) else value for value in values]
+        # What is no tensor may be changed by the region: a cache of keys and values, say.
+        self._before = structure(self._others)
+        self._first = True
+
+    def forget_untouched(self, recorder: Recorder) -> None:
+        """Let go of tensors inside of objects that the region never looked at, such as other layers' keys."""
+
+        def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
+            if not has_storage(tensor) or recorder.has_seen(tensor) or tensor.device.type not in ABSENT_ON:
+                return tensor
+            storage = absent_storage(tensor.untyped_storage().nbytes(), tensor.device)
+            return Layout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)
+
+        self._before = structure(self._before, of_tensor)
+
+    def call(self, function: Callable[..., Any], tensors: tuple[Any, ...]) -> Any:
+        """Call `function`: the first time with the arguments, then with copies of what they were."""
+        others = self._others if self._first else structure(self._before)
+        self._first, self._others = False, []
+        given = iter(tensors)
+        values = [next(given) if value is _TENSOR else value for value in others]
+        return function(*values[: self._count], **dict(zip(self._names, values[self._count :])))
 
 
 class _Again:
@@ -172,6 +226,7 @@ class _RunAll(RegionMode):
         self._states = [(row.generator, row.state) for row in rows if row.generator and row.draw_before < 0]
         self._draws = Draws()
         self._begun = False
+        self.absent: list[weakref.ref[torch.UntypedStorage]] = []
 
     def finish(self) -> None:
         self._draws.put_back()

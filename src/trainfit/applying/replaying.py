@@ -6,6 +6,7 @@ one of those: the recorder has worked out what each of them needs, and it is che
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ class Replayer(RegionMode):
         self._release = release
         self._next = 0
         self._draws = Draws()
+        self.absent: list[weakref.ref[torch.UntypedStorage]] = []
+        """The storages without memory that were handed out; nobody should keep one."""
 
     def finish(self) -> None:
         """Leave random generators as they were."""
@@ -88,7 +91,9 @@ class Replayer(RegionMode):
             kept = self._record.kept
             return (kept.pop(number) if self._release else kept[number]).tensor.untyped_storage()
         nbytes, device = self._record.sizes[number]
-        return absent_storage(nbytes, device)
+        storage = absent_storage(nbytes, device)
+        self.absent.append(weakref.ref(storage))
+        return storage
 
     def _run(
         self,

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+ABSENT_ON = ("cpu", "cuda")
+"""Kinds of devices on which a tensor without memory can be made."""
 _CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 
 

@@ -1,0 +1,145 @@
+"""What Python code changes while a region runs: attributes of its modules, and objects passed to it.
+
+A region that is computed again has to begin as it began in forward: with the caches that it was passed (keys
+and values of attention) and its modules' attributes as they were. And what it changes then must not be seen
+by anyone: it has been done in forward, and some results have no values now.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import enum
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_NEVER_CHANGED = (
+    *(int, float, complex, str, bytes, type(None), type, enum.Enum, torch.Tensor, torch.dtype, torch.device),
+    *(torch.Size, torch.Generator, nn.Module, types.ModuleType, types.FunctionType, types.MethodType),
+)
+_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+"""The attributes that torch itself gives a module: parameters, submodules, hooks."""
+
+
+OfTensor = Callable[[torch.Tensor], torch.Tensor]
+
+
+def structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int, Any] | None = None) -> Any:
+    """Copy what can change in a value: containers and objects, but not the tensors and modules in them.
+
+    `of_tensor` may put something else in a tensor's place.
+    """
+    if isinstance(value, _NEVER_CHANGED):
+        return of_tensor(value) if of_tensor is not None and isinstance(value, torch.Tensor) else value
+    memo = {} if memo is None else memo
+    if id(value) in memo:
+        return memo[id(value)]
+    if type(value) is tuple:
+        items = tuple(structure(item, of_tensor, memo) for item in value)
+        return items if any(map(_is_not, items, value)) else value
+    if type(value) in _CONTAINERS:
+        return _container(value, of_tensor, memo)
+    if not hasattr(value, "__dict__"):
+        return value
+    try:
+        copied = copy.copy(value)
+    except Exception:
+        # It does not want to be copied; it will be used as it is.
+        return value
+    memo[id(value)] = copied
+    if copied is not value:
+        for name, item in vars(copied).items():
+            vars(copied)[name] = structure(item, of_tensor, memo)
+    return copied
+
+
+def _container(value: Any, of_tensor: OfTensor | None, memo: dict[int, Any]) -> Any:
+    copied = memo[id(value)] = copy.copy(value)
+    if isinstance(copied, dict):
+        for key, item in copied.items():
+            copied[key] = structure(item, of_tensor, memo)
+    elif isinstance(copied, list):
+        copied[:] = [structure(item, of_tensor, memo) for item in copied]
+    return copied
+
+
+def _is_not(one: Any, other: Any) -> bool:
+    return one is not other
+
+
+class ModuleState:
+    """The attributes of a module and of those below it, as they were at some time."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Remember the attributes as they are now."""
+        self._rows = [
+            (each, dict(attributes), dict(attributes["_buffers"]), _copies(attributes))
+            for each in module.modules()
+            if (attributes := vars(each)) is not None
+        ]
+
+    def is_present(self) -> bool:
+        """Return whether the attributes are still the same objects, with the same items."""
+        return all(
+            _same(vars(module), attributes)
+            and _same(vars(module)["_buffers"], buffers)
+            and all(_same_items(vars(module)[name], items) for name, items in copies.items())
+            for module, attributes, buffers, copies in self._rows
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Let the attributes be as they were, for the length of a block that may change them."""
+        now = [(module, dict(vars(module)), dict(vars(module)["_buffers"])) for module, *_ in self._rows]
+        for module, attributes, buffers, copies in self._rows:
+            _set(module, {**attributes, **structure(copies)}, buffers)
+        try:
+            yield
+        finally:
+            for module, attributes, buffers in now:
+                _set(module, attributes, buffers)
+
+
+def _copies(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Copy the containers that the module's author has put into attributes."""
+    return {
+        name: copy.copy(value)
+        for name, value in attributes.items()
+        if type(value) in _CONTAINERS and name not in _OF_TORCH
+    }
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return len(one) == len(other) and not any(value is not other.get(name) for name, value in one.items())
+
+
+def _same_items(one: Any, other: Any) -> bool:
+    if len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return _same(one, other)
+    return isinstance(one, set) or not any(map(_is_not, one, other))
+
+
+def _set(module: nn.Module, attributes: dict[str, Any], buffers: dict[str, Any]) -> None:
+    present = vars(module)
+    for name in present.keys() - attributes.keys():
+        del present[name]
+    present.update(attributes)
+    present["_buffers"].clear()
+    present["_buffers"].update(buffers)
+
+
+def has_hooks_inside(module: nn.Module) -> bool:
+    """Whether some module below has hooks that see its results, when it is computed again as well."""
+    return bool(
+        nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
+    ) or any(
+        each is not module and (each._forward_hooks or each._forward_pre_hooks) for each in module.modules()
+    )
