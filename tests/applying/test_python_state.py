@@ -1,0 +1,224 @@
+"""What Python code changes while a region runs is changed once, as without a plan."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from planned_models import Subject, assert_same_with, outcome
+from plans import plan_for, recompute_everything, save_everything, save_products
+from torch import nn
+
+from trainfit.applying import applied
+from trainfit.applying.state import ModuleState, structure
+
+POLICIES = (recompute_everything, save_products, save_everything)
+
+
+def assert_same(subject: Subject) -> None:
+    trace = subject.trace()
+    for policy in POLICIES:
+        assert_same_with(subject, plan_for(trace, subject.regions, policy), steps=3)
+
+
+class Cache:
+    """Grows as the layers of a model put keys into it, as those of language models do."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, torch.Tensor] = {}
+        self.lengths: list[int] = []
+
+    def update(self, layer: int, key: torch.Tensor) -> torch.Tensor:
+        if layer in self.keys:
+            key = torch.cat([self.keys[layer], key])
+        self.keys[layer] = key
+        self.lengths.append(len(key))
+        return key
+
+
+class Layer(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear, self.number = nn.Linear(6, 6), number
+
+    def forward(self, x: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
+        assert cache is not None
+        keys = cache.update(self.number, self.linear(x).tanh())
+        return x + (keys.exp() @ keys.sin().T).mean() * x
+
+
+class WithCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(number) for number in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cache = Cache()
+        for layer in self.layers:
+            x = layer(x, cache=cache)
+        assert cache.lengths == [4, 4, 4]
+        return x.sum() + sum(key.sum() for key in cache.keys.values())
+
+
+CACHED = Subject(WithCache, lambda: torch.randn(4, 6), tuple(f"WithCache.layers.{n}" for n in range(3)))
+
+
+def test_a_cache_that_layers_put_their_keys_into() -> None:
+    assert_same(CACHED)
+
+
+def test_keys_of_other_layers_are_not_held() -> None:
+    """Each layer was passed the cache with all keys before its own, which its own backward does not need."""
+    model, inputs = CACHED.new()
+    found: list[Any] = []
+
+    def look(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        found.append(torch.utils.weak.WeakTensorKeyDictionary({kwargs["cache"].keys[layer.number]: 1}))
+
+    with applied(model, CACHED.plan(recompute_everything)):
+        for layer in model.layers:
+            layer.register_forward_hook(look, with_kwargs=True)
+        cache = Cache()
+        x = inputs
+        for layer in model.layers:
+            x = layer(x, cache=cache)
+        del cache
+        assert [len(each) for each in found] == [0, 0, 0]
+        x.sum().backward()
+
+
+class Stateful(nn.Module):
+    """Counts its calls, replaces a buffer, and collects losses in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("average", torch.ones(6))
+        self.calls = 0
+        self.losses: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x) * (1 + self.calls % 2)
+        self.calls += 1
+        self.average = 0.9 * self.average + 0.1 * h.detach().mean(0)
+        self.losses.append(h.square().mean())
+        self.last = h
+        return (h * self.average).exp().sin()
+
+
+class Losses(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Stateful()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.part.losses.clear()
+        y = self.part(self.part(x))
+        return y.sum() + sum(self.part.losses)
+
+
+def test_a_module_that_changes_its_own_attributes() -> None:
+    subject = Subject(Losses, lambda: torch.randn(4, 6), ("Losses.part",))
+    assert_same(subject)
+    model, inputs = subject.new()
+    with applied(model, subject.plan(recompute_everything)):
+        model(inputs).backward()
+    assert (model.part.calls, len(model.part.losses)) == (2, 2)
+    assert "last" in vars(model.part) and model.part.last.abs().sum() > 0
+
+
+def test_hooks_inside_of_a_region_see_true_values() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(x).exp().sum()
+
+    subject = Subject(Outer, lambda: torch.randn(4, 6), ("Outer.part",))
+    model, inputs = subject.new()
+    seen: list[torch.Tensor] = []
+    model.part[2].register_forward_hook(lambda module, args, output: seen.append(output.detach()))
+    for policy in POLICIES:
+        with applied(model, subject.plan(policy)):
+            seen.clear()
+            model(inputs).backward()
+        assert len(seen) == 2 and torch.equal(*seen)
+
+
+def test_a_result_that_code_outside_keeps_in_backward_is_warned_of() -> None:
+    kept: list[torch.Tensor] = []
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            kept.append((h * 2.0).detach() + 1.0)
+            return h.exp()
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Keeping()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(x).sum()
+
+    subject = Subject(Outer, lambda: torch.randn(4, 6), ("Outer.part",))
+    plan = subject.plan(recompute_everything)
+    model, inputs = subject.new()
+    expected = outcome(model, lambda: model(inputs))
+    with applied(model, plan), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert expected.differences(outcome(model, lambda: model(inputs))) == []
+    kept.clear()
+    assert len(caught) == 1
+    assert "kept a result beyond that" in str(caught[0].message)
+
+
+def test_structure_copies_what_can_change_and_nothing_else() -> None:
+    tensor, module = torch.ones(2), nn.Linear(1, 1)
+    cache = Cache()
+    cache.keys[0] = tensor
+    cycle: list[Any] = [cache, (tensor, {"m": module}), {1, 2}]
+    cycle.append(cycle)
+    copied = structure(cycle)
+    assert copied is not cycle and copied[3] is copied
+    assert copied[0] is not cache and copied[0].keys is not cache.keys and copied[0].keys[0] is tensor
+    assert copied[1][0] is tensor and copied[1][1]["m"] is module
+    assert copied[2] == {1, 2} and copied[2] is not cycle[2]
+    fixed = (tensor, "text", 3, None, (module,))
+    assert structure(fixed) is fixed
+
+
+@pytest.mark.parametrize("change", ["attribute", "buffer", "item", "new", "gone"])
+def test_attributes_come_back(change: str) -> None:
+    module = nn.Sequential(Stateful())
+    inner = module[0]
+    state = ModuleState(module)
+    assert state.is_present()
+    if change == "attribute":
+        inner.calls = 5
+    elif change == "buffer":
+        inner.average = torch.zeros(6)
+    elif change == "item":
+        inner.losses.append(torch.zeros(()))
+    elif change == "new":
+        inner.other = 1
+    else:
+        del inner.calls
+    assert not state.is_present()
+    before = dict(vars(inner)), inner.average, list(inner.losses)
+    with state.restored():
+        assert inner.calls == 0 and inner.average.sum() == 6 and inner.losses == []
+        assert not hasattr(inner, "other")
+        inner.calls, inner.average = 9, torch.ones(1)
+        inner.losses.append(torch.ones(()))
+        inner.fresh = True
+    assert (dict(vars(inner)), inner.average, list(inner.losses)) == before
