@@ -6,15 +6,20 @@ They are those that a capture records: the same calls in the same order.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainfit.applying.randomness import may_draw
 from trainfit.applying.surroundings import thread
 from trainfit.capturing.operators import Operator, aten, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
+from trainfit.recomputation import READS_METADATA_ONLY
+
+_STATISTICS = ("running_mean", "running_var")
 
 ASKS_FOR_VALUES = {aten._local_scalar_dense.default, aten.equal.default, aten.allclose.default}
 """These return plain values; a capture does not record them."""
@@ -28,6 +33,44 @@ _RUNS_ALWAYS = {
     aten.is_same_size.default,
 }
 """These touch no data and are not recorded either: they simply run, in forward and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What matters of an operator on every call, worked out once."""
+
+    func: OpOverload
+    operator: Operator
+    runs_always: bool
+    decomposes: bool
+    asks_for_values: bool
+    draws: bool
+    reads_metadata_only: bool
+    statistics: tuple[int, ...]
+    """Positions of running statistics that it updates without declaring it."""
+
+
+_facts: dict[int, Facts] = {}
+"""By the operator's id: torch hashes operators in Python, which takes longer than all else here."""
+
+
+def facts_of(func: OpOverload) -> Facts:
+    """Return what is known of an operator."""
+    found = _facts.get(id(func))
+    if found is None or found.func is not func:
+        operator = describe(func)
+        arguments = enumerate(func._schema.arguments)
+        found = _facts[id(func)] = Facts(
+            func=func,
+            operator=operator,
+            runs_always=operator.invisible or func in _RUNS_ALWAYS,
+            decomposes=operator.composite and not operator.is_view and func not in OWN_KERNELS,
+            asks_for_values=func in ASKS_FOR_VALUES,
+            draws=may_draw(func),
+            reads_metadata_only=operator.name in READS_METADATA_ONLY,
+            statistics=tuple(n for n, a in arguments if a.name in _STATISTICS and a.alias_info is None),
+        )
+    return found
 
 
 @functools.cache
@@ -79,17 +122,17 @@ class RegionMode(TorchDispatchMode):
     def _sort(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, OpOverload):
             return self.handle_unknown(func, args, kwargs)
-        operator = describe(func)
-        if operator.invisible or func in _RUNS_ALWAYS or _on_meta_device(args, kwargs):
+        facts = facts_of(func)
+        if facts.runs_always or _on_meta_device(args, kwargs):
             return func(*args, **kwargs)
-        if operator.composite and not operator.is_view and func not in OWN_KERNELS:
+        if facts.decomposes:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return self.handle(operator, func, args, kwargs)
+        return self.handle(facts, func, args, kwargs)
 
-    def handle(self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def handle(self, facts: Facts, func: OpOverload, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run, or answer, an operator that counts."""
         raise NotImplementedError
 
@@ -109,7 +152,11 @@ def is_weight_cast(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _on_meta_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    device = kwargs.get("device")
-    if device is not None and torch.device(device).type == "meta":
-        return True
-    return any(isinstance(value, torch.Tensor) and value.is_meta for value in args)
+    if kwargs:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "meta":
+            return True
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return value.is_meta
+    return False

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from trainfit.applying import results
 from trainfit.applying.following import SAVE, Follower
-from trainfit.applying.modes import ASKS_FOR_VALUES, RegionMode, is_weight_cast
-from trainfit.applying.randomness import generator_of, may_draw, state_of
+from trainfit.applying.modes import Facts, RegionMode, is_weight_cast
+from trainfit.applying.randomness import generator_of, state_of
 from trainfit.applying.results import (
     Alias,
     Argument,
@@ -32,7 +32,7 @@ from trainfit.applying.results import (
 )
 from trainfit.capturing.operators import Operator, aten
 from trainfit.capturing.parts import strided_parts
-from trainfit.recomputation import NOBODY, READS_METADATA_ONLY, Flow, FlowOp, Rerun, rerun, starts_stream
+from trainfit.recomputation import NOBODY, Flow, FlowOp, Rerun, rerun, starts_stream
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
@@ -162,14 +162,13 @@ class Recorder(RegionMode):
 
     # Operators ------------------------------------------------------------------------------------------
 
-    def handle(
-        self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def handle(self, facts: Facts, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op of the region and note what it did."""
-        if func in ASKS_FOR_VALUES:
+        if facts.asks_for_values:
             value = func(*args, **kwargs)
             self._append(OpRecord(func=func, kind=VALUE, result=Constant(value)))
             return value
+        operator = facts.operator
         cast = is_weight_cast(func, args, kwargs)
         decision = self.follower.decision(operator.name, weight_cast=cast)
         if operator.is_view:
@@ -178,17 +177,17 @@ class Recorder(RegionMode):
             self._append(OpRecord(func=func, kind=VIEW))
             return func(*args, **kwargs)
         tensors = tensors_in(args, kwargs)
+        written = _written(operator, args, kwargs) if operator.mutated else []
         row = OpRecord(func=func)
-        if not all(map(has_storage, tensors)):
-            row.must_run = True
-        self._note_reads(row, operator, tensors, args, kwargs)
-        if may_draw(func):
+        self._note_reads(row, facts, tensors, written)
+        if facts.draws:
             self._note_draw(row, decision, generator_of(args, kwargs, tensors))
         out = func(*args, **kwargs)
-        self._note_writes(row, operator, args, kwargs)
+        if written:
+            self._note_writes(row, written)
         row.result = self._describe(row, operator, out, tensors)
         if decision == SAVE:
-            self._save(row, operator, out, args, kwargs)
+            self._save(row, out, written)
         if cast:
             # Autocast puts the result into its cache, also when it is computed again: it must have values.
             row.weight = _storage_id(args[0])
@@ -208,30 +207,26 @@ class Recorder(RegionMode):
         self.record.flow.ops.append(row)
 
     def _note_reads(
-        self,
-        row: OpRecord,
-        operator: Operator,
-        tensors: list[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, row: OpRecord, facts: Facts, tensors: list[torch.Tensor], written: list[torch.Tensor]
     ) -> None:
-        written = {_storage_id(tensor) for tensor in _written(operator, args, kwargs)}
-        reads: list[tuple[int, int]] = []
-        metadata_only = operator.name in READS_METADATA_ONLY
+        flow = self.record.flow
+        written_ids = {_storage_id(tensor) for tensor in written}
+        reads: dict[tuple[int, int], None] = {}
         for argument, tensor in enumerate(tensors):
             if not has_storage(tensor):
+                row.must_run = True
                 continue
+            identity = _storage_id(tensor)
             number = self._storage(tensor)
-            version = self.record.flow.version(number)
-            if self.record.flow.makers[number][0] == NOBODY and not metadata_only:
-                unknown = _storage_id(tensor) in self._inputs or tensor.is_inference()
+            if flow.makers[number][0] == NOBODY and not facts.reads_metadata_only:
+                unknown = identity in self._inputs or tensor.is_inference()
                 counter = -1 if unknown else tensor._version
-                row.outside.append(Outside(argument, number, version, counter))
-            if _storage_id(tensor) in written:
-                self._before_write(number, version, tensor, operator)
-            elif not metadata_only:
-                reads.append(self._read(tensor))
-        row.reads = list(dict.fromkeys(reads))
+                row.outside.append(Outside(argument, number, flow.version(number), counter))
+            if identity in written_ids:
+                self._before_write(number, flow.version(number), tensor, facts.operator)
+            elif not facts.reads_metadata_only:
+                reads[self._read(tensor)] = None
+        row.reads = list(reads)
 
     def _before_write(self, number: int, version: int, tensor: torch.Tensor, operator: Operator) -> None:
         """Keep a copy of what lies outside and is about to be overwritten, where an op may need it again."""
@@ -242,12 +237,10 @@ class Recorder(RegionMode):
             whole = tensor.untyped_storage().nbytes() // tensor.element_size()
             self.record.snapshots[number, version] = tensor.as_strided((whole,), (1,), 0).clone()
 
-    def _note_writes(
-        self, row: OpRecord, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _note_writes(self, row: OpRecord, written: list[torch.Tensor]) -> None:
         flow, position = self.record.flow, len(self.record.ops)
         writes: dict[int, int] = {}
-        for tensor in _written(operator, args, kwargs):
+        for tensor in written:
             number = self._storage(tensor)
             if number not in writes:
                 flow.makers[number].append(position)
@@ -279,11 +272,13 @@ class Recorder(RegionMode):
         for number, argument in enumerate(tensors):
             if argument is tensor:
                 return Argument(number)
-        plain = has_storage(tensor) and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
-        if not plain or tensor.device.type not in results.ABSENT_ON:
+        if not has_storage(tensor):
             row.must_run = True
-            if not has_storage(tensor):
-                return Constant(None)
+            return Constant(None)
+        if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+            row.must_run = True
+        if tensor.device.type not in results.ABSENT_ON:
+            row.must_run = True
         identity = _storage_id(tensor)
         for number, argument in enumerate(tensors):
             if has_storage(argument) and _storage_id(argument) == identity:
@@ -296,13 +291,11 @@ class Recorder(RegionMode):
                 self._uninitialised.add(storage)
         return Created(storage, Layout.of(tensor))
 
-    def _save(
-        self, row: OpRecord, operator: Operator, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        for tensor in (*tensors_in((out,), {}), *_written(operator, args, kwargs)):
+    def _save(self, row: OpRecord, out: Any, written: list[torch.Tensor]) -> None:
+        for tensor in (*tensors_in((out,), {}), *written):
             if has_storage(tensor):
                 number = self._storage(tensor)
-                if number in row.creates or any(number == written for written, _ in row.writes):
+                if number in row.creates or any(number == changed for changed, _ in row.writes):
                     self._keep(number, tensor)
 
     # What is needed later -------------------------------------------------------------------------------

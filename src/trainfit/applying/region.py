@@ -13,15 +13,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from trainfit.applying.following import Follower
-from trainfit.applying.modes import RegionMode
-from trainfit.applying.randomness import Draws, may_draw
+from trainfit.applying.modes import Facts, RegionMode
+from trainfit.applying.randomness import Draws
 from trainfit.applying.recording import Record, Recorder
 from trainfit.applying.replaying import Replayer
 from trainfit.applying.results import ABSENT_ON, Layout, has_storage
 from trainfit.applying.state import ModuleState, has_hooks_inside, structure
 from trainfit.applying.surroundings import prepared, thread
 from trainfit.capturing.hollow import absent_storage
-from trainfit.capturing.operators import Operator
 from trainfit.plans import OpDecision
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -231,8 +230,8 @@ class _RunAll(RegionMode):
     def finish(self) -> None:
         self._draws.put_back()
 
-    def handle(self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if not self._begun and may_draw(func):
+    def handle(self, facts: Facts, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if not self._begun and facts.draws:
             self._begun = True
             for generator, state in self._states:
                 assert generator is not None

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from trainfit.applying.modes import RegionMode, is_weight_cast
+from trainfit.applying.modes import Facts, RegionMode, is_weight_cast
 from trainfit.applying.randomness import Draws
 from trainfit.applying.recording import VALUE, VIEW, OpRecord, Outside, Record
 from trainfit.applying.results import Constant, make, tensors_in, with_tensors
 from trainfit.capturing.hollow import absent_storage, is_absent
-from trainfit.capturing.operators import Operator
-from trainfit.recomputation import NOBODY, READS_METADATA_ONLY, Rerun
+from trainfit.recomputation import NOBODY, Rerun
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
-_STATISTICS = ("running_mean", "running_var")
 
 
 class Replayer(RegionMode):
@@ -43,9 +41,7 @@ class Replayer(RegionMode):
         """Leave random generators as they were."""
         self._draws.put_back()
 
-    def handle(
-        self, operator: Operator, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def handle(self, facts: Facts, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer one op."""
         number = self._find(func, args, kwargs)
         if number == NOBODY:
@@ -59,7 +55,7 @@ class Replayer(RegionMode):
         tensors = tensors_in(args, kwargs)
         if not self._rerun.runs[number]:
             return make(row.result, tensors, self._storage)
-        return self._run(number, row, operator, tensors, args, kwargs)
+        return self._run(number, row, facts, tensors, args, kwargs)
 
     def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator again."""
@@ -99,7 +95,7 @@ class Replayer(RegionMode):
         self,
         number: int,
         row: OpRecord,
-        operator: Operator,
+        facts: Facts,
         tensors: list[torch.Tensor],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -109,11 +105,12 @@ class Replayer(RegionMode):
             for outside in row.outside
             if (replacement := self._as_in_forward(row, outside, tensors[outside.argument])) is not None
         }
-        replacements.update(_spared_statistics(row.func, args, kwargs, tensors))
+        if facts.statistics:
+            replacements.update(_spared_statistics(facts, args, tensors))
         if replacements:
             args, kwargs = with_tensors(args, kwargs, replacements)
-        if operator.name not in READS_METADATA_ONLY and any(map(is_absent, tensors)):
-            raise AssertionError(f"{operator.name} in {self._name} would read what was not computed again")
+        if not facts.reads_metadata_only and any(map(is_absent, tensors)):
+            raise AssertionError(f"{row.func} in {self._name} would read what was not computed again")
         if row.generator is not None:
             self._draws.repeat(row.generator, row.state, number, row.draw_before)
         return row.func(*args, **kwargs)
@@ -142,17 +139,15 @@ class Replayer(RegionMode):
 
 
 def _spared_statistics(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    facts: Facts, args: tuple[Any, ...], tensors: list[torch.Tensor]
 ) -> dict[int, torch.Tensor]:
     """Return copies of running statistics that a normalisation updates without declaring it.
 
     They were updated in forward; computed again, it updates a copy.
     """
-    found: dict[int, torch.Tensor] = {}
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.name in _STATISTICS and argument.alias_info is None:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            for number, tensor in enumerate(tensors):
-                if tensor is value:
-                    found[number] = tensor.clone()
-    return found
+    values = [args[position] for position in facts.statistics if position < len(args)]
+    return {
+        number: tensor.clone()
+        for number, tensor in enumerate(tensors)
+        if any(tensor is value for value in values)
+    }
