@@ -181,7 +181,15 @@ def test_a_bad_step_is_one_message(case: str) -> None:
         (["estimat", "gpt2-tiny"], "No such command"),
         (["verify", "none.py:build"], "there is no file 'none.py'"),
         (["verify", "gpt2-tiny", "--batch", "0"], "--batch must be a whole number from 1"),
+        (["verify", "gpt2-tiny", "--plan", "none.json"], "cannot read none.json"),
         (["devices", "nonsense"], "there is no device 'nonsense'"),
+        (["estimate", "gpt2-tiny", "--device", "cpu", "--costs", "guess"], "--costs must be one of roofline"),
+        (["estimate", "good.py:build", "--device", "h100", "--costs", "measured"], "this machine"),
+        (["plan", "gpt2-tiny", "--budget", "much"], "'much' is not a size"),
+        (["plan", "gpt2-tiny", "--budget", "0GiB"], "is less than one byte"),
+        (["plan", "gpt2-tiny", "--budget", "120%"], "is more than the whole device"),
+        (["plan", "gpt2-tiny", "-o", "no/such/plan.json"], "--output no/such/plan.json"),
+        (["frontier", "gpt2-tiny", "--points", "0"], "--points must be from 1"),
     ],
 )
 def test_a_mistake_in_the_arguments_is_one_message(arguments: list[str], message: str) -> None:
@@ -239,6 +247,87 @@ def test_verify_prints_and_writes() -> None:
     assert written["predicted_persistent_bytes"] == written["measured_persistent_bytes"]
 
 
+LAYERED_STEP = """
+import torch
+import trainfit
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(32, 256)
+        self.down = torch.nn.Linear(256, 32)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.dropout(torch.relu(self.up(x)), 0.1))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+def build():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return trainfit.Step.of(model, torch.randn(512, 32), optimizer=optimizer)
+"""
+
+
+def test_a_plan_is_made_written_and_verified() -> None:
+    """GIVEN a budget that the step exceeds, THEN the plan meets it for real, with the same results."""
+    Path("layers.py").write_text(LAYERED_STEP)
+    run("estimate", "layers.py:build", "--device", "cpu", "--json", "before.json")
+    before = json.loads(Path("before.json").read_text())["peak_bytes"]
+    budget = before * 6 // 10
+    command = ("plan", "layers.py:build", "--device", "cpu", "--budget", f"{budget}B")
+    result = run(*command, "-o", "plan.json", "--json", "planned.json")
+    assert result.exit_code == 0, result.output
+    assert "this plan" in result.stdout and "every second block" in result.stdout
+    planned = json.loads(Path("planned.json").read_text())
+    assert planned["feasible"] is True and planned["minimum_peak_bytes"] is None
+    assert planned["peak_bytes"] <= planned["budget_bytes"] == budget < planned["baseline"]["peak_bytes"]
+    assert planned["step_seconds"] >= planned["bound_seconds"] > 0
+    assert len(planned["regions"]) >= 2
+
+    result = run(
+        "verify", "layers.py:build", "--plan", "plan.json", "--costs", "roofline", "--json", "real.json"
+    )
+    assert result.exit_code == 0, result.output
+    assert "the loss is equal and the gradients are equal" in result.stdout
+    real = json.loads(Path("real.json").read_text())
+    assert real["loss_equal"] is True and real["gradients_equal"] is True
+    assert real["max_gradient_difference"] == 0.0
+    assert real["baseline_measured_peak_bytes"] == before
+    assert real["measured_peak_bytes"] == pytest.approx(planned["peak_bytes"], rel=0.01)
+
+
+def test_a_budget_that_nothing_fits_into() -> None:
+    Path("layers.py").write_text(LAYERED_STEP)
+    arguments = ("layers.py:build", "--device", "cpu", "--budget", "100KB")
+    result = run("plan", *arguments, "-o", "plan.json", "--json", "planned.json")
+    assert result.exit_code == 3, result.output
+    assert "no plan fits into 97.66 KiB. The smallest peak that was found is" in result.stderr
+    planned = json.loads(Path("planned.json").read_text())
+    assert planned["feasible"] is False
+    assert planned["minimum_peak_bytes"] == planned["peak_bytes"] > 100_000
+    assert not Path("plan.json").exists()
+
+
+def test_the_frontier_prints_and_writes() -> None:
+    Path("layers.py").write_text(LAYERED_STEP)
+    result = run("frontier", "layers.py:build", "--device", "h100", "--points", "4", "--json", "points.json")
+    assert result.exit_code == 0, result.output
+    points = json.loads(Path("points.json").read_text())["points"]
+    assert len(points) >= 3
+    assert [point["peak_bytes"] for point in points] == sorted(point["peak_bytes"] for point in points)
+    seconds = [point["step_seconds"] for point in points]
+    assert seconds == sorted(seconds, reverse=True)
+
+
 def test_verify_refuses_what_this_machine_cannot_hold() -> None:
     stderr = mistake("verify", "gpt2-xl", "--batch", "4096")
     assert "--force" in stderr
@@ -287,7 +376,8 @@ def test_help_teaches_and_needs_no_torch() -> None:
 import sys
 from typer.testing import CliRunner
 from trainfit import cli
-for line in ("--help", "estimate --help", "verify -h", "devices", "devices h100", "--version"):
+lines = "--help", "estimate --help", "plan --help", "frontier --help", "verify -h", "devices", "devices h100"
+for line in (*lines, "--version"):
     result = CliRunner().invoke(cli.app, line.split())
     assert result.exit_code == 0, result.output
     print(result.output)
@@ -302,6 +392,8 @@ assert "torch" not in sys.modules
         "trainfit estimate gpt2 --batch 8 --seq 1024 --device a100-40gb",
         "trainfit estimate train.py:build",
         "trainfit verify gpt2-tiny",
+        "trainfit plan llama-3-8b --device h100",
+        "trainfit.apply(model, plan)",
         "--force",
         "--save-trace",
         "h100-sxm-80gb",

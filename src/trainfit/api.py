@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from trainfit import capturing
-from trainfit.costs.pricing import CostSource, Measuring, price_trace
+from trainfit.costs.pricing import CostSource, Measuring, check_source, price_trace
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import StepTime, summarise
 from trainfit.costs.table import CostTable
@@ -129,6 +129,7 @@ def estimate(
     """Predict the peak memory of a step on a device and its time, what they consist of and where they go."""
     begin = time.perf_counter()
     found = device if isinstance(device, Device) else find_device(device)
+    check_source(costs, found)
     if isinstance(target, Trace):
         trace = target
     else:
@@ -211,6 +212,7 @@ def plan_step(
     begin = time.perf_counter()
     report = progress or (lambda stage: None)
     found = device if isinstance(device, Device) else find_device(device)
+    check_source(costs, found)
     budget_bytes = _budget_bytes(budget, found)
     trace = (
         target
@@ -266,6 +268,7 @@ def frontier(
     begin = time.perf_counter()
     report = progress or (lambda stage: None)
     found = device if isinstance(device, Device) else find_device(device)
+    check_source(costs, found)
     trace = (
         target
         if isinstance(target, Trace)
@@ -340,6 +343,7 @@ def verify(
     compared too.
     """
     device = find_device("cuda" if _cuda_is_present() else "cpu")
+    check_source(costs, device)
     if isinstance(plan, str):
         plan = load_plan(plan)
     resolved = _resolve(target, device, options, task)

@@ -10,12 +10,23 @@ from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import Roofline, host_of, roofline_costs
 from trainfit.costs.table import CostTable
 from trainfit.devices import Device
-from trainfit.errors import OptionError
+from trainfit.errors import DeviceError, OptionError
 from trainfit.trace import Trace
 
 CostSource = Literal["roofline", "measured"]
 Measuring = Callable[[int, int, str], None]
 """Called while operators are measured: how many are done, of how many, and which is next."""
+
+
+def check_source(costs: str, device: Device) -> None:
+    """Refuse costs that cannot be had for a device, before a step is captured for it."""
+    if costs not in get_args(CostSource):
+        raise OptionError(f"--costs must be one of {', '.join(get_args(CostSource))}, got {costs!r}.")
+    if costs == "measured" and not device.source.startswith("this machine"):
+        raise DeviceError(
+            f"costs can only be measured on a device of this machine, and {device.name} is not one; "
+            "write --device cpu or --device cuda, or price by --costs roofline."
+        )
 
 
 def price_trace(
@@ -27,8 +38,7 @@ def price_trace(
     progress: Measuring | None = None,
 ) -> CostTable:
     """Return the cost of every signature of the trace, which was captured for this kind of device."""
-    if costs not in get_args(CostSource):
-        raise OptionError(f"--costs must be one of {', '.join(get_args(CostSource))}, got {costs!r}.")
+    check_source(costs, device)
     host = host_of(CALIBRATED)
     if device.kind == "cpu":
         from trainfit.costs import this_machine  # needs torch
