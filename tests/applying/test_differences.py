@@ -223,6 +223,14 @@ def test_an_input_that_is_overwritten_before_backward_is_an_error() -> None:
             loss.backward()
 
 
+def test_an_input_that_is_overwritten_but_not_needed_again() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.4, inplace=True), nn.ReLU(inplace=True))
+
+    subject = Subject(make, lambda: torch.randn(4, 6), ("Sequential.1",), lambda m, x: m(x).exp().sum())
+    assert_same(subject)
+
+
 def test_a_weight_that_is_overwritten_before_backward_is_an_error() -> None:
     subject = part(lambda module, x: module.linear(x).exp())
     plan = subject.plan(recompute_everything)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from trainfit.applying import results
 from trainfit.applying.following import SAVE, Follower
 from trainfit.applying.modes import Facts, RegionMode, is_weight_cast
 from trainfit.applying.randomness import generator_of, state_of
+from trainfit.applying.records import VALUE, VIEW, Kept, OpRecord, Outside, Record
 from trainfit.applying.results import (
     Alias,
     Argument,
@@ -32,68 +32,10 @@ from trainfit.applying.results import (
 )
 from trainfit.capturing.operators import Operator, aten
 from trainfit.capturing.parts import strided_parts
-from trainfit.recomputation import NOBODY, Flow, FlowOp, Rerun, rerun, starts_stream
+from trainfit.recomputation import NOBODY, rerun, starts_stream
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
-VIEW, VALUE, COMPUTATION = "view", "value", "computation"
-
-
-@dataclass(slots=True)
-class Outside:
-    """An argument from outside of the region, as an op saw it in forward."""
-
-    argument: int
-    storage: int
-    version: int
-    counter: int
-    """Torch's own count of writes to the tensor, which also sees those outside of the region; -1 if the
-    tensor is an input of the region, which is checked as such."""
-
-
-@dataclass(slots=True)
-class OpRecord(FlowOp):
-    """One op of a region's forward: what it did, and what it returned."""
-
-    func: Any = None
-    kind: str = COMPUTATION
-    result: Result = ()
-    weight: int = NOBODY
-    """For autocast's cast of a weight: the weight's storage."""
-    draw_before: int = NOBODY
-    generator: torch.Generator | None = None
-    state: torch.Tensor | None = None
-    outside: list[Outside] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Kept:
-    """A kept storage: a tensor over it that has no history, and how often it had been written to."""
-
-    tensor: torch.Tensor
-    version: int = 0
-
-
-@dataclass(slots=True)
-class Record:
-    """All that is known of one region call between its forward and its backward."""
-
-    flow: Flow = field(default_factory=Flow)
-    ops: list[OpRecord] = field(default_factory=list)
-    sizes: list[tuple[int, torch.device]] = field(default_factory=list)
-    """Bytes and device of each storage."""
-    kept: dict[int, Kept] = field(default_factory=dict)
-    snapshots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-    """Versions of outside storages that the region read and then overwrote."""
-    rerun: Rerun | None = None
-    unseen_kernels: bool = False
-    """Whether something filled memory without an operator call: then nothing can be left out."""
-
-    def without_kept(self) -> Rerun:
-        """Return what runs again when nothing that was kept can be used."""
-        if self.unseen_kernels:
-            return Rerun(tuple(op.kind is COMPUTATION for op in self.ops), frozenset())
-        return rerun(self.flow, ())
 
 
 class Recorder(RegionMode):
@@ -125,9 +67,10 @@ class Recorder(RegionMode):
         number = self._number_of.get(_storage_id(tensor))
         return self._enter(tensor, NOBODY) if number is None else number
 
-    def has_seen(self, tensor: torch.Tensor) -> bool:
-        """Return whether some op of the region, or autograd in it, read or wrote a tensor's storage."""
-        return _storage_id(tensor) in self._number_of
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """Return the number of a tensor's storage if an op of the region or autograd in it touched it."""
+        number: int = self._number_of.get(_storage_id(tensor), NOBODY) if has_storage(tensor) else NOBODY
+        return number
 
     def _enter(self, tensor: torch.Tensor, maker: int) -> int:
         number = self.record.flow.storage(maker)

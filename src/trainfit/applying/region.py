@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from trainfit.applying.following import Follower
 from trainfit.applying.modes import Facts, RegionMode
 from trainfit.applying.randomness import Draws
-from trainfit.applying.recording import Record, Recorder
+from trainfit.applying.recording import Recorder
+from trainfit.applying.records import Record
 from trainfit.applying.replaying import Replayer
 from trainfit.applying.results import ABSENT_ON, Layout, has_storage
 from trainfit.applying.state import ModuleState, has_hooks_inside, structure
@@ -53,7 +54,8 @@ class RegionCall:
         self._used_up = False
         self._given: list[torch.Tensor] = []
         self._holds_inputs = False
-        self._inputs: list[tuple[torch.Tensor, int]] = []
+        self._inputs: list[tuple[torch.Tensor, int, int]] = []
+        """The tensors among the inputs, how often they had been written to, and their storages' numbers."""
         self._arguments: _Arguments | None = None
         self._state: ModuleState | None = None
         self._absent: list[weakref.ref[torch.UntypedStorage]] = []
@@ -105,7 +107,11 @@ class RegionCall:
         self._arguments.forget_untouched(recorder)
         self._arguments = None
         if self._holds_inputs:
-            self._inputs = [(t, t._version) for t in self._given if not t.is_inference()]
+            self._inputs = [
+                (tensor, tensor._version, recorder.number_of(tensor))
+                for tensor in self._given
+                if not tensor.is_inference()
+            ]
         self._recorder, self._given = None, []
         if recorder.follower.lost is not None:
             self._on_difference(recorder.follower.lost)
@@ -146,18 +152,21 @@ class RegionCall:
         if record is None or record.rerun is None:
             # Backward inside of the region's own forward, which is not over yet.
             return _RunAll(self._recorder)
-        for tensor, version in self._inputs:
-            if tensor._version != version:
-                raise RuntimeError(
-                    f"an input of {self._name}, of shape {list(tensor.shape)}, was modified in place between "
-                    "forward and backward. Modify a copy, or leave the module out of the plan."
-                )
         intact = not self._used_up and all(k.tensor._version == k.version for k in record.kept.values())
         if not self._used_up and not intact:
             self._on_difference("a result that was kept has been modified in place after the region")
         rerun = record.rerun if intact else record.without_kept()
+        self._check_inputs(record.outside_needed(rerun))
         self._used_up = not _keeps_graph()
         return Replayer(self._name, record, rerun, release=self._used_up)
+
+    def _check_inputs(self, needed: set[int]) -> None:
+        for tensor, version, storage in self._inputs:
+            if storage in needed and tensor._version != version:
+                raise RuntimeError(
+                    f"an input of {self._name}, of shape {list(tensor.shape)}, was modified in place between "
+                    "forward and backward. Modify a copy, or leave the module out of the plan."
+                )
 
     def __del__(self) -> None:
         """Look, when all is over, whether someone got hold of a result that has no values."""
@@ -184,7 +193,11 @@ class _Arguments:
         """Let go of tensors inside of objects that the region never looked at, such as other layers' keys."""
 
         def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
-            if not has_storage(tensor) or recorder.has_seen(tensor) or tensor.device.type not in ABSENT_ON:
+            if (
+                not has_storage(tensor)
+                or recorder.number_of(tensor) >= 0
+                or tensor.device.type not in ABSENT_ON
+            ):
                 return tensor
             storage = absent_storage(tensor.untyped_storage().nbytes(), tensor.device)
             return Layout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from trainfit.applying.modes import Facts, RegionMode, is_weight_cast
 from trainfit.applying.randomness import Draws
-from trainfit.applying.recording import VALUE, VIEW, OpRecord, Outside, Record
+from trainfit.applying.records import VALUE, VIEW, OpRecord, Outside, Record
 from trainfit.applying.results import Constant, make, tensors_in, with_tensors
 from trainfit.capturing.hollow import absent_storage, is_absent
 from trainfit.recomputation import NOBODY, Rerun

@@ -1,0 +1,75 @@
+"""What is known of one region call between its forward and its backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from trainfit.applying.results import Result
+from trainfit.recomputation import NOBODY, Flow, FlowOp, Rerun, rerun
+
+VIEW, VALUE, COMPUTATION = "view", "value", "computation"
+
+
+@dataclass(slots=True)
+class Outside:
+    """An argument from outside of the region, as an op saw it in forward."""
+
+    argument: int
+    storage: int
+    version: int
+    counter: int
+    """Torch's own count of writes to the tensor, which also sees those outside of the region; -1 if the
+    tensor is an input of the region, which is checked as such."""
+
+
+@dataclass(slots=True)
+class OpRecord(FlowOp):
+    """One op of a region's forward: what it did, and what it returned."""
+
+    func: Any = None
+    kind: str = COMPUTATION
+    result: Result = ()
+    weight: int = NOBODY
+    """For autocast's cast of a weight: the weight's storage."""
+    draw_before: int = NOBODY
+    generator: torch.Generator | None = None
+    state: torch.Tensor | None = None
+    outside: list[Outside] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Kept:
+    """A kept storage: a tensor over it that has no history, and how often it had been written to."""
+
+    tensor: torch.Tensor
+    version: int = 0
+
+
+@dataclass(slots=True)
+class Record:
+    """All that is known of one region call between its forward and its backward."""
+
+    flow: Flow = field(default_factory=Flow)
+    ops: list[OpRecord] = field(default_factory=list)
+    sizes: list[tuple[int, torch.device]] = field(default_factory=list)
+    """Bytes and device of each storage."""
+    kept: dict[int, Kept] = field(default_factory=dict)
+    snapshots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    """Versions of outside storages that the region read and then overwrote."""
+    rerun: Rerun | None = None
+    unseen_kernels: bool = False
+    """Whether something filled memory without an operator call: then nothing can be left out."""
+
+    def without_kept(self) -> Rerun:
+        """Return what runs again when nothing that was kept can be used."""
+        if self.unseen_kernels:
+            return Rerun(tuple(op.kind is COMPUTATION for op in self.ops), frozenset())
+        return rerun(self.flow, ())
+
+    def outside_needed(self, rerun: Rerun) -> set[int]:
+        """Return the storages from outside whose content is needed: by ops that run again, or by autograd."""
+        read = {outside.storage for op, runs in zip(self.ops, rerun.runs) if runs for outside in op.outside}
+        return read | {storage for storage, _ in self.flow.needed}
