@@ -7,6 +7,9 @@ from torch import nn
 
 from trainfit import Step
 from trainfit.capturing import capture
+from trainfit.costs.schedule import schedule
+from trainfit.costs.table import CostTable, Host, OpCost
+from trainfit.devices import this_cpu
 from trainfit.timing.locality import FAR, MIDDLE, NEAR, Caches, Locality, localities, this_machines_caches
 from trainfit.trace import Trace
 
@@ -90,3 +93,22 @@ def test_operators_repeated_at_once_find_their_code() -> None:
 def test_this_machine_has_caches() -> None:
     caches = this_machines_caches()
     assert 0 < caches.own_bytes <= caches.last_bytes
+
+
+def test_large_operators_make_python_load_its_data_again() -> None:
+    trace = chain(WIDTH)
+    table = CostTable(
+        this_cpu(),
+        Host(True, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, reload=1.0, cache_bytes=1 << 20),
+        (OpCost(0.0, "assumed"),) * len(trace.signatures),
+        0.0,
+    )
+    plan = schedule(trace, table)
+    exp = next(n for n in range(len(trace.ops)) if trace.op_name(n) == "aten.exp.default")
+    assert plan.host_seconds[exp] == 0.5  # 256 KiB in and 256 KiB out, of 1 MiB
+    assert plan.host_seconds.max() <= 1.0
+    assert all(
+        seconds == 0
+        for seconds, op in zip(plan.host_seconds, trace.ops)
+        if trace.signatures[op.signature].view
+    )

@@ -38,20 +38,19 @@ def test_speed_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_BUDGET_SECONDS", 0.05)
-    monkeypatch.setattr(host, "SAMPLES", host.SAMPLES[1:])
+    monkeypatch.setattr(host, "MEDIUM", host.TINY)
     path = tmp_path / "costs.sqlite"
     found = this_machine.host(cache_path=path)
     assert found.runs_kernels
     assert 0 < found.view_op < 1e-2 and 0 < found.module_call < 1e-2
-    for seconds in (found.forward_op, found.backward_op, found.optimizer_op, found.tensor):
+    for seconds in (found.forward_op, found.backward_op, found.optimizer_op, found.tensor, found.reload):
         assert abs(seconds) < 1e-2
     monkeypatch.setattr(host, "host_seconds", lambda: pytest.fail("measured again"))
     assert this_machine.host(cache_path=path) == found
-    figures = dict.fromkeys(
-        ("forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "tensor"), 1e-6
-    )
-    monkeypatch.setattr(host, "host_seconds", lambda: figures)
-    assert this_machine.host(cache_path=path, refresh=True) == Host(True, **figures)
+    names = ("forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "tensor", "reload")
+    seconds = dict.fromkeys(names, 1e-6)
+    monkeypatch.setattr(host, "host_seconds", lambda: {**seconds, "cache_bytes": 1024})
+    assert this_machine.host(cache_path=path, refresh=True) == Host(True, **seconds, cache_bytes=1024)
 
 
 def test_the_machine_says_what_it_is() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trainfit.costs.cache import CostCache, Entry, key_of
 from trainfit.costs.table import CostTable, Host, OpCost
-from trainfit.costs.this_machine import check_present, machine_of
+from trainfit.costs.this_machine import machine_of, refuse_absent
 from trainfit.devices import Device
 from trainfit.trace import Signature, Trace
 
@@ -54,7 +54,7 @@ def measured_costs(
     """
     from trainfit.timing.operators import situations_of
 
-    check_present(trace, device)
+    refuse_absent(device)
     situations = situations_of(trace)
     with CostCache(machine_of(device), cache_path) as cache:
         known = _look_up(situations, device, cache, refresh, progress, between)

@@ -9,8 +9,9 @@ from typing import Literal, get_args
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import Roofline, host_of, roofline_costs
 from trainfit.costs.table import CostTable
+from trainfit.costs.this_machine import refuse_absent
 from trainfit.devices import Device
-from trainfit.errors import DeviceError, OptionError
+from trainfit.errors import OptionError
 from trainfit.trace import Trace
 
 CostSource = Literal["roofline", "measured"]
@@ -22,11 +23,8 @@ def check_source(costs: str, device: Device) -> None:
     """Refuse costs that cannot be had for a device, before a step is captured for it."""
     if costs not in get_args(CostSource):
         raise OptionError(f"--costs must be one of {', '.join(get_args(CostSource))}, got {costs!r}.")
-    if costs == "measured" and not device.source.startswith("this machine"):
-        raise DeviceError(
-            f"costs can only be measured on a device of this machine, and {device.name} is not one; "
-            "write --device cpu or --device cuda, or price by --costs roofline."
-        )
+    if costs == "measured":
+        refuse_absent(device)
 
 
 def price_trace(

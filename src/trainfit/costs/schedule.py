@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.costs.table import CostTable, tensors_of
+from trainfit.costs.table import CostTable, filled_shares, tensors_of
 from trainfit.trace import PHASES, Trace
 
 Seconds = NDArray[np.float64]
@@ -134,6 +134,8 @@ def _host_seconds(trace: Trace, costs: CostTable) -> Seconds:
     )
     seconds = np.fromiter(own, dtype=np.float64, count=len(trace.ops))
     seconds += host.tensor * _per_op(trace, tensors_of(trace.signatures))
+    if host.reload:
+        seconds += host.reload * _per_op(trace, filled_shares(trace.signatures, host.cache_bytes))
     for call in trace.calls:
         if call.forward_start < len(seconds):
             seconds[call.forward_start] += host.module_call

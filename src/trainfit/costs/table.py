@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainfit.devices import Device
 from trainfit.trace import Signature
+from trainfit.work.calls import nbytes
 
 SOURCES = ("measured", "formula", "bandwidth", "assumed")
 """`measured` on this machine; `formula`: FLOPs and bytes are known; `bandwidth`: no formula, priced by its
@@ -47,6 +48,10 @@ class Host:
     """For each further tensor of an operator that takes a list of them (foreach and fused optimizers)."""
     launch: float = 0.0
     """From the host's call to the start of the kernel on an idle device."""
+    reload: float = 0.0
+    """On a CPU: bringing Python's own data and code back after an operator has filled the core's cache."""
+    cache_bytes: int = 0
+    """On a CPU: the size of that cache."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,16 @@ class CostTable:
 def tensors_of(signatures: Sequence[Signature]) -> list[int]:
     """Return for each signature how many tensors it takes beyond those that every operator takes."""
     return [max(len(signature.inputs) - _USUAL_TENSORS, 0) for signature in signatures]
+
+
+def filled_shares(signatures: Sequence[Signature], cache_bytes: int) -> list[float]:
+    """Return for each signature how much of a core's own cache its tensors fill: 1 is all of it."""
+    return [
+        min(sum(map(nbytes, (*signature.inputs, *signature.outputs))) / cache_bytes, 1.0)
+        if cache_bytes and not signature.view
+        else 0.0
+        for signature in signatures
+    ]
 
 
 _USUAL_TENSORS = 6

@@ -1,8 +1,9 @@
 """What Python, the dispatcher and autograd take around the operators of a step, measured on this machine.
 
 Some small steps are really run, and their operators timed in turn with them. What the operators do not
-explain belongs to the host, and is shared out among the calls. The models are large enough that their
-tensors push Python's own data out of the nearest caches, as in a real step, and take milliseconds.
+explain belongs to the host, and is shared out among the calls. In tiny steps Python finds its own data in
+the core's cache. In larger ones the operators push it out, and Python is slower after each of them: that
+difference is the time to load it again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,30 +19,43 @@ import torch
 from torch import nn
 
 from trainfit.capturing import capture
-from trainfit.costs.table import tensors_of
+from trainfit.costs.table import filled_shares, tensors_of
 from trainfit.models.gpt2 import GPT2, GPT2Config
 from trainfit.models.llama import Llama, LlamaConfig
 from trainfit.step import Step
 from trainfit.timing.clocks import cpu_clock
+from trainfit.timing.locality import this_machines_caches
 from trainfit.timing.operators import Bench, situations_of
 from trainfit.trace import PHASES, Trace
 
-_VOCABULARY, _BATCH, _SEQUENCE = 512, 4, 128
-_BUDGET_SECONDS = 1.5
+_BUDGET_SECONDS = 1.0
 _LOOP = 300
 
 
-@dataclass
+@dataclass(frozen=True)
+class Sizes:
+    """How large a sample is."""
+
+    batch: int
+    sequence: int
+    hidden: int
+
+
+TINY = Sizes(batch=1, sequence=16, hidden=32)
+"""Everything fits into a core's own cache."""
+MEDIUM = Sizes(batch=4, sequence=128, hidden=192)
+"""Each operator fills the core's own cache; a step takes some 80 ms on one core."""
+_VOCABULARY, _LAYERS, _HEADS = 512, 3, 4
+
+
 class Sample:
-    """A small step whose phases can be run one by one."""
+    """A small step whose phases are timed one by one."""
 
-    model: nn.Module
-    foreach: bool = False
-
-    def __post_init__(self) -> None:
-        """Make the tokens and the optimizer."""
-        self.tokens = torch.randint(0, _VOCABULARY, (_BATCH, _SEQUENCE))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=self.foreach)
+    def __init__(self, family: str, sizes: Sizes, foreach: bool = False) -> None:
+        """Make the model, the tokens and the optimizer."""
+        self.model = _make_model(family, sizes).train()
+        self.tokens = torch.randint(0, _VOCABULARY, (sizes.batch, sizes.sequence))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=foreach)
 
     def run(self) -> dict[str, float]:
         """Run a step and return the seconds of each phase."""
@@ -61,26 +75,32 @@ class Sample:
         return Step(self.model, self.optimizer, self.run)
 
 
-SAMPLES: tuple[Callable[[], Sample], ...] = (
-    lambda: Sample(GPT2(GPT2Config(_VOCABULARY, _SEQUENCE, layers=3, heads=4, hidden=192)).train()),
-    lambda: Sample(
-        Llama(LlamaConfig(_VOCABULARY, layers=3, heads=4, kv_heads=4, hidden=192, feed_forward=512)).train()
-    ),
-    lambda: Sample(
-        GPT2(GPT2Config(_VOCABULARY, _SEQUENCE, layers=3, heads=4, hidden=192)).train(), foreach=True
-    ),
-)
+def _make_model(family: str, sizes: Sizes) -> nn.Module:
+    if family == "gpt2":
+        return GPT2(GPT2Config(_VOCABULARY, sizes.sequence, _LAYERS, _HEADS, sizes.hidden))
+    return Llama(LlamaConfig(_VOCABULARY, _LAYERS, _HEADS, _HEADS, sizes.hidden, 3 * sizes.hidden))
 
 
 @dataclass
 class _Phase:
-    """Sums over the samples: what operators do not explain, and the calls it is shared out among."""
+    """Sums over some samples: what operators do not explain, and the calls it is shared out among."""
 
     rest: float = 0.0
     operators: int = 0
     views: int = 0
     calls: int = 0
     tensors: int = 0
+    reloads: float = 0.0
+    """Operators that fill the core's own cache; those that fill a part of it count in part."""
+
+    def explained(self, host: dict[str, float], operator: str) -> float:
+        """Return what these figures of the host take in this phase."""
+        return (
+            self.operators * host[operator]
+            + self.views * host["view_op"]
+            + self.calls * host["module_call"]
+            + self.tensors * host["tensor"]
+        )
 
 
 def host_seconds() -> dict[str, float]:
@@ -89,27 +109,32 @@ def host_seconds() -> dict[str, float]:
     Python runs in one thread; so do the operators meanwhile, whose time is only known then.
     """
     with _one_thread():
-        return _host_seconds()
+        host = dict.fromkeys((*_OPERATOR.values(), "tensor"), 0.0)
+        host |= {"view_op": _view_seconds(), "module_call": _module_call_seconds()}
+        tiny = _measure((("gpt2", TINY, False), ("llama", TINY, False)))
+        for name, phase in tiny.items():
+            host[_OPERATOR[name]] = (phase.rest - phase.explained(host, _OPERATOR[name])) / phase.operators
+        lists = _measure((("gpt2", TINY, True),))["optimizer"]
+        host["tensor"] = (lists.rest - lists.explained(host, "optimizer_op")) / lists.tensors
+        medium = _measure((("gpt2", MEDIUM, False), ("llama", MEDIUM, False)))
+        slower = sum(phase.rest - phase.explained(host, _OPERATOR[name]) for name, phase in medium.items())
+        host["cache_bytes"] = this_machines_caches().own_bytes
+        host["reload"] = max(slower, 0.0) / sum(phase.reloads for phase in medium.values())
+    return host
 
 
-def _host_seconds() -> dict[str, float]:
-    view, module_call = _view_seconds(), _module_call_seconds()
-    plain = {phase: _Phase() for phase in PHASES}
-    foreach = {phase: _Phase() for phase in PHASES}
-    for make in SAMPLES:
-        sample = make()
-        trace = capture(lambda make=make: make().as_step())  # type: ignore[misc]
-        _add_sample(foreach if sample.foreach else plain, sample, trace)
-    forward, backward, optimizer, lists = *plain.values(), foreach["optimizer"]
-    optimizer_op = (optimizer.rest - optimizer.views * view) / optimizer.operators
-    return {
-        "forward_op": (forward.rest - forward.views * view - forward.calls * module_call) / forward.operators,
-        "backward_op": (backward.rest - backward.views * view) / backward.operators,
-        "optimizer_op": optimizer_op,
-        "view_op": view,
-        "module_call": module_call,
-        "tensor": (lists.rest - lists.operators * optimizer_op) / lists.tensors,
-    }
+_OPERATOR = {"forward": "forward_op", "backward": "backward_op", "optimizer": "optimizer_op"}
+
+
+def _measure(samples: Sequence[tuple[str, Sizes, bool]]) -> dict[str, _Phase]:
+    phases = {phase: _Phase() for phase in PHASES}
+    for sample in samples:
+        _add_sample(phases, Sample(*sample), capture(_step_of(*sample)))
+    return phases
+
+
+def _step_of(family: str, sizes: Sizes, foreach: bool) -> Callable[[], Step]:
+    return lambda: Sample(family, sizes, foreach).as_step()
 
 
 def _add_sample(phases: dict[str, _Phase], sample: Sample, trace: Trace) -> None:
@@ -126,12 +151,14 @@ def _add_sample(phases: dict[str, _Phase], sample: Sample, trace: Trace) -> None
     for name, phase in phases.items():
         phase.rest += statistics.median(step[name] for step in steps)
     tensors = tensors_of(trace.signatures)
+    filled = filled_shares(trace.signatures, this_machines_caches().own_bytes)
     for op in trace.ops:
-        phase = phases[op.phase]
+        phase, signature = phases[op.phase], trace.signatures[op.signature]
         phase.rest -= per_signature[op.signature]
-        phase.views += trace.signatures[op.signature].view
-        phase.operators += not trace.signatures[op.signature].view
+        phase.views += signature.view
+        phase.operators += not signature.view
         phase.tensors += tensors[op.signature]
+        phase.reloads += filled[op.signature]
     phases["forward"].calls += len(trace.calls)
 
 
