@@ -253,7 +253,24 @@ def keeps_state(trace: Trace, call_number: int) -> bool:
 
 
 def candidate_calls(trace: Trace) -> Iterator[int]:
-    """Yield the module calls that may be regions: those whose forward makes something that backward needs."""
+    """Yield the module calls that may be regions: those of the model whose results backward needs.
+
+    A module outside of the model's tree (a loss of its own) is not reached when a plan is applied.
+    """
+    inside = _in_the_model(trace)
     for number, call in enumerate(trace.calls):
-        if not call.recompute and call.backward_start >= 0 and call.forward_end > call.forward_start:
+        worth = not call.recompute and call.backward_start >= 0 and call.forward_end > call.forward_start
+        if worth and call.module in inside:
             yield number
+
+
+def _in_the_model(trace: Trace) -> set[int]:
+    """Return the modules of the tree that has the most parameters: the model."""
+    root = list(range(len(trace.modules)))
+    parameters = [0] * len(trace.modules)
+    for number, module in enumerate(trace.modules):
+        if module.parent >= 0:
+            root[number] = root[module.parent]
+        parameters[root[number]] += module.parameter_bytes
+    model = max(range(len(parameters)), key=lambda number: parameters[number], default=-1)
+    return {number for number in range(len(root)) if root[number] == model}

@@ -22,6 +22,8 @@ from trainfit.trace import Trace
 
 _LEAST_SHARE = 0.0005
 """A region that could not free this share of the peak is not worth looking at."""
+_CPU_GENERATOR_BYTES = 5056
+"""What `torch.get_rng_state()` returns."""
 _MOST_REGIONS = 1200
 _MOST_GROUPS = 600
 _MOST_POINTS = 14
@@ -153,7 +155,7 @@ class Planner:
             budget_bytes=budget_bytes,
             kinds=tuple(kinds),
             regions=tuple(regions),
-            peak_bytes=timeline.peak_bytes,
+            peak_bytes=timeline.peak_bytes + _random_state_bytes(self.trace, effects),
             step_seconds=step_seconds,
             baseline_peak_bytes=self.baseline_peak_bytes,
             baseline_step_seconds=self.baseline_seconds,
@@ -170,6 +172,17 @@ def _not_beaten(plans: list[Plan]) -> list[Plan]:
         if not kept or plan.step_seconds < kept[-1].step_seconds:
             kept.append(plan)
     return kept
+
+
+def _random_state_bytes(trace: Trace, effects: Sequence[Effect]) -> int:
+    """Return what the generator's states take that repeated random ops start from; a GPU's are on the host."""
+    if trace.device != "cpu":
+        return 0
+    states = 0
+    for effect in effects:
+        random = sum(trace.signatures[trace.ops[op].signature].random for op in effect.segment)
+        states += random + 1 if random else 0  # one more while they run again
+    return states * _CPU_GENERATOR_BYTES
 
 
 def _regions(trace: Trace, seconds: list[float], peak_bytes: int, stateful: list[str]) -> list[RegionGraph]:
