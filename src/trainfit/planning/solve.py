@@ -175,7 +175,7 @@ def _not_beaten(plans: list[Plan]) -> list[Plan]:
 
 
 def _random_state_bytes(trace: Trace, effects: Sequence[Effect]) -> int:
-    """Return what the generator's states take that repeated random ops start from; a GPU's are on the host."""
+    """Return the bytes of the states that repeated random ops start from; a GPU's are on the host."""
     if trace.device != "cpu":
         return 0
     states = 0
