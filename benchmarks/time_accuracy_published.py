@@ -4,7 +4,8 @@
 
 The constants of the roofline were fitted on the train rows (`benchmarks/calibrate.py`); the bounds are about
 the test rows: other models, which the fit has not seen. Needs the `hf` extra. Captures about a hundred steps,
-a few seconds each; `--cache` keeps them for the next run.
+a few seconds each; `--cache` keeps them for the next run. The same traces are also priced by the roofline of
+torch's own `RuntimeEstimator`, side by side.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from published.peer import peer_seconds
 from published.prediction import Prediction, comparable_pairs, is_test, predict, quantile
 from published.rows import Row, captured, load_rows
 
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table for docs/benchmarks.md")
     options = parser.parse_args()
     predictions: list[Prediction] = []
+    peers: list[Prediction] = []
     left_out: list[tuple[Row, str]] = []
     rows = [row for row in load_rows() if options.rows in ("all", "test" if is_test(row) else "train")]
     for row, found in captured(rows, options.cache, lambda text: print(text, file=sys.stderr, flush=True)):
@@ -42,10 +45,12 @@ def main() -> int:
             left_out.append((row, found))
         else:
             predictions.append(predict(row, found))
-    print_rows(predictions, options.markdown)
+            peers.append(Prediction(row, peer_seconds(row, found)))
+    print_rows(predictions, peers, options.markdown)
     for row, reason in left_out:
         print(f"not expressed: {row.id}: {reason}")
     result = summary(predictions)
+    result["peer"] = {name: figures for name, figures in summary(peers).items() if name != "bounds"}
     result["left_out"] = {row.id: reason for row, reason in left_out}
     print_summary(result)
     if options.json:
@@ -54,9 +59,10 @@ def main() -> int:
                 "id": p.row.id,
                 "test": is_test(p.row),
                 "predicted": p.seconds,
+                "peer": peer.seconds,
                 "measured": p.row.measured_seconds,
             }
-            for p in predictions
+            for p, peer in zip(predictions, peers)
         ]
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if all(result["bounds"].values()) else 1
@@ -87,25 +93,30 @@ def summary(predictions: list[Prediction]) -> dict[str, Any]:
     return result
 
 
-def print_rows(predictions: list[Prediction], markdown: bool) -> None:
+def print_rows(predictions: list[Prediction], peers: list[Prediction], markdown: bool) -> None:
     """Print one line per family, or per row on a terminal."""
     if not markdown:
-        for p in predictions:
+        for p, peer in zip(predictions, peers):
             split = "test " if is_test(p.row) else "train"
             print(
                 f"{split} {p.row.id:45} {p.row.measured_seconds * 1e3:10.1f} ms published "
-                f"{p.seconds * 1e3:10.1f} ms predicted {p.ratio - 1:+7.1%}"
+                f"{p.seconds * 1e3:10.1f} ms predicted {p.ratio - 1:+7.1%}  "
+                f"RuntimeEstimator {peer.ratio - 1:+7.1%}"
             )
         return
-    print("| model and GPU | split | rows | median ratio | worst error |\n| --- | --- | ---: | ---: | ---: |")
-    families: dict[str, list[Prediction]] = {}
-    for p in predictions:
-        families.setdefault(p.row.family, []).append(p)
+    print("| model and GPU | split | rows | median ratio | worst error | RuntimeEstimator: median ratio |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    families: dict[str, list[tuple[Prediction, Prediction]]] = {}
+    for p, peer in zip(predictions, peers):
+        families.setdefault(p.row.family, []).append((p, peer))
     for family, members in families.items():
-        split = "test" if is_test(members[0].row) else "train"
-        ratio = statistics.median(p.ratio for p in members)
-        worst = max(members, key=lambda p: p.error)
-        print(f"| {family} | {split} | {len(members)} | {ratio:.2f} | {worst.ratio - 1:+.1%} |")
+        split = "test" if is_test(members[0][0].row) else "train"
+        ratio, peer_ratio = (statistics.median(pair[side].ratio for pair in members) for side in (0, 1))
+        worst = max((p for p, _ in members), key=lambda p: p.error)
+        print(
+            f"| {family} | {split} | {len(members)} | {ratio:.2f} | {worst.ratio - 1:+.1%} | "
+            f"{peer_ratio:.2f} |"
+        )
 
 
 def print_summary(result: dict[str, Any]) -> None:
@@ -113,14 +124,20 @@ def print_summary(result: dict[str, Any]) -> None:
     for name in ("test", "train"):
         if name in result:
             figures = result[name]
+            peer = result["peer"][name]
             print(
                 f"{name}: {figures['rows']} rows, median error {figures['median_error']:.1%}, "
                 f"90th percentile {figures['p90_error']:.1%}, median predicted / published "
-                f"{figures['median_ratio']:.2f}"
+                f"{figures['median_ratio']:.2f}; RuntimeEstimator {peer['median_error']:.1%}, "
+                f"{peer['p90_error']:.1%} and {peer['median_ratio']:.2f}: our median error is "
+                f"{figures['median_error'] / peer['median_error']:.2f} x its"
             )
     if "ratio" in result:
-        figures = result["ratio"]
-        print(f"ratios: {figures['pairs']} pairs, median error {figures['median_error']:.1%}")
+        figures, peer = result["ratio"], result["peer"]["ratio"]
+        print(
+            f"ratios: {figures['pairs']} pairs, median error {figures['median_error']:.1%}; "
+            f"RuntimeEstimator {peer['median_error']:.1%}"
+        )
     for name, holds in result["bounds"].items():
         print(f"{'holds ' if holds else 'MISSED'} {name}")
 
