@@ -8,22 +8,19 @@ from dataclasses import dataclass, field
 
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
-from trainfit.planning import master
+from trainfit.planning import certify, master
+from trainfit.planning.certify import Unplanned
 from trainfit.planning.curves import curve_of
-from trainfit.planning.effects import Effect, effect_of
+from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Option
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, candidate_calls, keeps_state, region_graph
-from trainfit.planning.rewrite import rewritten
-from trainfit.plans import OpDecision, Plan, Region, RegionKind
+from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
-from trainfit.store import content_hash
 from trainfit.trace import Trace
 
 _LEAST_SHARE = 0.0005
 """A region that could not free this share of the peak is not worth looking at."""
-_CPU_GENERATOR_BYTES = 5056
-"""What `torch.get_rng_state()` returns."""
 _MOST_REGIONS = 1200
 _MOST_GROUPS = 600
 _MOST_POINTS = 14
@@ -51,7 +48,7 @@ class Planner:
     problem: MasterProblem = field(init=False)
     baseline_peak_bytes: int = field(init=False)
     baseline_seconds: float = field(init=False)
-    trace_hash: str = field(init=False)
+    step: Unplanned = field(init=False)
     warnings: tuple[str, ...] = ()
     _timelines: dict[Plan, Timeline] = field(default_factory=dict)
 
@@ -61,7 +58,7 @@ class Planner:
         step = schedule(self.trace, self.costs)
         self.baseline_peak_bytes = timeline.peak_bytes
         self.baseline_seconds = step.step_seconds
-        self.trace_hash = content_hash(self.trace)
+        self.step = certify.unplanned(self.trace, self.costs, timeline, step.step_seconds)
         stateful: list[str] = []
         self.regions = _regions(
             self.trace, step.marginal_seconds.tolist(), self.baseline_peak_bytes, stateful
@@ -130,37 +127,8 @@ class Planner:
     def certified(self, chosen: Sequence[int], budget_bytes: int, bound: float) -> Plan:
         """Replay the chosen options on the trace, and promise what comes out."""
         effects = [self.problem.options[number].effect for number in chosen]
-        new = rewritten(self.trace, effects) if effects else self.trace
-        timeline = simulate(new)
-        kinds: dict[RegionKind, int] = {}
-        regions: list[Region] = []
-        for number in chosen:
-            option = self.problem.options[number]
-            kind = _decisions(self.trace, option.effect)
-            regions.append(
-                Region(
-                    module=self.trace.module_name(option.effect.region.module),
-                    call=_call_of_module(self.trace, option.effect.region.call),
-                    kind=kinds.setdefault(kind, len(kinds)),
-                    kept_bytes=option.effect.choice.bytes,
-                    recompute_seconds=option.seconds,
-                )
-            )
-        step_seconds = schedule(new, self.costs).step_seconds
-        plan = Plan(
-            target=self.trace.target,
-            device=self.costs.device.name,
-            torch=self.trace.torch,
-            trace_hash=self.trace_hash,
-            budget_bytes=budget_bytes,
-            kinds=tuple(kinds),
-            regions=tuple(regions),
-            peak_bytes=timeline.peak_bytes + _random_state_bytes(self.trace, effects),
-            step_seconds=step_seconds,
-            baseline_peak_bytes=self.baseline_peak_bytes,
-            baseline_step_seconds=self.baseline_seconds,
-            # The solver adds seconds up; two queues can overlap a little more of them.
-            bound_seconds=min(self.baseline_seconds + bound, step_seconds),
+        plan, timeline = certify.certified(
+            self.step, effects, budget_bytes=budget_bytes, bound_seconds=bound, method="regions"
         )
         self._timelines[plan] = timeline
         return plan
@@ -172,17 +140,6 @@ def _not_beaten(plans: list[Plan]) -> list[Plan]:
         if not kept or plan.step_seconds < kept[-1].step_seconds:
             kept.append(plan)
     return kept
-
-
-def _random_state_bytes(trace: Trace, effects: Sequence[Effect]) -> int:
-    """Return the bytes of the states that repeated random ops start from; a GPU's are on the host."""
-    if trace.device != "cpu":
-        return 0
-    states = 0
-    for effect in effects:
-        random = sum(trace.signatures[trace.ops[op].signature].random for op in effect.segment)
-        states += random + 1 if random else 0  # one more while they run again
-    return states * _CPU_GENERATOR_BYTES
 
 
 def _regions(trace: Trace, seconds: list[float], peak_bytes: int, stateful: list[str]) -> list[RegionGraph]:
@@ -251,26 +208,3 @@ def _exclusive(regions: list[RegionGraph], options: list[Option]) -> list[list[i
     if around:
         chains.append(around)
     return [[option for region in chain for option in of_region.get(region, [])] for chain in chains]
-
-
-def _decisions(trace: Trace, effect: Effect) -> RegionKind:
-    region, choice = effect.region, effect.choice
-    ops: list[OpDecision] = []
-    for number in region.ops:
-        group = region.group_of_op[number]
-        signature = trace.signatures[trace.ops[number].signature]
-        if group in choice.kept:
-            decision = "save"
-        elif group in choice.repeated or region.groups[group].free:
-            decision = "recompute"
-        else:
-            decision = "skip"
-        shapes = tuple(spec.shape for spec in signature.outputs)
-        ops.append(OpDecision(signature.name, shapes, decision, signature.random))
-    return RegionKind(tuple(ops))
-
-
-def _call_of_module(trace: Trace, call_number: int) -> int:
-    """Return which call of its module this is, not counting recomputation."""
-    module = trace.calls[call_number].module
-    return sum(1 for call in trace.calls[:call_number] if call.module == module and not call.recompute)
