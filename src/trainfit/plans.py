@@ -71,6 +71,9 @@ class Plan:
     bound_seconds: float
     """No plan of this form within the budget takes less time per step than this."""
     method: str = "regions"
+    """The solver: `regions` or `modules`."""
+    world_size: int = 1
+    """Bytes are those of one of so many processes, which divide parameters, gradients and optimizer state."""
 
     @property
     def added_seconds(self) -> float:

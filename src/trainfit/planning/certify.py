@@ -27,6 +27,8 @@ class Unplanned:
     trace_hash: str
     peak_bytes: int
     step_seconds: float
+    world_size: int = 1
+    """How many processes divide parameters, gradients and optimizer state, in this trace too."""
 
 
 def unplanned(trace: Trace, costs: CostTable, timeline: Timeline, step_seconds: float) -> Unplanned:
@@ -73,6 +75,7 @@ def certified(
         # The solver adds seconds up; two queues can overlap a little more of them.
         bound_seconds=min(step.step_seconds + bound_seconds, step_seconds),
         method=method,
+        world_size=step.world_size,
     )
     return plan, timeline
 

@@ -1,0 +1,174 @@
+"""Which modules to checkpoint and how much of each to discard: the formulation of PyTorch's `sac_milp`.
+
+Sets        units i                module calls that may be checkpointed
+            moments t              one per stretch of the step between two ends of such calls
+            away(t)                units whose forward is done at t and whose backward has not begun
+Data        bytes[i], seconds[i]   what storing, or computing again, all of its ops takes
+            saved[i]               what autograd keeps of them without checkpointing
+            slope, intercept[i,s]  segments of the trade-off: share discarded -> share of the seconds
+            states[t]              parameters, gradients and optimizer state
+            others[t]              everything else that is alive, such as activations and their gradients
+            processes              that the states are divided among (the world size)
+Variables   unit[i]                whether the module is an AC unit (binary)
+            share[i]               of its bytes that is discarded
+            time[i]                share of its seconds that is added
+            freed[i]               bytes that are missing while it is away
+Constraints not_nested             at most one unit along every chain of modules inside modules
+            discard                only units discard: least[i] * unit[i] <= share[i] <= most[i] * unit[i]
+            curve                  time[i] >= slope[i,s] * share[i] + intercept[i,s] * unit[i]
+            freed                  freed[i] <= bytes[i] * share[i] - (bytes[i] - saved[i]) * unit[i]: what
+                                   autograd would not have kept frees nothing
+            fits                   states[t] / processes + others[t] - sum of freed over away(t) <= budget
+Objective   minimise sum of seconds[i] * time[i] (or, to find the smallest peak, the budget)
+
+Besides PyTorch's: the optimizer's state and forward count too, a module may be called several times, the
+trade-off is the exact lower hull instead of a fit of two lines, and the peak is not the solver's but that of
+the replayed plan. Not modelled, and left to the replay: the working set while a unit is rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainfit.planning.highs import Answer, Program
+from trainfit.planning.module_sac_stats import TradeOff
+
+_MEBIBYTE = float(1 << 20)
+"""Bytes are counted in MiB inside the solver, whose tolerances are made for figures of this size."""
+
+
+@dataclass(frozen=True)
+class ModuleUnit:
+    """A module call that may be checkpointed."""
+
+    around: tuple[int, ...]
+    """Units that it lies inside of."""
+    away_from: int
+    """The first op after its forward."""
+    away_until: int
+    """The first op of its backward."""
+    curve: TradeOff
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The op of a stretch of the step that needs the most bytes, without a plan."""
+
+    op: int
+    states_bytes: int
+    other_bytes: int
+
+
+@dataclass(frozen=True)
+class ModuleSolution:
+    """What the solver chose, and what it proved; all of it in its own model."""
+
+    feasible: bool
+    proven: bool
+    shares: dict[int, float]
+    """The units, and the share of its bytes that each discards."""
+    seconds: float
+    bound_seconds: float
+
+
+@dataclass(frozen=True)
+class ModuleProblem:
+    """The data of the problem; solved for as many budgets as wanted."""
+
+    units: Sequence[ModuleUnit]
+    moments: Sequence[Moment]
+    processes: int = 1
+
+    def solve(self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float) -> ModuleSolution:
+        """Return the units with the least recomputation whose modelled peak is within the budget."""
+        model = _Model(self)
+        model.fits(budget_bytes)
+        return model.solution(model.program.minimise(seconds_limit=seconds_limit, gap=gap_seconds))
+
+    def smallest_peak(self, *, seconds_limit: float) -> ModuleSolution:
+        """Return units with about the smallest modelled peak."""
+        model = _Model(self, priced=False)
+        model.fits(None)
+        largest = max((self.peak_bytes(moment) for moment in self.moments), default=0.0)
+        return model.solution(
+            model.program.minimise(seconds_limit=seconds_limit, gap=1e-3 * largest / _MEBIBYTE)
+        )
+
+    def peak_bytes(self, moment: Moment) -> float:
+        """Return what a moment needs without a plan."""
+        return moment.states_bytes / self.processes + moment.other_bytes
+
+
+class _Model:
+    """The program with its columns, one method per family of constraints."""
+
+    def __init__(self, problem: ModuleProblem, *, priced: bool = True) -> None:
+        self.problem = problem
+        self.program = Program()
+        units = problem.units
+        curves = [unit.curve for unit in units]
+        self.unit = [self.program.binary() for _ in units]
+        self.share = [self.program.continuous(0.0, curve.most_share) for curve in curves]
+        self.time = [
+            self.program.continuous(0.0, 1.0, cost=curve.seconds if priced else 0.0) for curve in curves
+        ]
+        self.freed = [self.program.continuous(0.0, curve.saved_bytes / _MEBIBYTE) for curve in curves]
+        self._not_nested()
+        for number, curve in enumerate(curves):
+            self._discard(number, curve)
+            self._curve(number, curve)
+            self._freed(number, curve)
+
+    def _not_nested(self) -> None:
+        """Every unit that has no other inside, with all units around it, is a chain."""
+        has_inside = {outer for unit in self.problem.units for outer in unit.around}
+        for number, unit in enumerate(self.problem.units):
+            if number not in has_inside and unit.around:
+                chain = (number, *unit.around)
+                self.program.at_most("not_nested", [(self.unit[member], 1.0) for member in chain], 1.0)
+
+    def _discard(self, number: int, curve: TradeOff) -> None:
+        unit, share = self.unit[number], self.share[number]
+        self.program.at_most("discard", [(share, 1.0), (unit, -curve.most_share)], 0.0)
+        self.program.at_most("discard", [(unit, curve.least_share), (share, -1.0)], 0.0)
+
+    def _curve(self, number: int, curve: TradeOff) -> None:
+        unit, share, time = self.unit[number], self.share[number], self.time[number]
+        for segment in curve.segments:
+            terms = [(share, segment.slope), (unit, segment.intercept), (time, -1.0)]
+            self.program.at_most("curve", terms, 0.0)
+
+    def _freed(self, number: int, curve: TradeOff) -> None:
+        unit, share, freed = self.unit[number], self.share[number], self.freed[number]
+        unsaved = (curve.bytes - curve.saved_bytes) / _MEBIBYTE
+        terms = [(freed, 1.0), (share, -curve.bytes / _MEBIBYTE), (unit, unsaved)]
+        self.program.at_most("freed", terms, 0.0)
+
+    def fits(self, budget_bytes: int | None) -> None:
+        """Hold every moment within the budget; without one, within a peak that is to be minimised."""
+        peak = [] if budget_bytes is not None else [(self.program.continuous(0.0, float("inf"), 1.0), -1.0)]
+        limit = (budget_bytes or 0) / _MEBIBYTE
+        for moment in self.problem.moments:
+            terms = [
+                (self.freed[number], -1.0)
+                for number, unit in enumerate(self.problem.units)
+                if unit.away_from <= moment.op < unit.away_until
+            ]
+            needed = self.problem.peak_bytes(moment) / _MEBIBYTE
+            self.program.at_most("fits", [*terms, *peak], limit - needed)
+
+    def solution(self, answer: Answer) -> ModuleSolution:
+        """Read the units off the solver's answer."""
+        if not answer.feasible:
+            return ModuleSolution(False, answer.proven, {}, 0.0, 0.0)
+        curves = [unit.curve for unit in self.problem.units]
+        shares = {
+            number: min(max(answer.values[self.share[number]], curve.least_share), curve.most_share)
+            for number, curve in enumerate(curves)
+            if answer.values[self.unit[number]] > 0.5
+        }
+        seconds = sum(
+            curves[number].seconds * curves[number].seconds_share(share) for number, share in shares.items()
+        )
+        return ModuleSolution(True, answer.proven, shares, seconds, min(max(answer.bound, 0.0), seconds))
