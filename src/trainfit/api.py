@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from trainfit import capturing
 from trainfit.costs.pricing import CostSource, Measuring, check_source, price_trace
@@ -12,11 +13,12 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import StepTime, summarise
 from trainfit.costs.table import CostTable
 from trainfit.devices import Device, find_device
-from trainfit.errors import BudgetTooSmall, OptionError, StepError
+from trainfit.errors import BudgetTooSmall, OptionError, PlanError, StepError
 from trainfit.models.recipe import StepOptions
 from trainfit.module_stats import ModuleStats, module_stats
 from trainfit.plan_store import load_plan
 from trainfit.planning.baselines import baselines
+from trainfit.planning.module_planner import ModulePlanner
 from trainfit.planning.results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.solve import Infeasible, Planner
 from trainfit.plans import Plan
@@ -28,6 +30,7 @@ from trainfit.units import format_bytes, parse_size
 from trainfit.verification import Verification, verify_step
 
 Build = Callable[[], Step]
+Solver = Literal["regions", "modules"]
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
 
@@ -176,10 +179,18 @@ def plan(
     task: str | None = None,
     costs: CostSource = "roofline",
     seconds_limit: float = 30.0,
+    solver: Solver = "regions",
+    ac_units: Sequence[str] | None = None,
+    fsdp_units: Sequence[str] = (),
+    world_size: int = 1,
 ) -> Plan:
     """Return the fastest plan whose peak is within the budget; `BudgetTooSmall` if there is none.
 
     `budget` is bytes or text such as `24GiB` or `80%` (of the device); without it, what the device has.
+
+    The solver `modules` is PyTorch's formulation: it takes the names of modules that may be checkpointed
+    (`ac_units`), of those that FSDP shards (`fsdp_units`: no AC unit lies around one), and a `world_size`
+    that divides parameters, gradients and optimizer state. In names `*` is any one part, as in `layers.*`.
     """
     result = plan_step(
         target,
@@ -189,6 +200,10 @@ def plan(
         task=task,
         costs=costs,
         seconds_limit=seconds_limit,
+        solver=solver,
+        ac_units=ac_units,
+        fsdp_units=fsdp_units,
+        world_size=world_size,
     )
     if not result.feasible:
         raise BudgetTooSmall(too_small(result), result.plan.peak_bytes)
@@ -205,6 +220,10 @@ def plan_step(
     costs: CostSource = "roofline",
     refresh: bool = False,
     seconds_limit: float = 30.0,
+    solver: Solver = "regions",
+    ac_units: Sequence[str] | None = None,
+    fsdp_units: Sequence[str] = (),
+    world_size: int = 1,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> PlanResult:
@@ -214,6 +233,7 @@ def plan_step(
     found = device if isinstance(device, Device) else find_device(device)
     check_source(costs, found)
     budget_bytes = _budget_bytes(budget, found)
+    _check_solver(solver, ac_units, fsdp_units, world_size)
     trace = (
         target
         if isinstance(target, Trace)
@@ -224,7 +244,11 @@ def plan_step(
     table = price_trace(trace, found, costs=costs, refresh=refresh, progress=measuring)
     priced = time.perf_counter()
     report("trade-offs of every region")
-    planner = Planner(trace, table)
+    planner: Planner | ModulePlanner
+    if solver == "modules":
+        planner = ModulePlanner(trace, table, ac_units, fsdp_units, world_size)
+    else:
+        planner = Planner(trace, table)
     report("solving")
     answer = planner.plan(budget_bytes, seconds_limit=seconds_limit)
     solved = time.perf_counter()
@@ -238,7 +262,7 @@ def plan_step(
         trace=trace,
         costs=table,
         timeline=planner.timeline_of(chosen),
-        baselines=baselines(trace, table, budget_bytes),
+        baselines=baselines(planner.trace, table, budget_bytes),
         warnings=trace.warnings + table.warnings + planner.warnings,
         seconds={
             "capture": captured - begin,
@@ -318,6 +342,23 @@ def _budget_bytes(budget: int | str | None, device: Device) -> int:
     return budget
 
 
+def _check_solver(
+    solver: str, ac_units: Sequence[str] | None, fsdp_units: Sequence[str], world_size: int
+) -> None:
+    """Refuse a solver that is not there, and what only the other one understands."""
+    if solver not in get_args(Solver):
+        raise OptionError(f"--solver must be one of {', '.join(get_args(Solver))}, got {solver!r}.")
+    if isinstance(ac_units, str) or isinstance(fsdp_units, str):
+        raise OptionError("AC units and FSDP units are lists of names, not one string.")
+    if world_size < 1:
+        raise OptionError(f"--world-size must be at least 1, got {world_size}.")
+    if solver == "regions" and (ac_units is not None or fsdp_units or world_size != 1):
+        raise OptionError(
+            "AC units, FSDP units and a world size belong to the solver `modules`; the solver `regions` "
+            "finds its regions itself, for one process. Add --solver modules, or leave them out."
+        )
+
+
 def _refuse_other_kind(trace: Trace, device: Device) -> None:
     if trace.device != device.kind:
         raise StepError(
@@ -346,6 +387,11 @@ def verify(
     check_source(costs, device)
     if isinstance(plan, str):
         plan = load_plan(plan)
+    if plan is not None and plan.world_size > 1:
+        raise PlanError(
+            f"the plan's figures are for one of {plan.world_size} processes that divide the model, but "
+            "verify runs a step in one process; plan without a world size to compare them with it."
+        )
     resolved = _resolve(target, device, options, task)
     return verify_step(
         resolved.build,

@@ -18,6 +18,7 @@ from trainfit import __version__
 from trainfit.errors import TrainfitError, UserCodeError
 
 if TYPE_CHECKING:
+    from trainfit.api import Solver
     from trainfit.costs.pricing import CostSource
     from trainfit.models.recipe import StepOptions
 
@@ -219,6 +220,44 @@ def plan(
         float,
         typer.Option("--seconds", metavar="N", help="Stop solving after this long, with the best so far."),
     ] = 30.0,
+    solver: Annotated[
+        str,
+        typer.Option(
+            "--solver",
+            metavar="NAME",
+            help="regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
+            "formulation, for the units that you name.",
+        ),
+    ] = "regions",
+    ac_unit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ac-unit",
+            metavar="NAME",
+            show_default=False,
+            help="With --solver modules: a module that may be checkpointed, such as layers.0; layers.* is "
+            "all of them. Repeat for more. Default: every module that has modules inside.",
+        ),
+    ] = None,
+    fsdp_unit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fsdp-unit",
+            metavar="NAME",
+            show_default=False,
+            help="With --solver modules: a module that FSDP shards as a unit; nothing around it is "
+            "checkpointed. Repeat for more.",
+        ),
+    ] = None,
+    world_size: Annotated[
+        int,
+        typer.Option(
+            "--world-size",
+            metavar="N",
+            help="With --solver modules: processes that parameters, gradients and optimizer state are "
+            "divided among. What FSDP gathers and sends is not counted.",
+        ),
+    ] = 1,
     output: Annotated[
         str | None,
         typer.Option(
@@ -235,6 +274,8 @@ def plan(
 
       trainfit plan llama-3-8b --device h100
       trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb -o plan.json
+      trainfit plan llama-3-8b --solver modules --ac-unit "layers.*" \\
+          --fsdp-unit "layers.*" --world-size 8 --device h100
 
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
     trainfit.apply(model, plan).
@@ -262,6 +303,10 @@ def plan(
                 costs=cast("CostSource", costs),
                 refresh=refresh,
                 seconds_limit=seconds,
+                solver=cast("Solver", solver),
+                ac_units=ac_unit or None,
+                fsdp_units=fsdp_unit or (),
+                world_size=world_size,
                 progress=report,
                 measuring=report.measuring,
             )

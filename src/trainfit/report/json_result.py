@@ -85,6 +85,7 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
         "bound_seconds": plan.bound_seconds,
         "gap": plan.gap,
         "method": plan.method,
+        "world_size": plan.world_size,
         "trace_hash": plan.trace_hash,
         "regions": [_region(plan, region) for region in plan.regions],
         "baselines": [dataclasses.asdict(baseline) for baseline in result.baselines],

@@ -102,7 +102,10 @@ def frontier_view(frontier: Frontier) -> RenderableType:
 
 def _plan_headline(result: PlanResult) -> Text:
     plan = result.plan
-    line = _safe(plan.target, "bold").append(f" on {result.device.name}: ")
+    line = _safe(plan.target, "bold").append(f" on {result.device.name}")
+    if plan.world_size > 1:
+        line.append(f", in each of {plan.world_size} processes")
+    line.append(": ")
     if not result.feasible:
         line.append(f"no plan fits into {format_bytes(plan.budget_bytes)}", "bold red")
         return line.append(f"; the smallest peak is {format_bytes(plan.peak_bytes)} (predicted)")
