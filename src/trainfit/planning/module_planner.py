@@ -23,7 +23,7 @@ from trainfit.planning.effects import effect_of
 from trainfit.planning.module_milp import ModuleProblem, ModuleSolution, ModuleUnit, Moment
 from trainfit.planning.module_policy import optimal_policy
 from trainfit.planning.module_sac_stats import SacStats, TradeOff, choice_of, sac_stats, trade_off
-from trainfit.planning.regions import RegionGraph, candidate_calls, keeps_state, region_graph
+from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
 from trainfit.planning.solve import Infeasible
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
@@ -181,7 +181,7 @@ def _candidates(trace: Trace, seconds: list[float], allowed: set[int]) -> list[_
             continue
         region = region_graph(trace, number, seconds)
         # A call whose backward follows at once is never away: checkpointing it frees nothing.
-        if region is None or region.end >= region.backward_start or keeps_state(trace, number):
+        if region is None or region.end >= region.backward_start:
             continue
         if not any(group.needed and group.bytes for group in region.groups):
             continue
