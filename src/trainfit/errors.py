@@ -9,6 +9,7 @@ TrainfitError                 base: exit code 2, one message, no traceback
 ├── DeviceError               an unknown or impossible device
 ├── OptionError               a flag or size that makes no sense
 ├── PlanError                 a plan that is not this model's, or that is applied twice
+├── GraphError                a graph that cannot be scheduled: a cycle, a missing or doubled name
 ├── FileFormatError           a file that is truncated, corrupted or of another schema
 └── MemoryGuard               running the real step would exceed this machine's memory
 
@@ -58,6 +59,10 @@ class OptionError(TrainfitError):
 
 class PlanError(TrainfitError):
     """A plan does not belong to the model, or the model runs one already."""
+
+
+class GraphError(TrainfitError):
+    """A graph cannot be scheduled: a cycle, a missing or doubled name, a size that makes no sense."""
 
 
 class FileFormatError(TrainfitError):

@@ -1,0 +1,229 @@
+"""Orders that are found in one pass: least peak first, breadth first, depth first, and two from the other end.
+
+`least_peak_first`, `breadth_first` and `depth_first` give the orders that torch's scheduler chooses among, so
+that results can be compared; least peak first takes O(n log n) here. `least_peak_last` is the same greed from
+the end of the order, and `deepest_need_first` visits what needs most memory first, as compilers do for
+registers (Sethi and Ullman, 1970): optimal on trees of equal sizes, a good start elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from trainfit.ordering.graph import BufferGraph
+from trainfit.ordering.problem import Problem
+from trainfit.ordering.ready import ReadyBySize
+
+
+@dataclass(frozen=True)
+class VisitOrder:
+    """What depth first needs besides the problem: what each node reads by name, and how much that is."""
+
+    named_predecessors: list[tuple[int, ...]]
+    touched_bytes: list[int]
+
+
+def visit_order_of(graph: BufferGraph, problem: Problem) -> VisitOrder:
+    """Return, for each node, the nodes that it names and the bytes that it allocates and reads."""
+    number, producer = graph.buffer_number, graph.producer
+    named = []
+    touched = []
+    for node, entry in enumerate(graph.nodes):
+        changed = [graph.buffers[number[name]].alias_of for name in entry.buffers]
+        names = [*entry.reads, *(name for name in changed if name is not None)]
+        before = [producer[number[name]] for name in names]
+        before += [graph.node_number[name] for name in entry.after]
+        named.append(tuple(sorted({other for other in before if other >= 0 and other != node})))
+        read = sum(graph.buffers[buffer].size_free for buffer in graph.reads[node])
+        touched.append(problem.alloc[node] + read)
+    return VisitOrder(named, touched)
+
+
+def least_peak_first(problem: Problem, output_bytes: int = 0) -> list[int]:
+    """Run what does not raise the peak, least growth first; if nothing is like that, the smallest rise.
+
+    `output_bytes` will be alive in the end whatever the order, so that a peak of that much is free.
+    """
+    growth = list(problem.alloc)
+    missing = [len(members) for members in problem.members]
+    waiting = [len(before) for before in problem.predecessors]
+    for block, members in enumerate(problem.members):
+        if len(members) == 1:
+            growth[members[0]] -= problem.freed[block]
+    ready = ReadyBySize(problem.rise, problem.count)
+    for node, count in enumerate(waiting):
+        if count == 0:
+            ready.add(node, growth[node])
+    memory = problem.initial_bytes
+    peak = max(memory, output_bytes)
+    order: list[int] = []
+    while len(order) < problem.count:
+        node = ready.pop_best(peak - memory)
+        order.append(node)
+        peak = max(peak, memory + problem.rise[node])
+        memory += growth[node]
+        waiting[node] = _DONE
+        for block in problem.blocks[node]:
+            missing[block] -= 1
+            if missing[block] == 1:
+                last = next(member for member in problem.members[block] if waiting[member] != _DONE)
+                growth[last] -= problem.freed[block]
+                if waiting[last] == 0:
+                    ready.add(last, growth[last])
+        for after in problem.successors[node]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                ready.add(after, growth[after])
+    return order
+
+
+def breadth_first(problem: Problem) -> list[int]:
+    """Run the node whose predecessors ran earliest: first come, first served."""
+    waiting = [len(before) for before in problem.predecessors]
+    step = [-1] * problem.count
+    ready: list[tuple[list[int], int]] = []
+    for node, count in enumerate(waiting):
+        if count == 0:
+            heappush(ready, ([], node))
+    order: list[int] = []
+    while ready:
+        node = heappop(ready)[1]
+        step[node] = len(order)
+        order.append(node)
+        for after in problem.successors[node]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                heappush(ready, (sorted(step[before] for before in problem.predecessors[after]), after))
+    return order
+
+
+def depth_first(problem: Problem, visits: VisitOrder) -> list[int]:
+    """Run each node right after what it needs; nodes that touch fewer bytes are visited first."""
+
+    def rank(node: int) -> tuple[int, int]:
+        return visits.touched_bytes[node], node
+
+    starts = sorted(range(problem.count), key=rank)
+    return _visit(starts, [tuple(sorted(before, key=rank)) for before in visits.named_predecessors])
+
+
+def deepest_need_first(problem: Problem) -> list[int]:
+    """Run each node right after what it needs; of that, what needs more memory than it leaves comes first."""
+    need = [0] * problem.count
+    sorted_before: list[tuple[int, ...]] = [()] * problem.count
+    for node in _any_order(problem):
+        before = sorted(problem.predecessors[node], key=lambda n: (problem.alloc[n] - need[n], n))
+        sorted_before[node] = tuple(before)
+        held = 0
+        for other in before:
+            need[node] = max(need[node], held + need[other])
+            held += problem.alloc[other]
+        need[node] = max(need[node], held + problem.rise[node])
+    ends = [node for node in range(problem.count) if not problem.successors[node]]
+    return _visit(ends, sorted_before)
+
+
+def least_peak_last(problem: Problem) -> list[int]:
+    """Fill the order from its end: last comes what leaves the least memory before it, within the peak."""
+    untouched = [True] * len(problem.members)
+    waiting = [len(after) for after in problem.successors]
+    before_bytes = [
+        sum(problem.freed[block] for block in problem.blocks[node]) - problem.alloc[node]
+        for node in range(problem.count)
+    ]  # by how much memory before the node is above memory after it
+    ends = _Ends(problem, before_bytes)
+    for node, count in enumerate(waiting):
+        if count == 0:
+            ends.add(node)
+    memory = problem.final_bytes
+    peak = max(memory, problem.initial_bytes)
+    order: list[int] = []
+    while len(order) < problem.count:
+        node = ends.pop_best(peak - memory)
+        order.append(node)
+        memory += before_bytes[node]
+        peak = max(peak, memory + problem.rise[node])
+        for block in problem.blocks[node]:
+            if untouched[block]:
+                untouched[block] = False
+                for member in problem.members[block]:
+                    before_bytes[member] -= problem.freed[block]
+                    if waiting[member] == 0 and member != node:
+                        ends.add(member)
+        waiting[node] = _DONE
+        for before in problem.predecessors[node]:
+            waiting[before] -= 1
+            if waiting[before] == 0:
+                ends.add(before)
+    return order[::-1]
+
+
+_DONE = -1
+
+
+class _Ends:
+    """The nodes that can come last, by what memory before them would be and by what they need."""
+
+    _TRIES = 8
+    """How many of the best are asked whether they fit, before the one that needs least is taken."""
+
+    def __init__(self, problem: Problem, before_bytes: list[int]) -> None:
+        self._rise = problem.rise
+        self._before = before_bytes
+        self._gone = [False] * problem.count
+        self._by_memory: list[tuple[int, int]] = []
+        self._by_need: list[tuple[int, int, int]] = []
+
+    def add(self, node: int) -> None:
+        before = self._before[node]
+        heappush(self._by_memory, (before, node))
+        heappush(self._by_need, (before + self._rise[node], before, node))
+
+    def pop_best(self, room: int) -> int:
+        """Take out the node that leaves least memory before it among those that need at most `room`."""
+        tried: list[tuple[int, int]] = []
+        found = -1
+        while self._by_memory and len(tried) < self._TRIES and found < 0:
+            before, node = heappop(self._by_memory)
+            if self._gone[node] or before != self._before[node]:
+                continue
+            if before + self._rise[node] <= room:
+                found = node
+            else:
+                tried.append((before, node))
+        for entry in tried:
+            heappush(self._by_memory, entry)
+        while found < 0:
+            _, before, node = heappop(self._by_need)
+            if not self._gone[node] and before == self._before[node]:
+                found = node
+        self._gone[found] = True
+        return found
+
+
+def _visit(starts: Sequence[int], sorted_before: Sequence[tuple[int, ...]]) -> list[int]:
+    """Visit nodes from `starts`, each after what it needs in the given sequence, without recursion."""
+    order: list[int] = []
+    seen = [False] * len(sorted_before)
+    for start in starts:
+        if seen[start]:
+            continue
+        seen[start] = True
+        path = [(start, iter(sorted_before[start]))]
+        while path:
+            node, rest = path[-1]
+            for before in rest:
+                if not seen[before]:
+                    seen[before] = True
+                    path.append((before, iter(sorted_before[before])))
+                    break
+            else:
+                path.pop()
+                order.append(node)
+    return order
+
+
+def _any_order(problem: Problem) -> list[int]:
+    return _visit(range(problem.count), problem.predecessors)

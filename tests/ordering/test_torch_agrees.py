@@ -1,0 +1,54 @@
+"""Timelines and heuristics against torch's own functions on the same graphs."""
+
+from __future__ import annotations
+
+import pytest
+from order_graphs.shapes import SHAPES
+from order_graphs.torch_side import torch_graph
+from torch._inductor import memory
+
+from trainfit.ordering.graph import BufferGraph
+from trainfit.ordering.heuristics import breadth_first, depth_first, least_peak_first, visit_order_of
+from trainfit.ordering.problem import peak_of, problem_of
+from trainfit.ordering.timeline import timeline
+
+CASES = [(shape, seed, count) for shape in SHAPES for seed, count in enumerate((9, 12, 40, 40, 150, 400))]
+
+
+@pytest.mark.parametrize(("shape", "seed", "count"), CASES)
+def test_both_estimates_are_those_of_torch(shape: str, seed: int, count: int) -> None:
+    graph = SHAPES[shape](seed, count)
+    theirs = torch_graph(graph)
+    for method in ("baseline", "lpmf", "bfs", "dfs"):
+        order = theirs.order(method)
+        ours = timeline(graph, [node.name for node in order])
+        peak, live = memory.estimate_peak_memory(order, theirs.inputs, theirs.outputs)  # type: ignore[arg-type]
+        assert (ours.peak_bytes, list(ours.live_bytes)) == (peak, live)
+        peak, both, per_node, last_users = memory.estimate_peak_memory_allocfree(
+            order, theirs.inputs, theirs.outputs  # type: ignore[arg-type]
+        )
+        assert (ours.peak_bytes, list(zip(ours.after_alloc, ours.after_free))) == (peak, both)
+        assert list(ours.allocated_and_freed) == [
+            (per_node[node].size_alloc, per_node[node].size_free) for node in order  # type: ignore[index]
+        ]
+        last_user = {life.buffer: life.last_user for life in ours.lifetimes if life.end is not None}
+        assert last_user == {buffer.get_name(): node.get_name() for buffer, node in last_users.items()}
+        assert ours.peak_bytes == peak_of(problem_of(graph), ours.order)
+
+
+@pytest.mark.parametrize(("shape", "seed", "count"), CASES)
+def test_heuristics_give_the_orders_of_torch(shape: str, seed: int, count: int) -> None:
+    graph = SHAPES[shape](seed, count)
+    theirs = torch_graph(graph)
+    problem = problem_of(graph)
+    orders = {
+        "lpmf": least_peak_first(problem, output_bytes_of(graph)),
+        "bfs": breadth_first(problem),
+        "dfs": depth_first(problem, visit_order_of(graph, problem)),
+    }
+    for method, order in orders.items():
+        assert [graph.nodes[n].name for n in order] == [node.name for node in theirs.order(method)], method
+
+
+def output_bytes_of(graph: BufferGraph) -> int:
+    return sum(b.size_free for number, b in enumerate(graph.buffers) if graph.kept[number])
