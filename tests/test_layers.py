@@ -22,6 +22,7 @@ LAYERS = (
     "work",
     "module_stats",
     "store  plan_store  devices",
+    "ordering",
     "step",
     "models",
     "targets",
@@ -160,7 +161,7 @@ WITHOUT_TORCH = (
     *("trainfit", "trainfit.errors", "trainfit.units", "trainfit.arguments", "trainfit.user_errors"),
     *("trainfit.trace", "trainfit.trace_check", "trainfit.simulate", "trainfit.module_stats"),
     *("trainfit.devices", "trainfit.store", "trainfit.cli"),
-    *(name for name in FILES if name.split(".")[1:2] in (["report"], ["work"], ["planning"])),
+    *(name for name in FILES if name.split(".")[1:2] in (["report"], ["work"], ["planning"], ["ordering"])),
 )
 
 
