@@ -1,0 +1,96 @@
+"""Every plan there is, replayed: the exact optimum, for steps that are small enough to try everything.
+
+A plan is a set of regions that do not overlap, and for each which of its values are kept. What has to be
+computed again follows: everything that backward needs and that is not kept, and whatever that is made from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from trainfit.costs.schedule import schedule
+from trainfit.costs.table import CostTable
+from trainfit.planning.effects import Effect, effect_of
+from trainfit.planning.minimum_cut import Choice
+from trainfit.planning.regions import Group, RegionGraph, candidate_calls, region_graph
+from trainfit.planning.rewrite import rewritten
+from trainfit.simulate import simulate
+from trainfit.trace import Trace
+
+MOST_PLANS = 60_000
+
+
+def every_plan(trace: Trace, costs: CostTable) -> list[tuple[int, float]]:
+    """Return peak bytes and step seconds of every plan, the empty one included."""
+    seconds = schedule(trace, costs).marginal_seconds.tolist()
+    graphs = [region_graph(trace, call, seconds) for call in candidate_calls(trace)]
+    regions = {(graph.start, graph.end): graph for graph in graphs if graph is not None}
+    effects = {
+        span: [effect_of(trace, region, choice) for choice in every_choice(region)]
+        for span, region in regions.items()
+    }
+    found: list[tuple[int, float]] = []
+    for spans in _sets_without_overlap(sorted(regions)):
+        for chosen in itertools.product(*(effects[span] for span in spans)):
+            if len(found) == MOST_PLANS:
+                raise ValueError(f"more than {MOST_PLANS} plans: this step is too large to try all")
+            found.append(replayed(trace, costs, list(chosen)))
+    return found
+
+
+def replayed(trace: Trace, costs: CostTable, effects: list[Effect]) -> tuple[int, float]:
+    """Return peak bytes and step seconds of the step with these regions."""
+    new = rewritten(trace, effects) if effects else trace
+    return simulate(new).peak_bytes, schedule(new, costs).step_seconds
+
+
+def best_seconds(plans: list[tuple[int, float]], budget_bytes: int) -> float:
+    """Return the step of the fastest plan within the budget."""
+    return min(seconds for peak, seconds in plans if peak <= budget_bytes)
+
+
+def every_choice(region: RegionGraph) -> Iterator[Choice]:
+    """Yield each way to have every needed value, without keeping what nobody needs."""
+    groups = region.groups
+    keepable = [number for number, group in enumerate(groups) if group.keepable]
+    for size in range(len(keepable) + 1):
+        for kept in itertools.combinations(keepable, size):
+            repeated = _repeated(groups, frozenset(kept))
+            if repeated is not None:
+                yield Choice(
+                    frozenset(kept),
+                    repeated,
+                    bytes=sum(groups[n].bytes for n in kept),
+                    seconds=sum(groups[n].seconds for n in repeated),
+                )
+
+
+def _repeated(groups: list[Group], kept: frozenset[int]) -> frozenset[int] | None:
+    """Return what has to be computed again, or None if that is impossible or something is kept in vain."""
+    pending = [number for number, group in enumerate(groups) if group.needed]
+    used: set[int] = set()
+    repeated: set[int] = set()
+    while pending:
+        number = pending.pop()
+        if number in used:
+            continue
+        used.add(number)
+        if number in kept:
+            continue
+        if not groups[number].repeatable:
+            return None
+        repeated.add(number)
+        pending += groups[number].inputs
+    return frozenset(repeated) if kept <= used else None
+
+
+def _sets_without_overlap(spans: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
+    if not spans:
+        yield ()
+        return
+    first, rest = spans[0], spans[1:]
+    yield from _sets_without_overlap(rest)
+    apart = [span for span in rest if span[0] >= first[1]]
+    for others in _sets_without_overlap(apart):
+        yield (first, *others)

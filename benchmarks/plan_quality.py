@@ -1,0 +1,279 @@
+"""How good are plans? Same trace, same costs: ours beside PyTorch's, the usual ways and the exact optimum.
+
+    python benchmarks/plan_quality.py                     all built-ins, and steps small enough to try all
+    python benchmarks/plan_quality.py gpt2 llama-3-8b     some
+    python benchmarks/plan_quality.py --markdown          the table for docs/benchmarks.md
+
+Every plan, whoever made it, is replayed on the same trace (H100, roofline): its peak and its time are the
+replay's. Each other way is asked first, and our solvers then get its peak as their budget. Exit code 1 if
+
+- `regions` adds more time than another way at the same peak,
+- it adds more than 1.01 times the exact optimum where that is known, or
+- it reports a gap above 1 % of the step.
+
+PyTorch's plans come from its own code (`torch.distributed._tools.sac_ilp`), see torch_sac.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfit import Step, Trace
+    from trainfit.costs.table import CostTable
+    from trainfit.planning.module_planner import ModulePlanner
+    from trainfit.planning.solve import Planner
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+DEVICE = "h100-sxm-80gb"
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Of the way from the smallest reachable peak to the peak without a plan."""
+TORCH_SHARES = (0.9, 0.75, 0.6, 0.45)
+"""Of the peak without a plan in PyTorch's own model."""
+TORCH_PLANS = 2
+"""Of those that PyTorch finds; each may take minutes on a large model."""
+LARGEST_GAP = 0.01
+LARGEST_RATIO_TO_OPTIMUM = 1.01
+ROUNDING = 1e-9
+CASE_SECONDS = 1800
+RESULT = "result: "
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison at one peak; times are added seconds as shares of the step without a plan."""
+
+    case: str
+    against: str
+    budget_bytes: int = 0
+    peak_share: float = 0.0
+    """Of the peak without a plan."""
+    other: float | None = None
+    regions: float | None = None
+    modules: float | None = None
+    gap: float = 0.0
+    good: bool = True
+    note: str = ""
+
+
+def small_steps() -> dict[str, Callable[[], Step]]:
+    """Steps of few ops, for which every plan can be tried."""
+    import torch
+    from torch import nn
+
+    from trainfit import Step
+
+    class Gated(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.up, self.gate = (
+                nn.Linear(width, 4 * width, bias=False),
+                nn.Linear(width, 4 * width, bias=False),
+            )
+            self.down = nn.Linear(4 * width, width, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+    def stack(*blocks: nn.Module) -> Callable[[], Step]:
+        def build() -> Step:
+            with torch.device("cuda"):
+                model = nn.Sequential(*blocks).to("cuda")
+                inputs = torch.randn(4096, 512, requires_grad=False)
+                return Step.of(model, (inputs,), loss=lambda out: out.square().mean(), optimizer=None)
+
+        return build
+
+    def mlp() -> nn.Module:
+        return nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512), nn.Tanh())
+
+    return {
+        "exact-gated": lambda: stack(Gated(512), Gated(512))(),
+        "exact-mlp": lambda: stack(mlp(), mlp())(),
+        "exact-uneven": lambda: stack(mlp(), Gated(512), nn.Sequential(nn.LayerNorm(512), nn.GELU()))(),
+    }
+
+
+def built_ins() -> tuple[str, ...]:
+    from trainfit.models.catalog import PRESETS
+
+    return tuple(PRESETS)
+
+
+def run_case(name: str) -> list[Row]:
+    """Compare on one step, in this process."""
+    import trainfit
+    from trainfit.planning.module_planner import ModulePlanner
+    from trainfit.planning.solve import Planner
+
+    small = small_steps()
+    trace = trainfit.capture(small.get(name, name), device=DEVICE)
+    costs = trainfit.price(trace, DEVICE)
+    compare = _Comparison(name, trace, costs, Planner(trace, costs), ModulePlanner(trace, costs))
+    rows = [*compare.usual_ways(), *compare.torchs(), *compare.gaps()]
+    return [*rows, *compare.exact()] if name in small else rows
+
+
+@dataclass
+class _Comparison:
+    case: str
+    trace: Trace
+    costs: CostTable
+    regions: Planner
+    modules: ModulePlanner
+
+    def usual_ways(self) -> Iterator[Row]:
+        from trainfit.planning.baselines import baselines
+
+        seen: set[tuple[str, int]] = set()
+        for share in SHARES[1::2]:
+            for way in baselines(self.trace, self.costs, self._budget(share)):
+                if way.regions and (way.name, way.peak_bytes) not in seen:
+                    seen.add((way.name, way.peak_bytes))
+                    yield self._row(way.name, way.peak_bytes, way.step_seconds)
+
+    def torchs(self) -> Iterator[Row]:
+        import torch_sac
+        from exact_plans import replayed
+
+        try:
+            planner = torch_sac.TorchPlanner(self.trace, self.costs)
+        except Exception as error:  # whatever its code raises is its answer
+            yield Row(self.case, "PyTorch", note=f"PyTorch's tools fail: {type(error).__name__}: {error}")
+            return
+        found = 0
+        for share in TORCH_SHARES:
+            effects = planner.effects(round(share * planner.unplanned_bytes)) if found < TORCH_PLANS else None
+            if effects:
+                found += 1
+                peak, seconds = replayed(self.trace, self.costs, effects)
+                yield self._row(f"PyTorch, {share:.0%}", peak, seconds)
+        if not found:
+            yield Row(self.case, "PyTorch", note="sac_milp finds no plan at these budgets")
+
+    def gaps(self) -> Iterator[Row]:
+        for share in SHARES:
+            yield self._row(f"{share:.0%} of the way", self._budget(share), None)
+
+    def exact(self) -> Iterator[Row]:
+        from exact_plans import best_seconds, every_plan
+
+        plans = every_plan(self.trace, self.costs)
+        for share in SHARES:
+            budget = self._budget(share)
+            best = best_seconds(plans, budget)
+            yield self._row(f"exact, {len(plans):,} plans", budget, best, ratio=LARGEST_RATIO_TO_OPTIMUM)
+
+    def _budget(self, share: float) -> int:
+        smallest = self.regions.smallest().peak_bytes
+        return round(smallest + share * (self.regions.baseline_peak_bytes - smallest))
+
+    def _row(self, against: str, budget: int, seconds: float | None, ratio: float = 1.0) -> Row:
+        from trainfit.plans import Plan
+
+        before = self.regions.baseline_seconds
+        ours, modules = self.regions.plan(budget), self.modules.plan(budget)
+        other = None if seconds is None else seconds / before - 1
+        added = ours.added_seconds / before if isinstance(ours, Plan) else None
+        gap = ours.gap if isinstance(ours, Plan) else 1.0
+        good = added is not None and gap <= LARGEST_GAP
+        if added is not None and other is not None:
+            good &= added <= ratio * other + ROUNDING
+        return Row(
+            self.case,
+            against,
+            budget,
+            budget / self.regions.baseline_peak_bytes,
+            other,
+            added,
+            modules.added_seconds / before if isinstance(modules, Plan) else None,
+            gap,
+            good,
+        )
+
+
+def in_own_process(name: str) -> list[Row]:
+    """Run one case in a process of its own; a crash is a failure of that case alone."""
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "--run-one", name],
+            capture_output=True,
+            text=True,
+            timeout=CASE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return [Row(name, "", good=False, note=f"not finished after {CASE_SECONDS} s")]
+    for line in done.stdout.splitlines():
+        if line.startswith(RESULT):
+            return [Row(**entry) for entry in json.loads(line.removeprefix(RESULT))]
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return [Row(name, "", good=False, note=f"exit code {done.returncode}: {last[:300]}")]
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:+.2%}"
+
+
+def as_line(row: Row) -> str:
+    verdict = "ok  " if row.good else "MISS"
+    if row.note:
+        return f"{verdict} {row.case:16} {row.note}"
+    times = " ".join(
+        f"{name} {percent(share):>8} "
+        for name, share in (("other", row.other), ("regions", row.regions), ("modules", row.modules))
+    )
+    return f"{verdict} {row.case:16} {row.against:24} peak {row.peak_share:7.2%}  {times} gap {row.gap:.2%}"
+
+
+def markdown(rows: list[Row]) -> Iterator[str]:
+    yield "| step | compared with, at its peak | peak of unplanned | it adds | regions | modules | gap |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
+    for row in rows:
+        if row.note:
+            yield f"| {row.case} | {row.note} | | | | | |"
+        else:
+            figures = " | ".join(map(percent, (row.other, row.regions, row.modules)))
+            yield f"| {row.case} | {row.against} | {row.peak_share:.1%} | {figures} | {row.gap:.2%} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="steps to compare on (default: all)")
+    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--run-one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run_one:
+        print(RESULT + json.dumps([asdict(row) for row in run_case(options.run_one)]))
+        return 0
+    import torch_sac
+
+    if problem := torch_sac.missing():
+        print(problem, file=sys.stderr)
+        return 2
+    rows: list[Row] = []
+    for name in options.names or (*small_steps(), *built_ins()):
+        for row in in_own_process(name):
+            rows.append(row)
+            print(as_line(row), flush=True)
+    good = sum(row.good for row in rows)
+    print(f"{good} of {len(rows)} comparisons as claimed")
+    if options.markdown:
+        print("\n".join(markdown(rows)))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    return 0 if good == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
