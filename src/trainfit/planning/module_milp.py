@@ -5,6 +5,8 @@ Sets        units i                module calls that may be checkpointed
             away(t)                units whose forward is done at t and whose backward has not begun
 Data        bytes[i], seconds[i]   what storing, or computing again, all of its ops takes
             saved[i]               what autograd keeps of them without checkpointing
+            held[i]                inputs that a unit keeps and that would otherwise be gone by backward
+            rebuilt[i]             what rebuilding a unit needs above what its backward needs anyway
             slope, intercept[i,s]  segments of the trade-off: share discarded -> share of the seconds
             states[t]              parameters, gradients and optimizer state
             others[t]              everything else that is alive, such as activations and their gradients
@@ -16,14 +18,16 @@ Variables   unit[i]                whether the module is an AC unit (binary)
 Constraints not_nested             at most one unit along every chain of modules inside modules
             discard                only units discard: least[i] * unit[i] <= share[i] <= most[i] * unit[i]
             curve                  time[i] >= slope[i,s] * share[i] + intercept[i,s] * unit[i]
-            freed                  freed[i] <= bytes[i] * share[i] - (bytes[i] - saved[i]) * unit[i]: what
-                                   autograd would not have kept frees nothing
-            fits                   states[t] / processes + others[t] - sum of freed over away(t) <= budget
+            freed                  freed[i] <= bytes[i] * share[i] - (bytes[i] - saved[i] + held[i]) * unit[i]
+                                   (what autograd would not have kept frees nothing)
+            fits                   states[t] / processes + others[t] - sum of freed over away(t)
+                                   + sum of rebuilt over the units in backward at t <= budget
 Objective   minimise sum of seconds[i] * time[i] (or, to find the smallest peak, the budget)
 
 Besides PyTorch's: the optimizer's state and forward count too, a module may be called several times, the
 trade-off is the exact lower hull instead of a fit of two lines, and the peak is not the solver's but that of
-the replayed plan. Not modelled, and left to the replay: the working set while a unit is rebuilt.
+the replayed plan. `rebuilt` is that of a unit that stores nothing: too much for others, so that a bound is
+proven without it.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from dataclasses import dataclass
 from trainfit.planning.highs import Answer, Program
 from trainfit.planning.module_sac_stats import TradeOff
 
+_NOTHING = 1e-6
+"""MiB: less than this is the solver's rounding."""
 _MEBIBYTE = float(1 << 20)
 """Bytes are counted in MiB inside the solver, whose tolerances are made for figures of this size."""
 
@@ -49,6 +55,10 @@ class ModuleUnit:
     away_until: int
     """The first op of its backward."""
     curve: TradeOff
+    held_bytes: int = 0
+    rebuilt_until: int = 0
+    """The first op after its backward."""
+    rebuilt_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,8 +151,8 @@ class _Model:
 
     def _freed(self, number: int, curve: TradeOff) -> None:
         unit, share, freed = self.unit[number], self.share[number], self.freed[number]
-        unsaved = (curve.bytes - curve.saved_bytes) / _MEBIBYTE
-        terms = [(freed, 1.0), (share, -curve.bytes / _MEBIBYTE), (unit, unsaved)]
+        unsaved = curve.bytes - curve.saved_bytes + self.problem.units[number].held_bytes
+        terms = [(freed, 1.0), (share, -curve.bytes / _MEBIBYTE), (unit, unsaved / _MEBIBYTE)]
         self.program.at_most("freed", terms, 0.0)
 
     def fits(self, budget_bytes: int | None) -> None:
@@ -155,6 +165,11 @@ class _Model:
                 for number, unit in enumerate(self.problem.units)
                 if unit.away_from <= moment.op < unit.away_until
             ]
+            terms += [
+                (self.unit[number], unit.rebuilt_bytes / _MEBIBYTE)
+                for number, unit in enumerate(self.problem.units)
+                if unit.rebuilt_bytes and unit.away_until <= moment.op < unit.rebuilt_until
+            ]
             needed = self.problem.peak_bytes(moment) / _MEBIBYTE
             self.program.at_most("fits", [*terms, *peak], limit - needed)
 
@@ -166,7 +181,8 @@ class _Model:
         shares = {
             number: min(max(answer.values[self.share[number]], curve.least_share), curve.most_share)
             for number, curve in enumerate(curves)
-            if answer.values[self.unit[number]] > 0.5
+            # A unit that frees nothing may cost nothing in the model, but is none.
+            if answer.values[self.unit[number]] > 0.5 and answer.values[self.freed[number]] > _NOTHING
         }
         seconds = sum(
             curves[number].seconds * curves[number].seconds_share(share) for number, share in shares.items()

@@ -10,6 +10,7 @@ import difflib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +25,7 @@ from trainfit.planning.module_milp import ModuleProblem, ModuleSolution, ModuleU
 from trainfit.planning.module_policy import optimal_policy
 from trainfit.planning.module_sac_stats import SacStats, TradeOff, choice_of, sac_stats, trade_off
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.rewrite import rewritten
 from trainfit.planning.solve import Infeasible
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
@@ -89,31 +91,59 @@ class ModulePlanner:
         if self.baseline_peak_bytes <= budget_bytes:
             return self._certified({}, budget_bytes, 0.0)
         deadline = time.monotonic() + seconds_limit
+        # Without the working sets the model needs too little: what it proves holds for every plan.
+        found = self._solve(self.problem, budget_bytes, deadline)
+        if found.proven and not found.feasible:
+            return Infeasible(budget_bytes, self.smallest(budget_bytes))
+        bound = found.bound_seconds
+        plan = self._certified(found.shares, budget_bytes, bound)
         modelled = budget_bytes
-        bound: float | None = None
+        too_small, too_large = 0, self.baseline_peak_bytes
         for _ in range(_MOST_ROUNDS):
-            found = self.problem.solve(
-                modelled,
-                seconds_limit=max(deadline - time.monotonic(), 1.0),
-                gap_seconds=_GAP_SHARE * self.baseline_seconds,
-            )
-            if not found.feasible:
-                break
-            # Only the first is asked for the whole budget, so that its bound holds.
-            bound = found.bound_seconds if bound is None else bound
-            plan = self._certified(found.shares, budget_bytes, bound)
             if plan.peak_bytes <= budget_bytes:
                 return plan
-            modelled -= plan.peak_bytes - budget_bytes
-        smallest = self.smallest(budget_bytes, bound_seconds=bound or 0.0)
+            found = self._solve(self._with_rebuilding, modelled, deadline)
+            if found.feasible:
+                plan = self._certified(found.shares, budget_bytes, bound)
+                # The replay is the truth: ask the model for as much less as it was wrong by.
+                too_large, modelled = modelled, modelled - max(plan.peak_bytes - budget_bytes, 0)
+            else:
+                too_small = modelled
+            if modelled <= too_small:
+                modelled = (too_small + too_large) // 2
+        smallest = self.smallest(budget_bytes, bound_seconds=bound)
         return smallest if smallest.peak_bytes <= budget_bytes else Infeasible(budget_bytes, smallest)
 
     def smallest(
         self, budget_bytes: int = 0, *, bound_seconds: float = 0.0, seconds_limit: float = 10.0
     ) -> Plan:
         """Return the plan with the smallest peak that was found."""
-        found: ModuleSolution = self.problem.smallest_peak(seconds_limit=seconds_limit)
-        return self._certified(found.shares, budget_bytes, bound_seconds)
+        found = [
+            self._certified(solution.shares, budget_bytes, bound_seconds)
+            for problem in (self.problem, self._with_rebuilding)
+            for solution in [problem.smallest_peak(seconds_limit=seconds_limit)]
+        ]
+        return min(found, key=lambda plan: plan.peak_bytes)
+
+    def _solve(self, problem: ModuleProblem, budget_bytes: int, deadline: float) -> ModuleSolution:
+        return problem.solve(
+            budget_bytes,
+            seconds_limit=max(deadline - time.monotonic(), 1.0),
+            gap_seconds=_GAP_SHARE * self.baseline_seconds,
+        )
+
+    @cached_property
+    def _with_rebuilding(self) -> ModuleProblem:
+        """The problem with the working sets of units that store nothing; modules that are alike done once."""
+        rebuilt: dict[int, int] = {}
+        for candidate in self._candidates:
+            if id(candidate.stats) not in rebuilt:
+                rebuilt[id(candidate.stats)] = _rebuilt_bytes(self.trace, candidate)
+        units = [
+            replace(unit, rebuilt_bytes=rebuilt[id(candidate.stats)])
+            for unit, candidate in zip(self.problem.units, self._candidates)
+        ]
+        return replace(self.problem, units=units)
 
     def timeline_of(self, plan: Plan) -> Timeline:
         """Return the memory of the step with a plan that this planner made."""
@@ -197,14 +227,51 @@ def _units(trace: Trace, candidates: list[_Candidate]) -> list[ModuleUnit]:
     number_of = {candidate.region.call: number for number, candidate in enumerate(candidates)}
     units: list[ModuleUnit] = []
     for candidate in candidates:
+        region = candidate.region
         around: list[int] = []
-        call = candidate.region.call
+        call = region.call
         while (call := trace.calls[call].parent) >= 0:
             if call in number_of:
                 around.append(number_of[call])
-        region = candidate.region
-        units.append(ModuleUnit(tuple(around), region.end, region.backward_start, candidate.curve))
+        units.append(
+            ModuleUnit(
+                around=tuple(around),
+                away_from=region.end,
+                away_until=region.backward_start,
+                curve=candidate.curve,
+                held_bytes=_held_bytes(trace, region),
+                rebuilt_until=trace.calls[region.call].backward_end,
+            )
+        )
     return units
+
+
+def _held_bytes(trace: Trace, region: RegionGraph) -> int:
+    """Return the inputs that a unit keeps alive for its recomputation and that nobody else does."""
+    inputs = (trace.storages[number] for number in region.inputs)
+    return sum(s.bytes for s in inputs if s.end is not None and s.end <= region.backward_start)
+
+
+def _rebuilt_bytes(trace: Trace, candidate: _Candidate) -> int:
+    """Return what backward of a unit that stores nothing needs more than without checkpointing."""
+    region = candidate.region
+    policy = optimal_policy(candidate.stats, 0.0)
+    effect = effect_of(trace, region, choice_of(region, policy))
+    before, after = simulate(trace), simulate(rewritten(trace, [effect]))
+    call, moved = trace.calls[region.call], after.trace.calls[region.call]
+    rebuilding = moved.backward_start - len(effect.segment)
+    return max(
+        _most_bytes(after, rebuilding, moved.backward_end)
+        - _most_bytes(before, call.backward_start, call.backward_end),
+        0,
+    )
+
+
+def _most_bytes(timeline: Timeline, first: int, last: int) -> int:
+    during = (
+        np.asarray(timeline.live_bytes[first:last], dtype=np.int64) + timeline.workspace_bytes[first:last]
+    )
+    return int(during.max(initial=0))
 
 
 def _moments(timeline: Timeline, units: Sequence[ModuleUnit]) -> list[Moment]:
