@@ -37,6 +37,7 @@ def optimal_policy(stats: SacStats, stored_share: float) -> list[int]:
             _store(policy, unit.ops)
         elif not unit.always:
             free.append(number)
+    capacity = max(capacity, 0.0)
     free = [number for number in free if units[number].bytes <= capacity]
     if sum(units[number].bytes for number in free) <= capacity:
         chosen = free
