@@ -1,0 +1,129 @@
+"""Plans by modules: certified, within the names that are allowed, and honest about several processes."""
+
+from __future__ import annotations
+
+import pytest
+
+import trainfit
+from trainfit import Trace
+from trainfit.costs.roofline import roofline_costs
+from trainfit.devices import find_device
+from trainfit.errors import BudgetTooSmall, OptionError, PlanError
+from trainfit.planning.module_planner import ModulePlanner, divided
+from trainfit.planning.solve import Infeasible, Planner
+from trainfit.plans import Plan
+from trainfit.simulate import simulate
+
+H100 = find_device("h100-sxm-80gb")
+STATES = {"parameter", "gradient", "optimizer_state"}
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return trainfit.capture("gpt2-tiny", device=H100)
+
+
+@pytest.fixture(scope="module")
+def planner(trace: Trace) -> ModulePlanner:
+    return ModulePlanner(trace, roofline_costs(trace, H100))
+
+
+def budgets(planner: ModulePlanner) -> list[int]:
+    smallest = planner.smallest().peak_bytes
+    return [smallest + (planner.baseline_peak_bytes - smallest) * part // 6 for part in range(1, 7)]
+
+
+def test_every_plan_is_certified_within_its_budget(planner: ModulePlanner) -> None:
+    before = float("inf")
+    for budget in budgets(planner):
+        plan = planner.plan(budget)
+        assert isinstance(plan, Plan)
+        assert plan.method == "modules"
+        assert plan.peak_bytes == planner.timeline_of(plan).peak_bytes <= budget
+        assert plan.bound_seconds <= plan.step_seconds <= before
+        before = plan.step_seconds
+    assert before == planner.baseline_seconds
+
+
+def test_what_is_stored_and_what_is_computed_again_is_in_the_plan(planner: ModulePlanner) -> None:
+    """Nothing but the ops after the last value that backward needs is skipped."""
+    plan = planner.plan(budgets(planner)[2])
+    assert isinstance(plan, Plan)
+    assert plan.regions
+    for kind in plan.kinds:
+        decisions = [op.decision for op in kind.ops]
+        end = decisions.index("skip") if "skip" in decisions else len(decisions)
+        assert set(decisions[:end]) <= {"save", "recompute"}
+        assert "save" not in decisions[end:]
+
+
+def test_the_regions_solver_is_at_least_as_good(planner: ModulePlanner) -> None:
+    regions = Planner(planner.trace, planner.costs)
+    for budget in budgets(planner):
+        ours, modules = regions.plan(budget), planner.plan(budget)
+        assert isinstance(ours, Plan) and isinstance(modules, Plan)
+        assert ours.step_seconds <= modules.step_seconds * 1.003
+
+
+def test_a_budget_that_cannot_be_met_says_what_can(planner: ModulePlanner) -> None:
+    answer = planner.plan(1 << 20)
+    assert isinstance(answer, Infeasible)
+    assert answer.smallest.peak_bytes == planner.smallest().peak_bytes
+    with pytest.raises(BudgetTooSmall, match="smallest peak"):
+        trainfit.plan(planner.trace, budget=1 << 20, device=H100, solver="modules")
+
+
+def test_only_the_units_that_are_named_are_checkpointed(trace: Trace) -> None:
+    plan = trainfit.plan(trace, budget="150MiB", device=H100, solver="modules", ac_units=["blocks.*"])
+    assert plan.regions
+    assert {region.module.rpartition(".")[0] for region in plan.regions} == {"GPT2.blocks"}
+    one = trainfit.plan(trace, budget="175MiB", device=H100, solver="modules", ac_units=["GPT2.blocks.1"])
+    assert [region.module for region in one.regions] == ["GPT2.blocks.1"]
+
+
+def test_no_unit_lies_around_an_fsdp_unit(trace: Trace) -> None:
+    inner = next(
+        m.name for m in trace.modules if m.name.startswith("GPT2.blocks.0.") and m.name.count(".") == 3
+    )
+    part = inner.rpartition(".")[2]
+    planner = ModulePlanner(trace, roofline_costs(trace, H100), fsdp_units=[f"blocks.*.{part}"])
+    names = {trace.module_name(candidate.region.module) for candidate in planner._candidates}
+    assert names and "GPT2" not in names
+    assert not names & {f"GPT2.blocks.{number}" for number in range(4)}
+
+
+def test_several_processes_divide_the_states_and_say_what_is_not_counted(trace: Trace) -> None:
+    whole, part = simulate(trace), simulate(divided(trace, 4))
+    states = sum(s.bytes for s in trace.storages if s.persistent and s.category in STATES)
+    assert part.persistent_bytes == pytest.approx(whole.persistent_bytes - states * 3 / 4, rel=1e-3)
+    result = trainfit.api.plan_step(
+        trace, budget="150MiB", device=H100, solver="modules", world_size=4, fsdp_units=["blocks.*"]
+    )
+    assert result.plan.world_size == 4
+    assert result.plan.peak_bytes <= result.plan.budget_bytes
+    assert result.plan.baseline_peak_bytes == part.peak_bytes
+    assert result.baselines[0].peak_bytes == part.peak_bytes
+    assert "one of 4 processes" in " ".join(result.warnings)
+    assert "Not in them: what FSDP gathers" in " ".join(result.warnings)
+    with pytest.raises(PlanError, match="one of 4 processes"):
+        trainfit.verify("gpt2-tiny", plan=result.plan)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ac_units": ["block.0"]}, "AC unit 'block.0' is not in the model; it has modules such as blocks.0"),
+        ({"fsdp_units": ["layers.*"]}, r"FSDP unit 'layers.\*' is not in the model"),
+        ({"ac_units": ["GPT2.token_embedding"]}, "has no modules inside"),
+        ({"ac_units": ["GPT2"], "fsdp_units": ["blocks.*"]}, "lies around an FSDP unit"),
+        ({"ac_units": "blocks.0"}, "lists of names"),
+        ({"world_size": 0}, "--world-size must be at least 1, got 0"),
+        ({"solver": "milp"}, "--solver must be one of regions, modules, got 'milp'"),
+        ({"solver": "regions", "world_size": 2}, "belong to the solver `modules`"),
+        ({"solver": "regions", "ac_units": ["blocks.0"]}, "Add --solver modules"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(trace: Trace, given: dict[str, object], message: str) -> None:
+    arguments = {"solver": "modules", **given}
+    with pytest.raises(OptionError, match=message):
+        trainfit.plan(trace, device=H100, **arguments)
