@@ -13,43 +13,46 @@ from trainfit.planning.curves import curve_of
 from trainfit.planning.minimum_cut import Choice, cheapest
 from trainfit.planning.regions import Group
 
-NEITHER, KEPT, REPEATED = range(3)
-
 
 def random_groups(seed: int, most: int = 7) -> list[Group]:
     numbers = random.Random(seed)
-    return [
-        Group(
-            ops=(n,),
-            inputs=frozenset(read for read in range(n) if numbers.random() < 0.4),
-            storages=(n,),
-            bytes=numbers.randint(0, 10),
-            seconds=round(numbers.random(), 3),
-            needed=numbers.random() < 0.5,
-            keepable=numbers.random() < 0.85,
-            repeatable=numbers.random() < 0.85,
+    groups: list[Group] = []
+    for number in range(numbers.randint(1, most)):
+        values = numbers.randint(1, 2)
+        before = [(n, place) for n, group in enumerate(groups) for place in range(len(group.sizes))]
+        groups.append(
+            Group(
+                ops=(number,),
+                reads=frozenset(value for value in before if numbers.random() < 0.3),
+                storages=tuple(range(2 * number, 2 * number + values)),
+                sizes=tuple(numbers.randint(0, 10) for _ in range(values)),
+                seconds=round(numbers.random(), 3),
+                saved=tuple(numbers.random() < 0.35 for _ in range(values)),
+                keepable=numbers.random() < 0.85,
+                repeatable=numbers.random() < 0.85,
+            )
         )
-        for n in range(numbers.randint(1, most))
-    ]
+    return groups
 
 
 def all_choices(groups: list[Group]) -> list[tuple[int, float]]:
-    """Return bytes and seconds of every allowed way to have all needed values."""
+    """Return bytes and seconds of every allowed way to have all needed values.
+
+    For each value: is it kept? For each group: is it computed again?
+    """
+    values = [(n, place) for n, group in enumerate(groups) for place in range(len(group.sizes))]
     found = []
-    for states in itertools.product((NEITHER, KEPT, REPEATED), repeat=len(groups)):
-        if all(_allowed(group, states[n], states) for n, group in enumerate(groups)):
-            kept = sum(group.bytes for group, state in zip(groups, states) if state == KEPT)
-            seconds = sum(group.seconds for group, state in zip(groups, states) if state == REPEATED)
-            found.append((kept, seconds))
+    for again in itertools.product((False, True), repeat=len(groups)):
+        if any(repeated and not group.repeatable for repeated, group in zip(again, groups)):
+            continue
+        needed = {value for value in values if groups[value[0]].saved[value[1]]}
+        for repeated, group in zip(again, groups):
+            needed |= group.reads if repeated else set()
+        kept = [value for value in needed if not again[value[0]]]
+        if all(groups[n].keepable for n, _ in kept):
+            size = sum(groups[n].sizes[place] for n, place in kept)
+            found.append((size, sum(g.seconds for g, repeated in zip(groups, again) if repeated)))
     return found
-
-
-def _allowed(group: Group, state: int, states: tuple[int, ...]) -> bool:
-    if state == NEITHER:
-        return not group.needed
-    if state == KEPT:
-        return group.keepable
-    return group.repeatable and all(states[read] != NEITHER for read in group.inputs)
 
 
 @settings(max_examples=150, deadline=None)
@@ -97,13 +100,20 @@ def test_the_curve_is_the_lower_hull_of_all_choices(seed: int) -> None:
 
 def test_a_chain_by_hand() -> None:
     """x -> a (fast, large) -> b (slow, small): keep b and make a again, or keep both, or make both again."""
-    a = Group((0,), frozenset(), (0,), 100, 1.0, needed=True, keepable=True, repeatable=True)
-    b = Group((1,), frozenset({0}), (1,), 10, 5.0, needed=True, keepable=True, repeatable=True)
+    a = Group((0,), frozenset(), (0,), (100,), 1.0, (True,), keepable=True, repeatable=True)
+    b = Group((1,), frozenset({(0, 0)}), (1,), (10,), 5.0, (True,), keepable=True, repeatable=True)
     points = [(point.bytes, point.seconds) for point in curve_of([a, b])]
     assert points == [(0, 6.0), (10, 1.0), (110, 0.0)]
 
 
+def test_only_the_needed_result_of_an_op_is_kept() -> None:
+    """Dropout returns a result and a mask; backward needs the mask, which costs what the mask weighs."""
+    dropout = Group((0,), frozenset(), (0, 1), (400, 100), 1.0, (False, True), keepable=True, repeatable=True)
+    points = [(point.bytes, point.seconds) for point in curve_of([dropout])]
+    assert points == [(0, 1.0), (100, 0.0)]
+
+
 def test_what_cannot_be_had_is_refused() -> None:
-    lost = Group((0,), frozenset(), (0,), 1, 1.0, needed=True, keepable=False, repeatable=False)
+    lost = Group((0,), frozenset(), (0,), (1,), 1.0, (True,), keepable=False, repeatable=False)
     assert cheapest([lost], 1.0) is None
     assert curve_of([lost]) == []

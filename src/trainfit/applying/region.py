@@ -63,7 +63,10 @@ class RegionCall:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
         self._given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        arguments = self._arguments = _Arguments(args, kwargs)
+        # Someone else may want to know what is kept for backward: an outer checkpoint, or offloading.
+        # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
+        self._holds_inputs = _top_hooks(False) is None
+        arguments = self._arguments = _Arguments(args, kwargs, holds_tensors=self._holds_inputs)
 
         def forward(*tensors: Any) -> Any:
             return arguments.call(self._forward, tensors)
@@ -73,13 +76,7 @@ class RegionCall:
             "preserve_rng_state": False,
             "context_fn": lambda: (self._in_forward(), _Again(self)),
         }
-        given = arguments.tensors
-        if _top_hooks(False) is not None:
-            # Someone else wants to know what is kept for backward: an outer checkpoint, or offloading.
-            return checkpoint(forward, *given, **options)
-        # Torch would refuse an input that the region itself writes to; we check what matters ourselves.
-        self._holds_inputs = True
-        return checkpoint(lambda: forward(*given), **options)
+        return checkpoint(forward, *arguments.tensors, **options)
 
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
@@ -110,7 +107,7 @@ class RegionCall:
             self._inputs = [
                 (tensor, tensor._version, recorder.number_of(tensor))
                 for tensor in self._given
-                if not tensor.is_inference()
+                if recorder.number_of(tensor) >= 0 and not tensor.is_inference()
             ]
         self._recorder, self._given = None, []
         if recorder.follower.lost is not None:
@@ -180,17 +177,19 @@ class RegionCall:
 class _Arguments:
     """The arguments of a region's call, to call it again with what they were."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, holds_tensors: bool) -> None:
         values = (*args, *kwargs.values())
-        self.tensors = tuple(value for value in values if isinstance(value, torch.Tensor))
+        self.tensors = () if holds_tensors else tuple(v for v in values if isinstance(v, torch.Tensor))
+        """Those that torch passes in, each time."""
         self._count, self._names = len(args), tuple(kwargs)
-        self._others = [_TENSOR if isinstance(value, torch.Tensor) else value for value in values]
+        passed_in = () if holds_tensors else torch.Tensor
+        self._others = [_TENSOR if isinstance(value, passed_in) else value for value in values]
         # What is no tensor may be changed by the region: a cache of keys and values, say.
         self._before = structure(self._others)
         self._first = True
 
     def forget_untouched(self, recorder: Recorder) -> None:
-        """Let go of tensors inside of objects that the region never looked at, such as other layers' keys."""
+        """Let go of tensors that the region never looked at, such as the keys of other layers in a cache."""
 
         def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
             if (

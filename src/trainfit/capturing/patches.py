@@ -93,9 +93,12 @@ def _without_hooks(session: Session, original: Any) -> Any:
 
 
 def _random_state(session: Session, original: Any) -> Any:
-    # The state is a tensor (5 KB on the CPU) made without an operator call; checkpointing keeps many.
+    # The state is a tensor (5 KB on the CPU) made without an operator call; checkpointing keeps many. That of
+    # a GPU is on the host too.
     def get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
         state: torch.Tensor = original(*args, **kwargs)
+        if session.device == "cuda":
+            return state
         return session.mode.allocated_outside(state, "torch.get_rng_state")
 
     return get_rng_state

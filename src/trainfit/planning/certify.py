@@ -14,9 +14,6 @@ from trainfit.simulate import Timeline, simulate
 from trainfit.store import content_hash
 from trainfit.trace import Trace
 
-_CPU_GENERATOR_BYTES = 5056
-"""What `torch.get_rng_state()` returns."""
-
 
 @dataclass(frozen=True)
 class Unplanned:
@@ -68,7 +65,7 @@ def certified(
         budget_bytes=budget_bytes,
         kinds=tuple(kinds),
         regions=tuple(regions),
-        peak_bytes=timeline.peak_bytes + _random_state_bytes(trace, effects),
+        peak_bytes=timeline.peak_bytes,
         step_seconds=step_seconds,
         baseline_peak_bytes=step.peak_bytes,
         baseline_step_seconds=step.step_seconds,
@@ -80,31 +77,12 @@ def certified(
     return plan, timeline
 
 
-def _random_state_bytes(trace: Trace, effects: Sequence[Effect]) -> int:
-    """Return the bytes of the states that repeated random ops start from; a GPU's are on the host."""
-    if trace.device != "cpu":
-        return 0
-    states = 0
-    for effect in effects:
-        random = sum(trace.signatures[trace.ops[op].signature].random for op in effect.segment)
-        states += random + 1 if random else 0  # one more while they run again
-    return states * _CPU_GENERATOR_BYTES
-
-
 def _decisions(trace: Trace, effect: Effect) -> RegionKind:
-    region, choice = effect.region, effect.choice
     ops: list[OpDecision] = []
-    for number in region.ops:
-        group = region.group_of_op[number]
+    for number in effect.region.ops:
         signature = trace.signatures[trace.ops[number].signature]
-        if group in choice.kept:
-            decision = "save"
-        elif group in choice.repeated or region.groups[group].free:
-            decision = "recompute"
-        else:
-            decision = "skip"
         shapes = tuple(spec.shape for spec in signature.outputs)
-        ops.append(OpDecision(signature.name, shapes, decision, signature.random))
+        ops.append(OpDecision(signature.name, shapes, effect.decision(number), signature.random))
     return RegionKind(tuple(ops))
 
 

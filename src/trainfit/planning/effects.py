@@ -9,18 +9,24 @@ position within the segment.
 - A kept result is held until the segment, where it takes the place of its recomputation.
 - A repeated op makes its results again; they live as they did in forward, and those that autograd saved
   until it releases them.
+- What the executor needs besides is held as long as the inputs are: states of random generators, and copies
+  of what the region overwrites and has to read again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph
-from trainfit.trace import Trace
+from trainfit.planning.regions import RegionGraph, moves_statistics
+from trainfit.recomputation import starts_stream
+from trainfit.trace import Interval, Trace
 
 SEGMENT_END = 1 << 60
 """A position after every op of the segment."""
+_CPU_GENERATOR_BYTES = 5056
+"""What `torch.get_rng_state()` returns; the state of a GPU's generator is on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,17 @@ class Effect:
     """Storages with another end than before; None is beyond the step."""
     copies: dict[int, tuple[int, Moment]]
     """Storages that are made again: at which position of the segment, and when the copy dies."""
+    held: tuple[tuple[int, int], ...] = ()
+    """What the executor holds until the region's release: since which op of forward, and its bytes."""
+    held_again: tuple[tuple[int, int, int], ...] = ()
+    """What it holds in the segment only: from which position to before which, and its bytes."""
+
+    def decision(self, op: int) -> str:
+        """Return what happens to an op of the region."""
+        group = self.region.group_of_op[op]
+        if group in self.choice.kept:
+            return "save"
+        return "recompute" if group in self.choice.repeated or self.region.groups[group].free else "skip"
 
 
 def effect_of(trace: Trace, region: RegionGraph, choice: Choice) -> Effect:
@@ -52,7 +69,13 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice) -> Effect:
     insert = _first_unpack(trace, region)
     repeated = {op for number in choice.repeated for op in region.groups[number].ops}
     segment = tuple(op for op in region.ops if op in repeated)
-    kept = {s for number in choice.kept for s in region.groups[number].storages}
+    read = {storage for op in segment for storage in trace.ops[op].reads}
+    kept = {
+        storage
+        for number in choice.kept
+        for storage in region.groups[number].storages
+        if storage in region.saved or storage in read
+    }
     made_again = {s for op in segment for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
     ends: dict[int, Moment | None] = {}
@@ -73,7 +96,52 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice) -> Effect:
         if number in made_again:
             made = position_of[storage.producer]
             copies[number] = (made, _release(trace, region, number, segment, insert))
-    return Effect(region, choice, insert, segment, ends, copies)
+    effect = Effect(region, choice, insert, segment, ends, copies)
+    held = (*_states(trace, effect), *_overwritten(trace, region))
+    return replace(effect, held=held, held_again=tuple(_held_again(trace, effect)))
+
+
+def _is_random(trace: Trace, op: int) -> bool:
+    return trace.signatures[trace.ops[op].signature].random
+
+
+def _states(trace: Trace, effect: Effect) -> Iterator[tuple[int, int]]:
+    """Yield the states that draws of the region start from."""
+    if trace.device != "cpu":
+        return
+    before: str | None = None
+    for op in effect.region.ops:
+        if _is_random(trace, op):
+            decision = effect.decision(op)
+            if starts_stream(decision, before):
+                yield op, _CPU_GENERATOR_BYTES
+            before = decision
+
+
+def _overwritten(trace: Trace, region: RegionGraph) -> Iterator[tuple[int, int]]:
+    """Yield the copies of what was there before the region and is read in it before it is overwritten."""
+    made: set[int] = set()
+    read: set[int] = set()
+    for number in region.ops:
+        op = trace.ops[number]
+        for storage in op.writes:
+            if storage not in made and (storage in read or op.creates):
+                yield number, trace.storages[storage].bytes
+            read.discard(storage)
+        made.update(op.creates)
+        read.update(storage for storage in op.reads if storage not in op.writes)
+
+
+def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
+    """Yield the state that the generator is put back to, and the statistics that move in a copy."""
+    if trace.device == "cpu":
+        draws = [position for position, op in enumerate(effect.segment) if _is_random(trace, op)]
+        if draws:
+            yield draws[0], len(effect.segment), _CPU_GENERATOR_BYTES
+    for position, op in enumerate(effect.segment):
+        if moves_statistics(trace.op_name(op)):
+            persistent = {s for s in trace.ops[op].reads if trace.storages[s].category == "buffer"}
+            yield position, position + 1, sum(trace.storages[s].bytes for s in persistent)
 
 
 def _first_unpack(trace: Trace, region: RegionGraph) -> int:
@@ -99,8 +167,7 @@ def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int,
     """Return when what was made again or taken from the cache dies: with autograd, else as in forward."""
     saved = region.saved.get(number)
     if saved:
-        ends = [len(trace.ops) if hold.end is None else hold.end for hold in saved]
-        return Moment(max(ends))
+        return Moment(max(_node_end(trace, hold, number) for hold in saved))
     python_end = max(
         (
             region.end if hold.end is None else hold.end
@@ -112,6 +179,34 @@ def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int,
     if python_end >= region.end:
         return Moment(insert, SEGMENT_END)
     return Moment(insert, sum(1 for op in segment if op < python_end))
+
+
+_REDUCED = "aten.sum.dim_IntList"
+
+
+def _node_end(trace: Trace, hold: Interval, number: int) -> int:
+    """Return when the node of autograd that a storage was rebuilt for lets go of it.
+
+    What autograd itself saved stays until the node's gradients have been reduced to the shape of the inputs
+    they belong to (a sum that keeps its dimensions, and a view). What was rebuilt is gone before that.
+    """
+    if hold.end is None:
+        return len(trace.ops)
+    last = hold.end - 1
+    while last > 0 and trace.op_name(last) in (_REDUCED, "aten.view.default"):
+        last -= 1
+    first = last + 1
+    reduces = first < hold.end and trace.op_name(first) == _REDUCED and _keeps_dimensions(trace, first)
+    tail = trace.ops[first : hold.end]
+    same_node = all(op.forward_op == trace.ops[last].forward_op for op in tail)
+    if reduces and same_node and not any(number in op.reads for op in tail):
+        return first
+    return hold.end
+
+
+def _keeps_dimensions(trace: Trace, op: int) -> bool:
+    signature = trace.signatures[trace.ops[op].signature]
+    return len(signature.inputs[0].shape) == len(signature.outputs[0].shape)
 
 
 def _later(first: Moment | None, second: Moment | None) -> Moment | None:

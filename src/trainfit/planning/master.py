@@ -224,6 +224,9 @@ def _change(timeline: Timeline, effect: Effect) -> Bytes:
         if end.position < 0 and end.time > effect.insert:
             steps[effect.insert] += trace.storages[number].bytes
             steps[end.time] -= trace.storages[number].bytes
+    for op, size in effect.held:
+        steps[op] += size
+        steps[min(effect.region.release, ops)] -= size
     change: Bytes = np.cumsum(steps[:ops])
     return change
 
@@ -243,6 +246,9 @@ def _add_segment(
         steps[made] += trace.storages[storage].bytes
         if end.position >= 0:
             steps[min(max(end.position, made + 1), length)] -= trace.storages[storage].bytes
+    for first, last, size in effect.held_again:
+        steps[first] += size
+        steps[last] -= size
     alive = np.cumsum(steps[:length])
     workspaces = [trace.signatures[trace.ops[op].signature].workspace_bytes for op in effect.segment]
     covering[number] = max(covering.get(number, 0), base + int((alive + np.array(workspaces)).max()))

@@ -1,9 +1,10 @@
 """The cheapest way to have every needed value in backward, for one price per byte: a minimum cut.
 
-Each value has two questions: is it needed in backward, and is it computed again? A value that is needed and
-not computed again is kept, which costs its bytes times the price; computing it again costs its seconds and
-makes its inputs needed. The cheapest answers are the smaller side of a minimum cut, found by augmenting
-paths in levels (Dinic's algorithm).
+A group of ops makes values (storages). Each value has a question: is it needed in backward? Each group has
+one: is it computed again? A value that is needed, of a group that is not computed again, is kept, which costs
+its bytes times the price. Computing a group again costs its seconds and makes what it reads needed. The
+cheapest answers are the smaller side of a minimum cut, found by augmenting paths in levels (Dinic's
+algorithm).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 
 from trainfit.planning.regions import Group
 
@@ -27,28 +29,36 @@ class Choice:
 
 def cheapest(groups: list[Group], seconds_per_byte: float) -> Choice | None:
     """Return the choice with the least `seconds + bytes * price`; None if some value cannot be had at all."""
-    network = _Network(2 * len(groups) + 2)
-    source, sink = 2 * len(groups), 2 * len(groups) + 1
-    for number, group in enumerate(groups):
-        needed, repeated = 2 * number, 2 * number + 1
-        if group.needed:
-            network.connect(source, needed, math.inf)
-        price = group.bytes * seconds_per_byte if group.keepable else math.inf
-        network.connect(needed, repeated, price)
+    first_value = list(accumulate((len(group.sizes) for group in groups), initial=len(groups)))
+    source, sink = first_value[-1], first_value[-1] + 1
+    network = _Network(first_value[-1] + 2)
+    for repeated, group in enumerate(groups):
         network.connect(repeated, sink, group.seconds if group.repeatable else math.inf)
-        network.connect(repeated, needed, math.inf)
-        for read in group.inputs:
-            network.connect(repeated, 2 * read, math.inf)
+        for place, (size, saved) in enumerate(zip(group.sizes, group.saved)):
+            value = first_value[repeated] + place
+            if saved:
+                network.connect(source, value, math.inf)
+            network.connect(value, repeated, size * seconds_per_byte if group.keepable else math.inf)
+        for maker, place in group.reads:
+            network.connect(repeated, first_value[maker] + place, math.inf)
     if math.isinf(network.fill(source, sink)):
         return None
     reached = network.reached_from(source)
-    kept = frozenset(n for n in range(len(groups)) if 2 * n in reached and 2 * n + 1 not in reached)
-    repeated_groups = frozenset(n for n in range(len(groups)) if 2 * n + 1 in reached)
+    return choice_of(groups, frozenset(n for n in range(len(groups)) if n in reached))
+
+
+def choice_of(groups: list[Group], repeated: frozenset[int]) -> Choice:
+    """Return the choice that computes these groups again, and keeps what else is needed."""
+    needed = {
+        (n, place) for n, group in enumerate(groups) for place, saved in enumerate(group.saved) if saved
+    }
+    needed = needed.union(*(groups[n].reads for n in repeated))
+    kept = {(n, place) for n, place in needed if n not in repeated}
     return Choice(
-        kept,
-        repeated_groups,
-        bytes=sum(groups[n].bytes for n in kept),
-        seconds=sum(groups[n].seconds for n in repeated_groups),
+        frozenset(n for n, _ in kept),
+        repeated,
+        bytes=sum(groups[n].sizes[place] for n, place in kept),
+        seconds=sum(groups[n].seconds for n in repeated),
     )
 
 

@@ -17,19 +17,34 @@ class Group:
     """Ops of a region that make one value: computed again, or kept, together."""
 
     ops: tuple[int, ...]
-    inputs: frozenset[int]
-    """Groups of the region that it reads."""
+    reads: frozenset[tuple[int, int]]
+    """What it reads of the region: the group, and which of its storages."""
     storages: tuple[int, ...]
-    bytes: int
-    """What keeping it costs between forward and backward; 0 for what is alive anyway."""
+    sizes: tuple[int, ...]
+    """For each storage what keeping it costs between forward and backward; 0 for what is alive anyway."""
     seconds: float
-    needed: bool
-    """Whether autograd saved one of its storages inside the region."""
+    saved: tuple[bool, ...]
+    """For each storage whether autograd saved it inside the region."""
     keepable: bool
     repeatable: bool
-    """Whether it can be computed again: it has no effect outside of the region."""
+    """Whether it can be computed again: it has no effect outside, and what it reads will still be there."""
     free: bool = False
     """Views: they cost nothing and are made again."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether backward needs one of its storages."""
+        return any(self.saved)
+
+    @property
+    def bytes(self) -> int:
+        """What keeping all of its storages costs."""
+        return sum(self.sizes)
+
+    @property
+    def inputs(self) -> frozenset[int]:
+        """Groups of the region that it reads."""
+        return frozenset(group for group, _ in self.reads)
 
 
 @dataclass
@@ -123,8 +138,15 @@ def _alive_around(trace: Trace, start: int, end: int) -> list[int]:
     return list(found)
 
 
-_HIDDEN_EFFECTS = ("aten.native_batch_norm.", "aten.cudnn_batch_norm.", "aten.miopen_batch_norm.")
-"""They move the running statistics, which their schemas do not say."""
+_MOVE_STATISTICS = ("aten.native_batch_norm.", "aten.cudnn_batch_norm.", "aten.miopen_batch_norm.")
+
+
+def moves_statistics(name: str) -> bool:
+    """Whether an operator moves running statistics, which its schema does not say.
+
+    Computed again, it moves a copy of them.
+    """
+    return name.startswith(_MOVE_STATISTICS)
 
 
 def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> None:
@@ -144,20 +166,38 @@ def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> N
                 last_write[storage] = number
             else:
                 outside_effect.add(number)
-        if trace.op_name(number).startswith(_HIDDEN_EFFECTS):
-            outside_effect.add(number)
         for storage in op.reads:
             if storage not in creator and trace.storages[storage].start >= 0:
                 inputs[storage] = None
     region.inputs = tuple(inputs)
+    once = outside_effect | _reading_what_is_lost(trace, region)
     members: dict[int, list[int]] = {}
     for number in region.ops:
         members.setdefault(_find(leader, number), []).append(number)
     numbers = {first: position for position, first in enumerate(members)}
     region.group_of_op = {op: numbers[first] for first, ops in members.items() for op in ops}
     overwritten = _read_before_last_write(trace, region, creator, last_write)
+    places = {
+        storage: (group, place)
+        for group, ops in enumerate(members.values())
+        for place, storage in enumerate(s for op in ops for s in trace.ops[op].creates)
+    }
     for ops in members.values():
-        region.groups.append(_group(trace, region, ops, creator, op_seconds, outside_effect, overwritten))
+        region.groups.append(_group(trace, region, ops, creator, places, op_seconds, once, overwritten))
+
+
+def _reading_what_is_lost(trace: Trace, region: RegionGraph) -> set[int]:
+    """Return the ops that read an input which is overwritten between the region and its backward."""
+    lost = {
+        storage
+        for op in trace.ops[region.end : region.backward_start]
+        if op.writes
+        for storage in op.writes
+        if storage in region.inputs
+    }
+    if not lost:
+        return set()
+    return {number for number in region.ops if lost.intersection(trace.ops[number].reads)}
 
 
 def _group(
@@ -165,28 +205,29 @@ def _group(
     region: RegionGraph,
     ops: list[int],
     creator: dict[int, int],
+    places: dict[int, tuple[int, int]],
     op_seconds: list[float],
-    outside_effect: set[int],
+    once: set[int],
     overwritten: set[int],
 ) -> Group:
     own = set(ops)
     storages = tuple(s for op in ops for s in trace.ops[op].creates)
-    inputs = frozenset(
-        region.group_of_op[creator[storage]]
+    reads = frozenset(
+        places[storage]
         for op in ops
         for storage in trace.ops[op].reads
         if storage in creator and creator[storage] not in own
     )
     return Group(
         ops=tuple(ops),
-        inputs=inputs,
+        reads=reads,
         storages=storages,
-        bytes=sum(_kept_bytes(trace, region, storage) for storage in storages),
+        sizes=tuple(_kept_bytes(trace, region, storage) for storage in storages),
         seconds=sum(op_seconds[op] for op in ops),
-        needed=any(storage in region.saved for storage in storages),
+        saved=tuple(storage in region.saved for storage in storages),
         keepable=bool(storages) and not own & overwritten,
-        repeatable=not own & outside_effect,
-        free=not storages and not own & outside_effect,
+        repeatable=not own & once,
+        free=not storages and not own & once,
     )
 
 
@@ -229,27 +270,6 @@ def _find(leader: dict[int, int], op: int) -> int:
 def _join(leader: dict[int, int], first: int, second: int) -> None:
     a, b = _find(leader, first), _find(leader, second)
     leader[max(a, b)] = min(a, b)
-
-
-def keeps_state(trace: Trace, call_number: int) -> bool:
-    """Whether a call leaves tensors behind that nobody was given: in a cache, or an attribute.
-
-    Such a call cannot run a second time: it would find what it left the first time. It shows in a storage
-    that Python holds beyond the call, but that no later op of forward reads.
-    """
-    call = trace.calls[call_number]
-    for op in trace.ops[call.forward_start : call.forward_end]:
-        for number in op.creates:
-            storage = trace.storages[number]
-            beyond = any(
-                hold.start <= call.forward_end < _end(hold.end) for hold in storage.held_by("program")
-            )
-            if beyond and not any(
-                reader >= call.forward_end and trace.ops[reader].phase == "forward"
-                for reader in trace.readers[number]
-            ):
-                return True
-    return False
 
 
 def candidate_calls(trace: Trace) -> Iterator[int]:

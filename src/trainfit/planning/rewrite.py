@@ -6,7 +6,7 @@ The result is an ordinary trace: the same simulation gives its memory and the sa
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainfit.planning.effects import Effect, Moment
@@ -22,6 +22,7 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
         for number, end in effect.ends.items():
             storages[number] = _with_end(storages[number], layout.after(end, effect))
     copies = _copies(trace, effects, layout, storages)
+    storages += _held(effects, layout)
     ops = _ops(trace, effects, layout, copies)
     result = replace(
         trace,
@@ -122,6 +123,16 @@ def _copies(
                 )
             )
     return numbers
+
+
+def _held(effects: Sequence[Effect], layout: _Layout) -> Iterator[Storage]:
+    """Yield what the executor itself holds, as storages that no operator has made."""
+    for effect in effects:
+        segment = layout.segment_start[id(effect)]
+        spans = [(layout.start(op), layout.end(effect.region.release), size) for op, size in effect.held]
+        spans += [(segment + first, segment + last, size) for first, last, size in effect.held_again]
+        for start, end, size in spans:
+            yield Storage(size, "activation", -1, start, end, (Interval("program", start, end),))
 
 
 def _ops(

@@ -14,7 +14,7 @@ from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Option
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, candidate_calls, keeps_state, region_graph
+from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import Trace
@@ -59,16 +59,7 @@ class Planner:
         self.baseline_peak_bytes = timeline.peak_bytes
         self.baseline_seconds = step.step_seconds
         self.step = certify.unplanned(self.trace, self.costs, timeline, step.step_seconds)
-        stateful: list[str] = []
-        self.regions = _regions(
-            self.trace, step.marginal_seconds.tolist(), self.baseline_peak_bytes, stateful
-        )
-        if stateful:
-            self.warnings += (
-                f"{len(stateful)} modules keep tensors from one call to the next (a key-value cache?) and "
-                f"cannot be computed again, such as {stateful[-1]}; for Hugging Face models set "
-                "config.use_cache = False",
-            )
+        self.regions = _regions(self.trace, step.marginal_seconds.tolist(), self.baseline_peak_bytes)
         options = _options(self.trace, self.regions)
         self.problem = master.build(timeline, options, _exclusive(self.regions, options))
 
@@ -142,11 +133,8 @@ def _not_beaten(plans: list[Plan]) -> list[Plan]:
     return kept
 
 
-def _regions(trace: Trace, seconds: list[float], peak_bytes: int, stateful: list[str]) -> list[RegionGraph]:
-    """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals.
-
-    Those that leave something behind cannot be regions, and are added to `stateful`.
-    """
+def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[RegionGraph]:
+    """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals."""
     found: dict[tuple[int, int], RegionGraph] = {}
     for number in candidate_calls(trace):
         call = trace.calls[number]
@@ -158,9 +146,6 @@ def _regions(trace: Trace, seconds: list[float], peak_bytes: int, stateful: list
         freed = sum(group.bytes for group in region.groups if group.needed)
         if freed < _LEAST_SHARE * peak_bytes:
             continue
-        if keeps_state(trace, number):
-            stateful.append(trace.module_name(call.module))
-            continue
         found[region.start, region.end] = region
     largest = sorted(found.values(), key=lambda region: -sum(g.bytes for g in region.groups if g.needed))
     return sorted(largest[:_MOST_REGIONS], key=lambda region: (region.start, -region.end))
@@ -170,7 +155,7 @@ def _options(trace: Trace, regions: list[RegionGraph]) -> list[Option]:
     curves: dict[object, list[Choice]] = {}
     options: list[Option] = []
     for number, region in enumerate(regions):
-        key = tuple((g.bytes, g.seconds, g.needed, g.keepable, g.repeatable, g.inputs) for g in region.groups)
+        key = tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in region.groups)
         if key not in curves:
             curves[key] = _thinned(curve_of(region.groups))
         for choice in curves[key]:
