@@ -1,1 +1,1 @@
-"""Graphs to order: random ones of several shapes, torch's own functions on them, and the optimum by trying."""
+"""Graphs to order: random ones of several shapes, torch's functions on them, the optimum by trying."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from order_graphs.shapes import SHAPES
-from order_graphs.torch_side import torch_graph
 from torch._inductor import memory
 
+from order_graphs.shapes import SHAPES
+from order_graphs.torch_side import torch_graph
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.heuristics import breadth_first, depth_first, least_peak_first, visit_order_of
 from trainfit.ordering.problem import peak_of, problem_of
@@ -25,11 +25,14 @@ def test_both_estimates_are_those_of_torch(shape: str, seed: int, count: int) ->
         peak, live = memory.estimate_peak_memory(order, theirs.inputs, theirs.outputs)  # type: ignore[arg-type]
         assert (ours.peak_bytes, list(ours.live_bytes)) == (peak, live)
         peak, both, per_node, last_users = memory.estimate_peak_memory_allocfree(
-            order, theirs.inputs, theirs.outputs  # type: ignore[arg-type]
+            order,
+            theirs.inputs,
+            theirs.outputs,  # type: ignore[arg-type]
         )
         assert (ours.peak_bytes, list(zip(ours.after_alloc, ours.after_free))) == (peak, both)
         assert list(ours.allocated_and_freed) == [
-            (per_node[node].size_alloc, per_node[node].size_free) for node in order  # type: ignore[index]
+            (per_node[node].size_alloc, per_node[node].size_free)
+            for node in order  # type: ignore[index]
         ]
         last_user = {life.buffer: life.last_user for life in ours.lifetimes if life.end is not None}
         assert last_user == {buffer.get_name(): node.get_name() for buffer, node in last_users.items()}

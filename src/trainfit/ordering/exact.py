@@ -1,134 +1,195 @@
-"""The smallest possible peak by searching sets of nodes, and a bound where that takes too many of them.
+"""The smallest possible peak by searching sets of nodes from both ends; a bound where that takes too long.
 
-Memory depends on which nodes have run, not on their order, so that the search goes over sets: always from the
-set that is reached with the smallest peak so far (Dijkstra's algorithm with the maximum in place of the sum).
-From each set everything runs at once that adds no memory and fits under the peak so far; see `tighten.py` for
-why nothing is lost. When a set is taken up, no order has a smaller peak than that of its way: if the search
-is cut off, that is the bound.
+Memory depends on which nodes have run, not on their order, so that the search goes over sets, for one limit
+at a time: is there an order whose peak is at most the limit? It starts at a bound; when nothing is left to
+try under the limit, that is proof, and the limit rises to the smallest figure that stopped it.
+
+From the set it has come to, the search looks for a *valley*: any larger set with no more memory, reached
+within the limit. Having found one it never comes back: memory is submodular, so that whatever an order does
+later, it can do from the valley with no more memory at any step (where the valley is the lowest point between
+the two sets, which a minimum cut ensures). The same holds from the end in reverse. Between the two ends
+remains a core without valleys, which is searched in full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from trainfit.ordering.cuts import best_closure
 from trainfit.ordering.problem import Problem
+from trainfit.ordering.sides import Side, both_sides, nodes_in
+
+_FIRST_MOVES = 256
+"""How many moves each end may look at in its first try; then four times as many, and so on."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search found: an order with a peak below the limit, if any, and what no order can be below."""
+    """What a search found.
+
+    `order` is an order with the smallest peak, or None if that was not found below the limit. No order has
+    a peak below `bound`. `first` and `last` are the nodes that some best order begins and ends with.
+    """
 
     order: list[int] | None
     bound: int
-    states: int
+    moves: int
+    first: list[int]
+    last: list[int]
 
 
-def search(problem: Problem, *, below: int, at_least: int, states: int) -> Searched:
-    """Look for the order with the smallest peak below `below`, looking at about that many sets of nodes.
+def search(
+    problem: Problem,
+    *,
+    below: int,
+    at_least: int,
+    moves: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> Searched:
+    """Look for the order with the smallest peak below `below`, looking at about that many moves.
 
-    `at_least` is a bound that is known already. If the search ends without an order, `below` is the bound:
-    no order has a smaller peak.
+    `at_least` is a bound that is known already. If every order is found to need `below` or more, that is the
+    bound returned. `stop` is asked now and then whether to give up.
     """
-    return _Search(problem, below, at_least).run(states)
+    limit = max(at_least, problem.initial_bytes, problem.final_bytes)
+    everything = (1 << problem.count) - 1
+    ends = [_End(side) for side in both_sides(problem)]
+    allowed = _FIRST_MOVES
+    used = 0
+
+    def result(order: list[int] | None) -> Searched:
+        return Searched(order, min(limit, below), used, ends[0].nodes, ends[1].nodes[::-1])
+
+    while limit < below:
+        moved = False
+        for end, other in (ends, ends[::-1]):
+            outcome = end.advance(limit, min(allowed, moves - used), target=everything & ~other.taken)
+            used += end.looked_at
+            if end.taken | other.taken == everything:
+                return result(ends[0].nodes + ends[1].nodes[::-1])
+            if outcome == _MOVED:
+                other.forget()
+            if outcome == _STUCK:
+                limit = end.next_limit
+            moved |= outcome != _CUT_OFF
+            if limit >= below:
+                return result(None)
+        if used >= moves or stop():
+            return result(None)
+        if not moved:
+            allowed *= 4
+    return result(None)
 
 
-class _Search:
-    """Sets of nodes are bits of an integer."""
+_MOVED, _STUCK, _CUT_OFF = range(3)
 
-    def __init__(self, problem: Problem, below: int, at_least: int) -> None:
-        self.problem = problem
-        self.below = below
-        self.at_least = max(at_least, problem.initial_bytes, problem.final_bytes)
-        self.before = [_bits(nodes) for nodes in problem.predecessors]
-        self.members = [_bits(nodes) for nodes in problem.members]
-        self.everything = (1 << problem.count) - 1
-        self.best_peak: dict[int, int] = {}
-        self.reached: dict[int, tuple[int, tuple[int, ...]]] = {}
-        """Each set with the set it was reached from and the nodes that ran between them."""
-        self.heap: list[tuple[int, int, int, int, int]] = []
+
+@dataclass
+class _End:
+    """One end of the search: how far it has come for good, and what it is looking at beyond."""
+
+    side: Side
+    taken: int = 0
+    memory: int = 0
+    ready: int = 0
+    nodes: list[int] = field(default_factory=list)
+    looked_at: int = 0
+    next_limit: int = 0
+
+    def __post_init__(self) -> None:
+        self.memory, self.ready = self.side.start_bytes, self.side.ready()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew from where the end stands: the other end has moved, or this one has."""
+        self.reached: dict[int, tuple[int, int]] = {self.taken: (-1, -1)}
+        """Each set with the set it was reached from, and the node taken then."""
+        self.heap: list[tuple[int, int, int, int]] = [(self.memory, self.taken, -1, self.ready)]
+        """Sets to look at: (memory, set, node taken last, what could be taken before that)."""
+        self.postponed: list[tuple[int, int, int, int]] = []
+        """What needs more than the limit: (needed, set, node, memory after it)."""
+
+    def advance(self, limit: int, moves: int, target: int) -> int:
+        """Look for a valley, or for the target, at about that many moves; go there if there is one."""
         self.looked_at = 0
-
-    def run(self, states: int) -> Searched:
-        if self.at_least >= self.below:
-            return Searched(None, self.below, 0)
-        start = _bits(node for node, before in enumerate(self.before) if not before)
-        self._reach(-1, (), 0, self.problem.initial_bytes, self.at_least, start)
+        self._take_up_postponed(limit)
         while self.heap:
-            peak, _, done, memory, ready = heappop(self.heap)
-            if peak > self.best_peak[done]:
+            if self.looked_at >= moves:
+                return _CUT_OFF
+            memory, taken, node, ready = heappop(self.heap)
+            if node >= 0:
+                ready = self.side.take(node, taken, ready)[1]
+            found = self._expand(memory, taken, ready & target, limit, target)
+            if found is not None:
+                self._go_to(found, whole=found == target)
+                return _MOVED
+        assert self.postponed, "the target cannot be reached at all"
+        self.next_limit = self.postponed[0][0]
+        return _STUCK
+
+    def _take_up_postponed(self, limit: int) -> None:
+        while self.postponed and self.postponed[0][0] <= limit:
+            _, taken, node, memory = heappop(self.postponed)
+            reached = taken | 1 << node
+            if reached not in self.reached:
+                self.reached[reached] = (taken, node)
+                heappush(self.heap, (memory, reached, -1, self._ready_after(reached)))
+
+    def _ready_after(self, taken: int) -> int:
+        required = self.side.required
+        left = ((1 << len(required)) - 1) & ~taken
+        return sum(1 << node for node in nodes_in(left) if not required[node] & ~taken)
+
+    def _expand(self, memory: int, taken: int, ready: int, limit: int, target: int) -> int | None:
+        """Look at what follows a set; return a valley or the target if it is among that."""
+        side, reached = self.side, self.reached
+        moves = []
+        for node in nodes_in(ready):
+            growth = side.growth(node, taken)
+            needed = side.needed(node, memory, growth)
+            if growth <= 0 and needed <= limit:
+                # It costs nothing: whatever else could be done here can be done after it.
+                moves = [(node, memory + growth, needed)]
+                break
+            moves.append((node, memory + growth, needed))
+        self.looked_at += len(moves)
+        for node, grown, needed in moves:
+            after = taken | 1 << node
+            if after in reached:
                 continue
-            if done == self.everything:
-                return Searched(self._order(done), peak, self.looked_at)
-            if self.looked_at >= states:
-                return Searched(None, peak, self.looked_at)
-            self._expand(done, memory, peak, ready)
-        return Searched(None, self.below, self.looked_at)
+            if needed > limit:
+                heappush(self.postponed, (needed, taken, node, grown))
+                continue
+            reached[after] = (taken, node)
+            if grown <= self.memory or after == target:
+                return after
+            heappush(self.heap, (grown, after, node, ready))
+        return None
 
-    def _expand(self, done: int, memory: int, peak: int, ready: int) -> None:
-        rise = self.problem.rise
-        remaining = ready
-        while remaining:
-            bit = remaining & -remaining
-            remaining ^= bit
-            node = bit.bit_length() - 1
-            needed = max(peak, memory + rise[node])
-            if needed < self.below:
-                self.looked_at += 1
-                after, ready_after = self._run_node(node, done, ready)
-                grown = memory + self._growth(node, done)
-                self._reach(done, (node,), after, grown, needed, ready_after)
+    def _go_to(self, found: int, *, whole: bool) -> None:
+        path: list[int] = []
+        while found != self.taken:
+            found, node = self.reached[found]
+            path.append(node)
+        path.reverse()
+        for node in path if whole else self._lowest(path):
+            self.memory += self.side.growth(node, self.taken)
+            self.taken, self.ready = self.side.take(node, self.taken, self.ready)
+            self.nodes.append(node)
+        self.forget()
 
-    def _reach(
-        self, origin: int, ran: tuple[int, ...], done: int, memory: int, peak: int, ready: int
-    ) -> None:
-        """Run what costs nothing, and note the set if this is the best way to it so far."""
-        rise = self.problem.rise
-        nodes = list(ran)
-        candidates = ready
-        while candidates:
-            bit = candidates & -candidates
-            candidates ^= bit
-            node = bit.bit_length() - 1
-            if memory + rise[node] <= peak and (growth := self._growth(node, done)) <= 0:
-                nodes.append(node)
-                memory += growth
-                done, ready = self._run_node(node, done, ready)
-                candidates = ready
-        known = self.best_peak.get(done)
-        if known is None or peak < known:
-            self.best_peak[done] = peak
-            self.reached[done] = (origin, tuple(nodes))
-            # Ties go to the set with more nodes in it: the end is near.
-            heappush(self.heap, (peak, -done.bit_count(), done, memory, ready))
-
-    def _growth(self, node: int, done: int) -> int:
-        growth = self.problem.alloc[node]
-        open_nodes = ~(done | 1 << node)
-        for block in self.problem.blocks[node]:
-            if not self.members[block] & open_nodes:
-                growth -= self.problem.freed[block]
-        return growth
-
-    def _run_node(self, node: int, done: int, ready: int) -> tuple[int, int]:
-        done |= 1 << node
-        ready &= ~(1 << node)
-        for after in self.problem.successors[node]:
-            if not self.before[after] & ~done:
-                ready |= 1 << after
-        return done, ready
-
-    def _order(self, done: int) -> list[int]:
-        parts: list[tuple[int, ...]] = []
-        while done >= 0:
-            done, nodes = self.reached[done]
-            parts.append(nodes)
-        return [node for nodes in reversed(parts) for node in nodes]
-
-
-def _bits(nodes: Iterable[int]) -> int:
-    found = 0
-    for node in nodes:
-        found |= 1 << node
-    return found
+    def _lowest(self, path: list[int]) -> list[int]:
+        """Return the part of a path that leads to the lowest point between here and its end."""
+        if len(path) <= 1:
+            return path
+        problem = self.side.problem
+        if not self.side.from_end:
+            inside = set(nodes_in(self.taken))
+            chosen = best_closure(problem, inside, set(path))
+            return [node for node in path if node in chosen] or path
+        everything = (1 << problem.count) - 1
+        inside = set(nodes_in(everything & ~self.taken)) - set(path)
+        kept = best_closure(problem, inside, set(path))
+        return [node for node in path if node not in kept] or path

@@ -1,4 +1,4 @@
-"""`BufferGraph`: what can be scheduled, as plain data: nodes, the buffers they make and read, and their order.
+"""`BufferGraph`: what can be scheduled, as plain data: nodes, and the buffers they make and read.
 
 A buffer has a size that is added when its node runs and a size that is released when its last reader has run;
 they differ for nodes with several outputs, which allocate the sum while each part releases its own share. A

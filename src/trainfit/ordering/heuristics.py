@@ -1,4 +1,4 @@
-"""Orders that are found in one pass: least peak first, breadth first, depth first, and two from the other end.
+"""Orders that are found in one pass: least peak first, breadth first, depth first, and two more.
 
 `least_peak_first`, `breadth_first` and `depth_first` give the orders that torch's scheduler chooses among, so
 that results can be compared; least peak first takes O(n log n) here. `least_peak_last` is the same greed from

@@ -14,10 +14,9 @@ from heapq import heapify, heappop, heappush
 from trainfit.ordering.problem import Problem, peak_of
 
 _DONE = -1
-_MOST_ROUNDS = 6
 
 
-def tighten(problem: Problem, order: Sequence[int], rounds: int = _MOST_ROUNDS) -> tuple[list[int], int]:
+def tighten(problem: Problem, order: Sequence[int], rounds: int = 6) -> tuple[list[int], int]:
     """Return the improved order and its peak, after as many rounds of both passes as lower the peak."""
     best, peak = list(order), peak_of(problem, order)
     for _ in range(rounds):

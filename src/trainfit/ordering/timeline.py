@@ -1,4 +1,4 @@
-"""What an order of a graph needs: when each buffer lives, memory at every step, the peak of any range of steps.
+"""What an order of a graph needs: when each buffer lives, memory at every step, the peak of any range.
 
 Both estimates of the same memory are here: `live_bytes`, one figure per step with the step's results included
 and nothing of its inputs released yet, and `after_alloc` / `after_free`, the two figures of every step.

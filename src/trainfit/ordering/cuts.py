@@ -1,0 +1,111 @@
+"""The least memory that can be alive when a node runs, whatever the order: a minimum cut.
+
+When a node runs, its ancestors have run and its descendants have not; about every other node there is a
+choice. Running more of them adds what they allocate and releases the blocks whose members have then all run,
+and each needs its own ancestors: the best choice is a maximum closure, which a minimum cut finds exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainfit.ordering.flow import UNLIMITED, Network, TooMuchWork
+from trainfit.ordering.problem import Problem
+
+
+@dataclass(frozen=True)
+class LeastMemory:
+    """The least memory before a node, and the smallest set of nodes that has run then."""
+
+    bytes: int
+    before: frozenset[int]
+    work: int
+
+
+def least_memory_before(problem: Problem, node: int, most_work: int) -> LeastMemory | None:
+    """Return the least memory in which `node` can begin; None if finding it takes more than `most_work`."""
+    ancestors = reachable(problem.predecessors, node)
+    excluded = reachable(problem.successors, node)
+    excluded.add(node)
+    memory = problem.initial_bytes + sum([problem.alloc[other] for other in ancestors])
+    useful: list[int] = []
+    work = len(ancestors) + len(excluded) + len(problem.members)
+    for block, members in enumerate(problem.members):
+        if excluded.isdisjoint(members):
+            if ancestors.issuperset(members):
+                memory -= problem.freed[block]
+            else:
+                useful.append(block)
+    if work > most_work:
+        return None
+    network = _ClosureNetwork(problem, ancestors, useful)
+    try:
+        gain, chosen = network.solve(most_work - work)
+    except TooMuchWork:
+        return None
+    return LeastMemory(memory - gain, frozenset(ancestors.union(chosen)), work + network.work)
+
+
+def best_closure(problem: Problem, inside: set[int], choice: set[int]) -> set[int]:
+    """Return what to run out of `choice` to have the least memory, when all of `inside` has run.
+
+    Everything that the nodes of `choice` need is in `choice` or `inside`. Of several answers, the smallest.
+    """
+    blocks = dict.fromkeys(block for node in choice for block in problem.blocks[node])
+    useful = [
+        block for block in blocks if all(node in choice or node in inside for node in problem.members[block])
+    ]
+    return _ClosureNetwork(problem, inside, useful).solve(UNLIMITED)[1]
+
+
+def reachable(neighbours: list[tuple[int, ...]], node: int) -> set[int]:
+    """Return all that can be reached from a node, without the node."""
+    found: set[int] = set()
+    pending = [node]
+    while pending:
+        for other in neighbours[pending.pop()]:
+            if other not in found:
+                found.add(other)
+                pending.append(other)
+    return found
+
+
+class _ClosureNetwork:
+    """Source to blocks (what they free), blocks to members, nodes to what they need, nodes to sink (alloc)."""
+
+    def __init__(self, problem: Problem, inside: set[int], useful: list[int]) -> None:
+        """Build the network of the blocks that could be released and of all that this would need."""
+        numbers: dict[int, int] = {}
+        pending: list[int] = []
+        for block in useful:
+            pending += [member for member in problem.members[block] if member not in inside]
+        while pending:
+            node = pending.pop()
+            if node not in numbers:
+                numbers[node] = 2 + len(useful) + len(numbers)
+                pending += [before for before in problem.predecessors[node] if before not in inside]
+        network = Network(2 + len(useful) + len(numbers))
+        for place, block in enumerate(useful, 2):
+            network.connect(0, place, problem.freed[block])
+            for member in problem.members[block]:
+                if member in numbers:
+                    network.connect(place, numbers[member], UNLIMITED)
+        for node, number in numbers.items():
+            if problem.alloc[node]:
+                network.connect(number, 1, problem.alloc[node])
+            for before in problem.predecessors[node]:
+                if before in numbers:
+                    network.connect(number, numbers[before], UNLIMITED)
+        self._network = network
+        self._numbers = numbers
+        self._offered = sum(problem.freed[block] for block in useful)
+
+    @property
+    def work(self) -> int:
+        return self._network.work
+
+    def solve(self, most_work: int) -> tuple[int, set[int]]:
+        """Return by how much memory can fall, and the smallest set of nodes that does it."""
+        gain = self._offered - self._network.fill(0, 1, most_work)
+        reached = self._network.reached_from(0)
+        return gain, {node for node, number in self._numbers.items() if reached[number]}

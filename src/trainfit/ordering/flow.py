@@ -1,0 +1,105 @@
+"""The largest flow through a network in whole numbers, by augmenting paths in levels (Dinic, 1970)."""
+
+from __future__ import annotations
+
+UNLIMITED = 1 << 200
+"""More than any sum of sizes."""
+
+
+class TooMuchWork(Exception):
+    """The work that a flow may take is used up."""
+
+
+class Network:
+    """Edges as parallel lists: edge `e` and its reverse `e ^ 1`."""
+
+    def __init__(self, nodes: int) -> None:
+        """Make a network of that many nodes, without edges."""
+        self.edges: list[list[int]] = [[] for _ in range(nodes)]
+        self.heads: list[int] = []
+        self.room: list[int] = []
+        self.work = 0
+        """How many edges have been looked at: the same on every machine, unlike time."""
+
+    def connect(self, tail: int, head: int, capacity: int) -> None:
+        """Add an edge."""
+        self.edges[tail].append(len(self.heads))
+        self.edges[head].append(len(self.heads) + 1)
+        self.heads += (head, tail)
+        self.room += (capacity, 0)
+
+    def fill(self, source: int, sink: int, most_work: int) -> int:
+        """Send as much as possible and return how much; `TooMuchWork` if that takes too long."""
+        total = 0
+        while True:
+            levels = self._levels(source, sink)
+            if levels[sink] < 0:
+                return total
+            if self.work > most_work:
+                raise TooMuchWork
+            total += self._fill_levels(source, sink, levels, most_work)
+
+    def reached_from(self, source: int) -> list[bool]:
+        """Return which nodes more could still be sent to."""
+        return [level >= 0 for level in self._levels(source, -1)]
+
+    def _levels(self, source: int, sink: int) -> list[int]:
+        levels = [-1] * len(self.edges)
+        levels[source] = 0
+        frontier = [source]
+        heads, room = self.heads, self.room
+        depth = 0
+        while frontier and (sink < 0 or levels[sink] < 0):
+            depth += 1
+            following = []
+            for node in frontier:
+                self.work += len(self.edges[node])
+                for edge in self.edges[node]:
+                    head = heads[edge]
+                    if levels[head] < 0 and room[edge]:
+                        levels[head] = depth
+                        following.append(head)
+            frontier = following
+        return levels
+
+    def _fill_levels(self, source: int, sink: int, levels: list[int], most_work: int) -> int:
+        """Send along paths of rising levels until there is none left."""
+        heads, room, edges = self.heads, self.room, self.edges
+        positions = [0] * len(edges)
+        total = 0
+        path: list[int] = []
+        node = source
+        while True:
+            if node == sink:
+                amount = min([room[edge] for edge in path])
+                total += amount
+                # Go on from where the first edge became full.
+                cut = len(path)
+                for place in range(len(path) - 1, -1, -1):
+                    edge = path[place]
+                    room[edge] -= amount
+                    room[edge ^ 1] += amount
+                    if not room[edge]:
+                        cut = place
+                node = heads[path[cut] ^ 1]
+                del path[cut:]
+                self.work += len(path) + 1
+                if self.work > most_work:
+                    raise TooMuchWork
+            outgoing, deeper = edges[node], levels[node] + 1
+            place = positions[node]
+            while place < len(outgoing):
+                edge = outgoing[place]
+                if room[edge] and levels[heads[edge]] == deeper:
+                    break
+                place += 1
+            self.work += place - positions[node] + 1
+            positions[node] = place
+            if place < len(outgoing):
+                path.append(outgoing[place])
+                node = heads[outgoing[place]]
+            elif path:
+                node = heads[path.pop() ^ 1]
+                positions[node] += 1
+            else:
+                return total
