@@ -190,7 +190,7 @@ def plan(
 
     The solver `modules` is PyTorch's formulation: it takes the names of modules that may be checkpointed
     (`ac_units`), of those that FSDP shards (`fsdp_units`: no AC unit lies around one), and a `world_size`
-    that divides parameters, gradients and optimizer state. In names `*` is any one part, as in `layers.*`.
+    that divides parameters, gradients and optimizer state. In names `*` is any one part, as in `blocks.*`.
     """
     result = plan_step(
         target,

@@ -235,7 +235,7 @@ def plan(
             "--ac-unit",
             metavar="NAME",
             show_default=False,
-            help="With --solver modules: a module that may be checkpointed, such as layers.0; layers.* is "
+            help="With --solver modules: a module that may be checkpointed, such as blocks.0; blocks.* is "
             "all of them. Repeat for more. Default: every module that has modules inside.",
         ),
     ] = None,
@@ -274,8 +274,8 @@ def plan(
 
       trainfit plan llama-3-8b --device h100
       trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb -o plan.json
-      trainfit plan llama-3-8b --solver modules --ac-unit "layers.*" \\
-          --fsdp-unit "layers.*" --world-size 8 --device h100
+      trainfit plan llama-3-8b --solver modules --ac-unit "blocks.*" \\
+          --fsdp-unit "blocks.*" --world-size 8 --device h100
 
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
     trainfit.apply(model, plan).

@@ -331,7 +331,7 @@ def named(trace: Trace, name: str, role: str) -> list[int]:
         near = difflib.get_close_matches(name, names, n=3) or names[:3]
         raise OptionError(
             f"{role} {name!r} is not in the model; it has modules such as {', '.join(near)}. "
-            "`trainfit estimate` lists them, and layers.* means all that are numbered."
+            "`trainfit estimate` lists them, and blocks.* means all that are numbered."
         )
     return found
 
