@@ -230,7 +230,7 @@ COMPARISONS = {"8b": compare_8b, "pipeline": compare_pipeline, "405b": compare_4
 def main() -> int:
     if len(sys.argv) > 2 and sys.argv[1] == "--run-one":
         # Imports are nobody's work; torch's own `FakeTensorMode` brings the last one along.
-        import torch._dynamo
+        import torch._dynamo  # noqa: F401
 
         import trainfit.api  # noqa: F401
 

@@ -254,6 +254,7 @@ def plan_step(
     solved = time.perf_counter()
     report("comparing")
     chosen = answer.smallest if isinstance(answer, Infeasible) else answer
+    compared = baselines(planner.trace, table, budget_bytes)
     end = time.perf_counter()
     return PlanResult(
         plan=chosen,
@@ -262,7 +263,7 @@ def plan_step(
         trace=trace,
         costs=table,
         timeline=planner.timeline_of(chosen),
-        baselines=baselines(planner.trace, table, budget_bytes),
+        baselines=compared,
         warnings=trace.warnings + table.warnings + planner.warnings,
         seconds={
             "capture": captured - begin,
