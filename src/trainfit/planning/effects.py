@@ -15,11 +15,11 @@ position within the segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, moves_statistics
+from trainfit.planning.regions import RegionGraph, moves_statistics, remaining_holds
 from trainfit.recomputation import starts_stream
 from trainfit.trace import Interval, Trace
 
@@ -29,9 +29,12 @@ _CPU_GENERATOR_BYTES = 5056
 """What `torch.get_rng_state()` returns; the state of a GPU's generator is on the host."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Moment:
-    """Before the op at `time` of the original trace, or, at the insertion, a position in the segment."""
+    """Before the op at `time` of the original trace, or, at the insertion, a position in the segment.
+
+    The segment comes before the op at its insertion, and after whatever dies there.
+    """
 
     time: int
     position: int = -1
@@ -47,8 +50,10 @@ class Effect:
     insert: int
     segment: tuple[int, ...]
     """Ops of the original forward that run again, in order."""
+    until: dict[int, Moment]
+    """Storages that the region holds, and until when: its inputs, and what it keeps."""
     ends: dict[int, Moment | None]
-    """Storages with another end than before; None is beyond the step."""
+    """Storages with another end than before, if this is the only region; None is beyond the step."""
     copies: dict[int, tuple[int, Moment]]
     """Storages that are made again: at which position of the segment, and when the copy dies."""
     held: tuple[tuple[int, int], ...] = ()
@@ -78,27 +83,49 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice) -> Effect:
     }
     made_again = {s for op in segment for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
-    ends: dict[int, Moment | None] = {}
-    copies: dict[int, tuple[int, Moment]] = {}
-    touched = dict.fromkeys((*region.saved, *kept, *made_again, *region.inputs))
-    for number in touched:
+    release = Moment(region.release)
+    until = dict.fromkeys(region.inputs, release)
+    until |= {number: _release(trace, region, number, segment, insert) for number in kept}
+    copies = {
+        number: (
+            position_of[trace.storages[number].producer],
+            _release(trace, region, number, segment, insert),
+        )
+        for number in made_again
+    }
+    effect = Effect(region, choice, insert, segment, until, {}, copies)
+    return replace(
+        effect,
+        ends={number: end for number, end, _ in ends_of(trace, (effect,))},
+        held=(*_states(trace, effect), *_overwritten(trace, region)),
+        held_again=tuple(_held_again(trace, effect)),
+    )
+
+
+def ends_of(trace: Trace, effects: Sequence[Effect]) -> Iterator[tuple[int, Moment | None, Effect]]:
+    """Yield the storages that have another end with these regions, the end, and whose segment it is about.
+
+    What one region lets go of, another may hold.
+    """
+    touching: dict[int, list[Effect]] = {}
+    for effect in effects:
+        for number in dict.fromkeys((*effect.region.saved, *effect.until)):
+            touching.setdefault(number, []).append(effect)
+    for number, touched_by in touching.items():
         storage = trace.storages[number]
         if storage.persistent:
             continue
-        end = _end_without_saves(trace, region, number)
-        if number in kept:
-            end = _later(end, _release(trace, region, number, segment, insert))
-        if number in region.inputs:
-            end = _later(end, Moment(region.release))
-        original = None if storage.end is None else Moment(storage.end)
-        if end != original:
-            ends[number] = end
-        if number in made_again:
-            made = position_of[storage.producer]
-            copies[number] = (made, _release(trace, region, number, segment, insert))
-    effect = Effect(region, choice, insert, segment, ends, copies)
-    held = (*_states(trace, effect), *_overwritten(trace, region))
-    return replace(effect, held=held, held_again=tuple(_held_again(trace, effect)))
+        if len(touched_by) == 1 and len(effects) > 1:
+            if number in touched_by[0].ends:
+                yield number, touched_by[0].ends[number], touched_by[0]
+            continue
+        end = _end_without_saves(trace, [effect.region for effect in touched_by], number)
+        last = touched_by[0]
+        for effect in touched_by:
+            if number in effect.until and end is not None and end < effect.until[number]:
+                end, last = effect.until[number], effect
+        if end != (None if storage.end is None else Moment(storage.end)):
+            yield number, end, last
 
 
 def _is_random(trace: Trace, op: int) -> bool:
@@ -154,10 +181,10 @@ def _first_unpack(trace: Trace, region: RegionGraph) -> int:
     return region.backward_start
 
 
-def _end_without_saves(trace: Trace, region: RegionGraph, number: int) -> Moment | None:
-    """Return when a storage would die if autograd had saved nothing inside the region."""
+def _end_without_saves(trace: Trace, regions: Sequence[RegionGraph], number: int) -> Moment | None:
+    """Return when a storage would die if autograd had saved nothing inside the regions."""
     storage = trace.storages[number]
-    left = [hold.end for hold in region.other_holds(trace, number)]
+    left = [hold.end for hold in remaining_holds(trace, number, regions)]
     if any(end is None for end in left):
         return None
     return Moment(max((end for end in left if end is not None), default=storage.start + 1))
@@ -207,14 +234,3 @@ def _node_end(trace: Trace, hold: Interval, number: int) -> int:
 def _keeps_dimensions(trace: Trace, op: int) -> bool:
     signature = trace.signatures[trace.ops[op].signature]
     return len(signature.inputs[0].shape) == len(signature.outputs[0].shape)
-
-
-def _later(first: Moment | None, second: Moment | None) -> Moment | None:
-    if first is None or second is None:
-        return None
-    return max(first, second, key=_order)
-
-
-def _order(moment: Moment) -> tuple[int, int]:
-    # The segment comes before the op at its insertion, and after whatever dies there.
-    return (moment.time, moment.position)

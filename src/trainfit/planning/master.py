@@ -4,16 +4,16 @@ Sets        regions r (module calls), points k of each region's curve, buckets b
 Data        seconds[r,k]     recomputation
             peak[b]          most bytes in the bucket if nothing is checkpointed
             inside[r,k,b]    most bytes in a bucket that lies in the region's own forward or backward
-            away[r,k]        change of the bytes alive between the region's forward and its backward
+            away[r,k,b]      change at b of the bytes alive between its forward and its backward
 Variables   chosen[r,k]      whether the region is checkpointed with this point (binary)
-            carried[b]       sum of `away` over the regions that are between forward and backward in b
+            carried[b]       sum of `away` until b over the regions that are between forward and backward
 Constraints one_point        each region has at most one point, and no region lies within a chosen one
             carry            carried[b] follows from the bucket before
             fits             peak or inside, plus carried, is at most the budget in every bucket
 Objective   minimise the seconds of recomputation (or, to find the smallest reachable peak, the budget)
 
-Buckets end where any region's forward or backward begins or ends, so that within a bucket only the region
-that covers it changes anything: all sums are exact.
+Buckets end where a region's forward or backward begins or ends, and where it changes anything in between, so
+that within a bucket only the region that covers it changes anything: all sums are exact.
 """
 
 from __future__ import annotations
@@ -170,26 +170,39 @@ def build(timeline: Timeline, options: list[Option], exclusive: list[list[int]])
     """Work the data of the master problem out of the options' effects."""
     trace = timeline.trace
     during: Bytes = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
-    edges = _edges(options, len(during))
+    steps = [_steps(timeline, option.effect) for option in options]
+    edges = _edges(options, steps, len(during))
     problem = MasterProblem(options, exclusive)
     problem.peak = [int(during[first:last].max()) for first, last in pairwise(edges)]
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]
     for number, option in enumerate(options):
         effect = option.effect
-        change = _change(timeline, effect)
+        change = _summed(steps[number], len(during))
         after = during + change
         region = effect.region
         for first, last in ((region.start, region.end), (effect.insert, _last(effect, len(during)))):
             for bucket in _buckets(edges, first, last):
                 problem.covering[bucket][number] = int(after[edges[bucket] : edges[bucket + 1]].max())
         _add_segment(timeline, effect, change, problem.covering[bisect_left(edges, effect.insert)], number)
-        if region.end < effect.insert:
-            away = int(change[region.end])
-            problem.entering[bisect_left(edges, region.end)][number] = away
-            problem.entering[bisect_left(edges, effect.insert)][number] = -away
+        for time, step in _away(effect, steps[number]).items():
+            problem.entering[bisect_left(edges, time)][number] = step
     assert len(trace.ops) == len(during)
     return problem
+
+
+def _away(effect: Effect, steps: dict[int, int]) -> dict[int, int]:
+    """Return when the bytes between a region's forward and its backward change, and by how much.
+
+    Mostly once, when forward is over; but an input that would have died on the way is held from then on.
+    """
+    first, last = effect.region.end, effect.insert
+    if first >= last:
+        return {}
+    found = {first: sum(step for time, step in steps.items() if time <= first)}
+    found |= {time: step for time, step in steps.items() if first < time < last and step}
+    found[last] = -sum(found.values())
+    return found
 
 
 def _last(effect: Effect, ops: int) -> int:
@@ -197,11 +210,12 @@ def _last(effect: Effect, ops: int) -> int:
     return min(max(effect.region.release, effect.insert + 1), ops)
 
 
-def _edges(options: Sequence[Option], ops: int) -> list[int]:
+def _edges(options: Sequence[Option], steps: Sequence[dict[int, int]], ops: int) -> list[int]:
     found = {0, ops}
-    for option in options:
+    for option, changes in zip(options, steps):
         region = option.effect.region
         found |= {region.start, region.end, option.effect.insert, _last(option.effect, ops)}
+        found.update(_away(option.effect, changes))
     return sorted(found)
 
 
@@ -209,26 +223,36 @@ def _buckets(edges: list[int], first: int, last: int) -> Iterator[int]:
     yield from range(bisect_left(edges, first), bisect_left(edges, last))
 
 
-def _change(timeline: Timeline, effect: Effect) -> Bytes:
-    """Return by how much the bytes alive at each op of the original trace change."""
+def _steps(timeline: Timeline, effect: Effect) -> dict[int, int]:
+    """Return at which ops of the original trace the bytes alive change, and by how much."""
     trace = timeline.trace
     ops = len(trace.ops)
-    steps = np.zeros(ops + 1, dtype=np.int64)
+    steps: dict[int, int] = {}
+
+    def step(time: int, size: int) -> None:
+        steps[time] = steps.get(time, 0) + size
+
     for number, end in effect.ends.items():
         storage = trace.storages[number]
-        before = ops if storage.end is None else storage.end
-        now = ops if end is None else max(end.time, storage.start + 1)
-        steps[now] -= storage.bytes
-        steps[before] += storage.bytes
+        step(ops if storage.end is None else storage.end, storage.bytes)
+        step(ops if end is None else max(end.time, storage.start + 1), -storage.bytes)
     for number, (_, end) in effect.copies.items():
         if end.position < 0 and end.time > effect.insert:
-            steps[effect.insert] += trace.storages[number].bytes
-            steps[end.time] -= trace.storages[number].bytes
+            step(effect.insert, trace.storages[number].bytes)
+            step(end.time, -trace.storages[number].bytes)
     for op, size in effect.held:
-        steps[op] += size
-        steps[min(effect.region.release, ops)] -= size
-    change: Bytes = np.cumsum(steps[:ops])
-    return change
+        step(op, size)
+        step(min(effect.region.release, ops), -size)
+    return steps
+
+
+def _summed(steps: dict[int, int], ops: int) -> Bytes:
+    """Return by how much the bytes alive at each op of the original trace change."""
+    changes = np.zeros(ops + 1, dtype=np.int64)
+    for time, size in steps.items():
+        changes[time] += size
+    summed: Bytes = np.cumsum(changes[:ops])
+    return summed
 
 
 def _add_segment(

@@ -6,7 +6,7 @@ again together. A group with effects outside of the region (running statistics) 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainfit.trace import Interval, Trace
@@ -65,28 +65,30 @@ class RegionGraph:
     saved: dict[int, tuple[Interval, ...]] = field(default_factory=dict)
     """The holds of autograd that checkpointing the region removes, by storage."""
 
-    def other_holds(self, trace: Trace, number: int) -> list[Interval]:
-        """Return who holds a storage besides what autograd saved inside the region.
-
-        A Python variable that begins in backward holds what autograd has just unpacked: it belongs to the
-        saves that are released last before it.
-        """
-        removed = self.saved.get(number, ())
-        left = [hold for hold in trace.storages[number].holders if hold not in removed]
-        if not removed:
-            return left
-        others = [hold for hold in left if hold.holder != "program"]
-        until = max((_end(hold.end) for hold in others), default=-1)
-        return others + [
-            hold
-            for hold in left
-            if hold.holder == "program" and (hold.start < self.backward_start or hold.start < until)
-        ]
-
     @property
     def ops(self) -> range:
         """The ops of its forward."""
         return range(self.start, self.end)
+
+
+def remaining_holds(trace: Trace, number: int, regions: Sequence[RegionGraph]) -> list[Interval]:
+    """Return who holds a storage besides what autograd saved inside these regions.
+
+    A Python variable that begins in backward holds what autograd has just unpacked: it belongs to the saves
+    that are released last before it.
+    """
+    removed = {hold for region in regions for hold in region.saved.get(number, ())}
+    left = [hold for hold in trace.storages[number].holders if hold not in removed]
+    if not removed:
+        return left
+    backward_start = min(region.backward_start for region in regions if number in region.saved)
+    others = [hold for hold in left if hold.holder != "program"]
+    until = max((_end(hold.end) for hold in others), default=-1)
+    return others + [
+        hold
+        for hold in left
+        if hold.holder == "program" and (hold.start < backward_start or hold.start < until)
+    ]
 
 
 def region_graph(trace: Trace, call_number: int, op_seconds: list[float]) -> RegionGraph | None:
@@ -233,7 +235,7 @@ def _group(
 
 def _kept_bytes(trace: Trace, region: RegionGraph, number: int) -> int:
     """Return what keeping a storage costs: nothing if someone outside holds it until backward anyway."""
-    for hold in region.other_holds(trace, number):
+    for hold in remaining_holds(trace, number, (region,)):
         if hold.start <= region.end and _end(hold.end) > region.backward_start:
             return 0
     return trace.storages[number].bytes

@@ -9,7 +9,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from trainfit.planning.effects import Effect, Moment
+from trainfit.planning.effects import Effect, Moment, ends_of
 from trainfit.simulate import simulate
 from trainfit.trace import Interval, Op, Storage, Trace
 
@@ -18,9 +18,8 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
     """Return the trace with the regions' recomputation in it; the regions must not overlap."""
     layout = _Layout(trace, effects)
     storages = [_moved(storage, layout) for storage in trace.storages]
-    for effect in effects:
-        for number, end in effect.ends.items():
-            storages[number] = _with_end(storages[number], layout.after(end, effect))
+    for number, end, effect in ends_of(trace, effects):
+        storages[number] = _with_end(storages[number], layout.after(end, effect))
     copies = _copies(trace, effects, layout, storages)
     storages += _held(effects, layout)
     ops = _ops(trace, effects, layout, copies)
@@ -66,7 +65,7 @@ class _Layout:
         return time + self._before[bisect.bisect_left(self._inserts, time)] if time > 0 else self.start(time)
 
     def after(self, moment: Moment | None, effect: Effect) -> int | None:
-        """Return the new time of a moment; a release after all holds is after the ops that come with it."""
+        """Return the new time of a moment; a position is one in the segment of `effect`."""
         if moment is None:
             return None
         if moment.position < 0:

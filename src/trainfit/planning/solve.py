@@ -68,19 +68,25 @@ class Planner:
         if self.baseline_peak_bytes <= budget_bytes:
             return self.certified([], budget_bytes, 0.0)
         deadline = time.monotonic() + seconds_limit
-        modelled = budget_bytes
-        for _ in range(_MOST_ROUNDS):
+        modelled, bound, best = budget_bytes, 0.0, None
+        for number in range(_MOST_ROUNDS):
             left = max(deadline - time.monotonic(), 1.0)
             found = self.problem.solve(
                 modelled, seconds_limit=left, gap_seconds=_GAP_SHARE * self.baseline_seconds
             )
+            if number == 0:
+                # Only the first is asked for the whole budget, so that its bound holds.
+                bound = found.bound
             if not found.feasible:
                 break
-            plan = self.certified(found.options, budget_bytes, found.bound)
+            plan = self.certified(found.options, budget_bytes, bound)
             if plan.peak_bytes <= budget_bytes:
-                return plan
+                best = plan
+                break
             # The replay is the truth: ask the model for as much less as it was wrong by.
             modelled -= plan.peak_bytes - budget_bytes
+        if best is not None:
+            return best
         smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
         return smallest if smallest.peak_bytes <= budget_bytes else Infeasible(budget_bytes, smallest)
 
