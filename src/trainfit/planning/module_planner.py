@@ -91,15 +91,13 @@ class ModulePlanner:
         if self.baseline_peak_bytes <= budget_bytes:
             return self._certified({}, budget_bytes, 0.0)
         deadline = time.monotonic() + seconds_limit
-        # Without the working sets the model needs too little: what it proves holds for every plan.
+        # Without the working sets the model needs too little, so that its bound holds for every plan.
         found = self._solve(self.problem, budget_bytes, deadline)
-        if found.proven and not found.feasible:
-            return Infeasible(budget_bytes, self.smallest(budget_bytes))
         bound = found.bound_seconds
         plan = self._certified(found.shares, budget_bytes, bound)
         modelled = budget_bytes
         too_small, too_large = 0, self.baseline_peak_bytes
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MOST_ROUNDS if found.feasible else 0):
             if plan.peak_bytes <= budget_bytes:
                 return plan
             found = self._solve(self._with_rebuilding, modelled, deadline)
