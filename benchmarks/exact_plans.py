@@ -1,7 +1,7 @@
 """Every plan there is, replayed: the exact optimum, for steps that are small enough to try everything.
 
-A plan is a set of regions that do not overlap, and for each which of its values are kept. What has to be
-computed again follows: everything that backward needs and that is not kept, and whatever that is made from.
+A plan is a set of regions that do not overlap, and for each which of its ops run again. What has to be kept
+follows: everything that backward or those ops need and that they do not make.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect, effect_of
-from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import Group, RegionGraph, candidate_calls, region_graph
+from trainfit.planning.minimum_cut import Choice, choice_of
+from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.simulate import simulate
 from trainfit.trace import Trace
@@ -51,38 +51,16 @@ def best_seconds(plans: list[tuple[int, float]], budget_bytes: int) -> float:
 
 
 def every_choice(region: RegionGraph) -> Iterator[Choice]:
-    """Yield each way to have every needed value, without keeping what nobody needs."""
+    """Yield each way to have every needed value, without running again what nobody needs."""
     groups = region.groups
-    keepable = [number for number, group in enumerate(groups) if group.keepable]
-    for size in range(len(keepable) + 1):
-        for kept in itertools.combinations(keepable, size):
-            repeated = _repeated(groups, frozenset(kept))
-            if repeated is not None:
-                yield Choice(
-                    frozenset(kept),
-                    repeated,
-                    bytes=sum(groups[n].bytes for n in kept),
-                    seconds=sum(groups[n].seconds for n in repeated),
-                )
-
-
-def _repeated(groups: list[Group], kept: frozenset[int]) -> frozenset[int] | None:
-    """Return what has to be computed again, or None if that is impossible or something is kept in vain."""
-    pending = [number for number, group in enumerate(groups) if group.needed]
-    used: set[int] = set()
-    repeated: set[int] = set()
-    while pending:
-        number = pending.pop()
-        if number in used:
-            continue
-        used.add(number)
-        if number in kept:
-            continue
-        if not groups[number].repeatable:
-            return None
-        repeated.add(number)
-        pending += groups[number].inputs
-    return frozenset(repeated) if kept <= used else None
+    repeatable = [n for n, group in enumerate(groups) if group.repeatable and group.storages]
+    for size in range(len(repeatable) + 1):
+        for repeated in map(frozenset, itertools.combinations(repeatable, size)):
+            choice = choice_of(groups, repeated)
+            read = {maker for n in repeated for maker in groups[n].inputs}
+            useful = all(groups[n].needed or n in read for n in repeated)
+            if useful and all(groups[n].keepable for n in choice.kept):
+                yield choice
 
 
 def _sets_without_overlap(spans: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -19,7 +19,11 @@ def unit(
     *ops: tuple[float, int, bool], away: tuple[int, int], around: tuple[int, ...] = (), held: int = 0
 ) -> ModuleUnit:
     """Make a unit of ops given as (seconds, MiB, saved by autograd)."""
-    stats = SacStats(tuple(OpStats("op", seconds, size * MIB, saved=saved) for seconds, size, saved in ops))
+    stats = SacStats(
+        tuple(
+            OpStats("op", seconds, size * MIB, saved_bytes=size * MIB * saved) for seconds, size, saved in ops
+        )
+    )
     return ModuleUnit(around, *away, trade_off(stats), held * MIB)
 
 

@@ -26,7 +26,6 @@ def random_stats(seed: int, most: int = 9) -> SacStats:
                 bytes=0 if view or in_place else numbers.randint(0, 20),
                 view=view,
                 random=not view and numbers.random() < 0.2,
-                saved=not view and numbers.random() < 0.6,
                 parent=numbers.randrange(number) if in_place else None,
                 storable=numbers.random() < 0.9,
                 repeatable=numbers.random() < 0.9,
@@ -97,8 +96,8 @@ def test_a_module_by_hand() -> None:
     """A product, a cheap activation on it, a view: the activation goes first, the view always."""
     stats = SacStats(
         (
-            OpStats("mm", 4.0, 100, saved=True),
-            OpStats("gelu", 1.0, 100, saved=True),
+            OpStats("mm", 4.0, 100, saved_bytes=100),
+            OpStats("gelu", 1.0, 100, saved_bytes=100),
             OpStats("view", 0.0, 0, view=True),
         )
     )

@@ -26,8 +26,7 @@ Objective   minimise sum of seconds[i] * time[i] (or, to find the smallest peak,
 
 Besides PyTorch's: the optimizer's state and forward count too, a module may be called several times, the
 trade-off is the exact lower hull instead of a fit of two lines, and the peak is not the solver's but that of
-the replayed plan. `rebuilt` is that of a unit that stores nothing: too much for others, so that a bound is
-proven without it.
+the replayed plan. `rebuilt` is that of a unit that stores nothing, and too much for others.
 """
 
 from __future__ import annotations

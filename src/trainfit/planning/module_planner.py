@@ -23,7 +23,14 @@ from trainfit.planning.certify import Unplanned
 from trainfit.planning.effects import effect_of
 from trainfit.planning.module_milp import ModuleProblem, ModuleSolution, ModuleUnit, Moment
 from trainfit.planning.module_policy import optimal_policy
-from trainfit.planning.module_sac_stats import SacStats, TradeOff, choice_of, sac_stats, trade_off
+from trainfit.planning.module_sac_stats import (
+    SacStats,
+    TradeOff,
+    choice_of,
+    only_saved,
+    sac_stats,
+    trade_off,
+)
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.planning.solve import Infeasible
@@ -91,9 +98,8 @@ class ModulePlanner:
         if self.baseline_peak_bytes <= budget_bytes:
             return self._certified({}, budget_bytes, 0.0)
         deadline = time.monotonic() + seconds_limit
-        # Without the working sets the model needs too little, so that its bound holds for every plan.
+        bound = self._solve(self._relaxed, budget_bytes, deadline).bound_seconds
         found = self._solve(self.problem, budget_bytes, deadline)
-        bound = found.bound_seconds
         plan = self._certified(found.shares, budget_bytes, bound)
         modelled = budget_bytes
         too_small, too_large = 0, self.baseline_peak_bytes
@@ -129,6 +135,19 @@ class ModulePlanner:
             seconds_limit=max(deadline - time.monotonic(), 1.0),
             gap_seconds=_GAP_SHARE * self.baseline_seconds,
         )
+
+    @cached_property
+    def _relaxed(self) -> ModuleProblem:
+        """The problem in which every plan needs at most what it really needs, so that its bound holds."""
+        relaxed: dict[int, TradeOff] = {}
+        for candidate in self._candidates:
+            if id(candidate.stats) not in relaxed:
+                relaxed[id(candidate.stats)] = trade_off(only_saved(candidate.stats))
+        units = [
+            replace(unit, curve=relaxed[id(candidate.stats)])
+            for unit, candidate in zip(self.problem.units, self._candidates)
+        ]
+        return replace(self.problem, units=units)
 
     @cached_property
     def _with_rebuilding(self) -> ModuleProblem:

@@ -13,11 +13,12 @@ Ops after the last value that backward needs are left out: recomputation stops b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from trainfit.planning import minimum_cut
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph
+from trainfit.planning.regions import Group, RegionGraph
 from trainfit.trace import Trace
 
 
@@ -30,8 +31,8 @@ class OpStats:
     bytes: int
     view: bool = False
     random: bool = False
-    saved: bool = False
-    """Whether autograd keeps its results for backward."""
+    saved_bytes: int = 0
+    """What autograd keeps of its results for backward."""
     parent: int | None = None
     """The op of the module that made the storage which this one writes to."""
     storable: bool = True
@@ -54,7 +55,7 @@ class SacStats:
     @property
     def saved_bytes(self) -> int:
         """What autograd keeps if nothing is checkpointed."""
-        return sum(op.bytes for op in self.ops if op.saved)
+        return sum(op.saved_bytes for op in self.ops)
 
     @property
     def seconds(self) -> float:
@@ -194,7 +195,7 @@ def sac_stats(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> Sac
                 bytes=group.bytes if number == first else 0,
                 view=group.free,
                 random=signature.random,
-                saved=group.needed,
+                saved_bytes=_saved_bytes(group) if number == first else 0,
                 parent=None if number == first else position[first],
                 storable=group.keepable,
                 repeatable=group.repeatable,
@@ -203,22 +204,29 @@ def sac_stats(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> Sac
     return SacStats(tuple(found))
 
 
+def _saved_bytes(group: Group) -> int:
+    return sum(size for size, saved in zip(group.sizes, group.saved) if saved)
+
+
+def only_saved(stats: SacStats) -> SacStats:
+    """Return the statistics as if what autograd does not keep could be stored for nothing.
+
+    No policy that is executed does with less: what is stored and not needed is not held.
+    """
+    return replace(
+        stats,
+        ops=tuple(
+            replace(op, bytes=op.saved_bytes, seconds=op.seconds if op.saved_bytes else 0.0)
+            for op in stats.ops
+        ),
+    )
+
+
 def choice_of(region: RegionGraph, policy: list[int]) -> Choice:
     """Turn a policy (1: stored, 0: computed again, one per counted op) into the choice of a region."""
-    kept: set[int] = set()
-    repeated: set[int] = set()
-    for number, stored in zip(_counted(region), policy):
-        place = region.group_of_op[number]
-        group = region.groups[place]
-        if stored and group.storages:
-            kept.add(place)
-        elif not stored and not group.free:
-            repeated.add(place)
-    return Choice(
-        frozenset(kept),
-        frozenset(repeated),
-        bytes=sum(region.groups[n].bytes for n in kept),
-        seconds=sum(region.groups[n].seconds for n in repeated),
+    repeated = {region.group_of_op[op] for op, stored in zip(_counted(region), policy) if not stored}
+    return minimum_cut.choice_of(
+        region.groups, frozenset(number for number in repeated if not region.groups[number].free)
     )
 
 
