@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainfit.planning.between import fastest_within, with_points_between
 from trainfit.planning.curves import curve_of
 from trainfit.planning.minimum_cut import Choice, cheapest
 from trainfit.planning.regions import Group
@@ -117,3 +118,30 @@ def test_what_cannot_be_had_is_refused() -> None:
     lost = Group((0,), frozenset(), (0,), (1,), 1.0, (True,), keepable=False, repeatable=False)
     assert cheapest([lost], 1.0) is None
     assert curve_of([lost]) == []
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_within_a_limit_no_choice_is_faster(seed: int, share: float) -> None:
+    groups = random_groups(seed, most=6)
+    limit = round(share * sum(group.bytes for group in groups))
+    found = fastest_within(groups, limit)
+    expected = [seconds for kept, seconds in all_choices(groups) if kept <= limit]
+    if not expected:
+        assert found is None
+        return
+    assert found is not None
+    assert found.bytes <= limit
+    assert found.seconds == pytest.approx(min(expected), abs=2e-4 * sum(group.seconds for group in groups))
+    assert_valid(groups, found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_points_between_are_no_worse_than_the_hull_and_keep_its_ends(seed: int) -> None:
+    groups = random_groups(seed, most=6)
+    hull = curve_of(groups)
+    points = with_points_between(groups, hull, 8)
+    assert points[:1] == hull[:1] and points[-1:] == hull[-1:]
+    for earlier, later in itertools.pairwise(points):
+        assert earlier.bytes < later.bytes and earlier.seconds > later.seconds

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
+from trainfit.planning.between import with_points_between
 from trainfit.planning.certify import Unplanned
 from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import effect_of
@@ -24,6 +26,8 @@ _LEAST_SHARE = 0.0005
 _MOST_REGIONS = 1200
 _MOST_GROUPS = 600
 _MOST_POINTS = 14
+_POINTS_BETWEEN = 24
+"""For all regions that are alike together: many of them fill the gaps of their hull by differing."""
 _MOST_ROUNDS = 8
 _GAP_SHARE = 0.002
 """Of the step's time: a plan that is this close to the best possible is good enough."""
@@ -158,12 +162,17 @@ def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Region
 
 
 def _options(trace: Trace, regions: list[RegionGraph]) -> list[Option]:
+    keys = [
+        tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in region.groups)
+        for region in regions
+    ]
+    alike = Counter(keys)
     curves: dict[object, list[Choice]] = {}
     options: list[Option] = []
-    for number, region in enumerate(regions):
-        key = tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in region.groups)
+    for number, (region, key) in enumerate(zip(regions, keys)):
         if key not in curves:
-            curves[key] = _thinned(curve_of(region.groups))
+            hull = _thinned(curve_of(region.groups))
+            curves[key] = with_points_between(region.groups, hull, _POINTS_BETWEEN // alike[key])
         for choice in curves[key]:
             options.append(Option(number, effect_of(trace, region, choice), choice.seconds))
     return options
