@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from torch._inductor import memory
 
@@ -55,3 +57,22 @@ def test_heuristics_give_the_orders_of_torch(shape: str, seed: int, count: int) 
 
 def output_bytes_of(graph: BufferGraph) -> int:
     return sum(b.size_free for number, b in enumerate(graph.buffers) if graph.kept[number])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_peaks_of_ranges_are_those_of_torch(shape: str) -> None:
+    graph = SHAPES[shape](8, 60)
+    theirs: Any = torch_graph(graph)
+    ours = timeline(graph)
+    step_of = {node: step for step, node in enumerate(theirs.nodes)}
+    for first, last in ((0, 0), (0, 59), (10, 20), (37, 38), (50, 50)):
+        last = min(last, len(graph.nodes) - 1)
+        expected = memory.estimate_region_peak_memory(
+            theirs.nodes[first : last + 1],
+            region_start=first,
+            region_end=last,
+            step_of=step_of.__getitem__,
+            graph_outputs=theirs.outputs,
+            cur_memory=ours.before(first),
+        )
+        assert ours.peak_of_range(first, last) == expected

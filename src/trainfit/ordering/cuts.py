@@ -71,7 +71,7 @@ def reachable(neighbours: list[tuple[int, ...]], node: int) -> set[int]:
 
 
 class _ClosureNetwork:
-    """Source to blocks (what they free), blocks to members, nodes to what they need, nodes to sink (alloc)."""
+    """Source to blocks (what they free), blocks to members, nodes to their needs, nodes to sink (alloc)."""
 
     def __init__(self, problem: Problem, inside: set[int], useful: list[int]) -> None:
         """Build the network of the blocks that could be released and of all that this would need."""

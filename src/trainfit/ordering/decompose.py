@@ -23,46 +23,65 @@ class Part:
     problem: Problem
 
 
-def split(problem: Problem, order: Sequence[int]) -> list[Part]:
-    """Return the parts of a problem in sequence, given any possible order of it."""
-    ends = _borders(problem, order)
-    starts = [0, *ends[:-1]]
-    return parts_between(problem, order, list(zip(starts, ends)))
+class Cutter:
+    """Cuts ranges out of an order, each as a problem of its own while the rest stays as it is."""
 
+    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+        """Note where everything is in the order, and how much memory there is before each step."""
+        self._problem = problem
+        self._order = order
+        position = [0] * problem.count
+        for step, node in enumerate(order):
+            position[node] = step
+        self._position = position
+        self._released = [max([position[node] for node in members]) for members in problem.members]
+        self._before = [problem.initial_bytes]
+        freed = [0] * problem.count
+        for block, step in enumerate(self._released):
+            freed[step] += problem.freed[block]
+        for step, node in enumerate(order):
+            self._before.append(self._before[-1] + problem.alloc[node] - freed[step])
 
-def parts_between(problem: Problem, order: Sequence[int], ranges: list[tuple[int, int]]) -> list[Part]:
-    """Return the problems of reordering ranges of an order, each while the others stay as they are.
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the ranges that can be ordered one by one: between them every order has to pass."""
+        ends = _borders(self._problem, self._order)
+        return list(zip([0, *ends], ends))
 
-    The ranges follow each other and together are the whole order.
-    """
-    part_of = [0] * problem.count
-    number_in = [0] * problem.count
-    for part, (start, end) in enumerate(ranges):
-        for number, node in enumerate(order[start:end]):
-            part_of[node], number_in[node] = part, number
-    blocks: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in ranges]
-    for members, freed in zip(problem.members, problem.freed):
-        # A block is released in the part that has the last of its members.
-        last = max([part_of[node] for node in members])
-        inner = sorted([number_in[node] for node in members if part_of[node] == last])
-        blocks[last].append((tuple(inner), freed))
-    found = []
-    memory = problem.initial_bytes
-    for part, (start, end) in enumerate(ranges):
-        nodes = list(order[start:end])
-        inner_problem = make_problem(
+    def peak(self, start: int, end: int) -> int:
+        """Return the peak within a range, what is alive before it included."""
+        rise = self._problem.rise
+        steps = [self._before[step] + rise[self._order[step]] for step in range(start, end)]
+        return max([self._before[start], *steps])
+
+    def part(self, start: int, end: int) -> Part:
+        """Return a range as a part, in time that depends on the range alone."""
+        problem, position = self._problem, self._position
+        nodes = list(self._order[start:end])
+        # A block is released where the last of its members is.
+        blocks = [
+            block
+            for block in dict.fromkeys(block for node in nodes for block in problem.blocks[node])
+            if self._released[block] < end
+        ]
+        inner = make_problem(
             rise=[problem.rise[node] for node in nodes],
             alloc=[problem.alloc[node] for node in nodes],
             predecessors=[
-                [number_in[before] for before in problem.predecessors[node] if part_of[before] == part]
+                [
+                    position[before] - start
+                    for before in problem.predecessors[node]
+                    if position[before] >= start
+                ]
                 for node in nodes
             ],
-            blocks=blocks[part],
-            initial_bytes=memory,
+            blocks=[(self._members_from(block, start), problem.freed[block]) for block in blocks],
+            initial_bytes=self._before[start],
         )
-        found.append(Part(nodes, inner_problem))
-        memory = inner_problem.final_bytes
-    return found
+        return Part(nodes, inner)
+
+    def _members_from(self, block: int, start: int) -> tuple[int, ...]:
+        positions = [self._position[node] - start for node in self._problem.members[block]]
+        return tuple(sorted([position for position in positions if position >= 0]))
 
 
 def _borders(problem: Problem, order: Sequence[int]) -> list[int]:

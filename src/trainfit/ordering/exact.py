@@ -114,7 +114,10 @@ class _End:
     def advance(self, limit: int, moves: int, target: int) -> int:
         """Look for a valley, or for the target, at about that many moves; go there if there is one."""
         self.looked_at = 0
-        self._take_up_postponed(limit)
+        found = self._take_up_postponed(limit, target)
+        if found is not None:
+            self._go_to(found, whole=found == target)
+            return _MOVED
         while self.heap:
             if self.looked_at >= moves:
                 return _CUT_OFF
@@ -129,13 +132,17 @@ class _End:
         self.next_limit = self.postponed[0][0]
         return _STUCK
 
-    def _take_up_postponed(self, limit: int) -> None:
+    def _take_up_postponed(self, limit: int, target: int) -> int | None:
+        """Go on with what the limit now allows; return a valley or the target if it is among that."""
         while self.postponed and self.postponed[0][0] <= limit:
             _, taken, node, memory = heappop(self.postponed)
             reached = taken | 1 << node
             if reached not in self.reached:
                 self.reached[reached] = (taken, node)
+                if memory <= self.memory or reached == target:
+                    return reached
                 heappush(self.heap, (memory, reached, -1, self._ready_after(reached)))
+        return None
 
     def _ready_after(self, taken: int) -> int:
         required = self.side.required

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from trainfit.errors import OptionError
 from trainfit.ordering.beam import Beam
 from trainfit.ordering.bound import CutBounds
-from trainfit.ordering.decompose import Part, parts_between, split
+from trainfit.ordering.decompose import Cutter, Part
 from trainfit.ordering.exact import Searched, search
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.heuristics import (
@@ -38,10 +38,11 @@ TORCH_METHODS = ("baseline", "lpmf", "bfs", "dfs")
 _CUT_WORK = 400_000
 _SEARCH_MOVES = 150_000
 _BEAM_MOVES = 120_000
-_SMALL = 1_000
+_SMALL = 700
 _MOST_NODES_SEARCHED = 6_000
 """Sets are kept as bits, so that time and memory of a search grow with the square of this."""
 _MOST_NODES_TIGHTENED_OFTEN = 20_000
+_MOST_NODES_TIGHTENED_FROM_ALL = 2_000
 _MOST_ROUNDS = 6
 _MOST_EFFORT = 1 << 20
 
@@ -118,28 +119,33 @@ class _Solver:
         self.bound = max(problem.initial_bytes, problem.final_bytes)
         starts, rounds = [self.order], 2
         if problem.count <= _MOST_NODES_TIGHTENED_OFTEN:
-            starts = [least_peak_last(problem), deepest_need_first(problem), *orders.values()]
+            starts += [least_peak_last(problem), deepest_need_first(problem)]
             rounds = _MOST_ROUNDS
+        if problem.count <= _MOST_NODES_TIGHTENED_FROM_ALL:
+            starts += [order for order in orders.values() if order != self.order]
         for start in starts:
             if not self.optimal and not self.stop():
                 self.offer("tightened", *tighten(problem, start, rounds))
 
     def improve(self, effort: int) -> None:
         """Raise the bound and lower the peak, part by part, where the peak is above the bound."""
-        parts = split(self.problem, self.order)
-        solved = [_PartSolver(part, self.bound, effort, self.stop) for part in parts]
+        cutter = Cutter(self.problem, self.order)
+        order = list(self.order)
+        ranges = [(cutter.peak(start, end), start, end) for start, end in cutter.ranges()]
         # The part with the largest peak first: what is proved there may make the others unnecessary.
-        for part in sorted(solved, key=lambda part: -part.peak):
-            if part.peak <= self.bound:
+        ranges.sort(key=lambda entry: (-entry[0], entry[1]))
+        methods = []
+        for peak, start, end in ranges:
+            if peak <= self.bound:
                 break
-            part.at_least = self.bound
+            part = _PartSolver(cutter.part(start, end), self.bound, effort, self.stop)
             part.run()
             self.bound = max(self.bound, part.bound)
-        improved = [part for part in solved if part.method]
-        if improved:
-            order = [node for part in solved for node in part.order()]
-            highest = max(improved, key=lambda part: part.peak)
-            self.offer(highest.method, order, max(part.peak for part in solved))
+            order[start:end] = part.order()
+            methods.append(part.method)
+        method = next(filter(None, methods), "")
+        if method:
+            self.offer(method, order, peak_of(self.problem, order))
 
 
 class _PartSolver:
@@ -217,9 +223,7 @@ class _PartSolver:
         settled = set(found.first) | set(found.last)
         core = [step for step in self.steps if step not in settled]
         order = [*found.first, *core, *found.last]
-        first, last = len(found.first), len(order) - len(found.last)
-        ranges = [(0, first), (first, last), (last, len(order))]
-        middle = parts_between(self.problem, order, ranges)[1]
+        middle = Cutter(self.problem, order).part(len(found.first), len(order) - len(found.last))
         beams = [Beam(side) for side in both_sides(middle.problem)]
         self.moves_left = self._moves(_BEAM_MOVES)
         width = 1
