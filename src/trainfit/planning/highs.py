@@ -62,8 +62,11 @@ class Program:
         """Add a constraint: the sum of the terms is the value."""
         self._row(name, terms, value, value)
 
-    def minimise(self, *, seconds_limit: float, gap: float) -> Answer:
-        """Solve to an objective at most `gap` above the best, or return the best after the time limit."""
+    def minimise(self, *, seconds_limit: float, gap: float, gap_share: float = 0.0) -> Answer:
+        """Solve to an objective at most `gap`, or this share of it, above the best.
+
+        When the time is over, return the best so far.
+        """
         highspy: Any = importlib.import_module("highspy")  # has no types, and takes time to load
         largest = max((abs(cost) for cost in self._cost), default=0.0)
         scale = _LARGEST_COST / largest if largest else 1.0
@@ -71,7 +74,7 @@ class Program:
         for name, value in (
             ("output_flag", False),
             ("time_limit", seconds_limit),
-            ("mip_rel_gap", 0.0),
+            ("mip_rel_gap", gap_share),
             ("mip_abs_gap", gap * scale),
             ("threads", 1),
             ("random_seed", 0),

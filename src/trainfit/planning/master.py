@@ -18,21 +18,22 @@ that within a bucket only the region that covers it changes anything: all sums a
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.planning.effects import Effect
+from trainfit.planning.highs import Answer, Program, Term
 from trainfit.simulate import Timeline
 
 Bytes = NDArray[np.int64]
 
+_GAP_SHARE = 0.003
+"""Of the seconds that a plan adds: one that is this close to the best possible is good enough."""
 _UNIT = float(1 << 20)
 """Bytes are counted in MiB inside the solver, whose tolerances are made for figures of this size."""
 
@@ -71,99 +72,47 @@ class MasterProblem:
     """For each bucket: option -> by how much `carried` changes at its beginning."""
 
     def solve(self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float) -> Solution:
-        """Return a choice whose modelled peak is within the budget, at most `gap_seconds` off the fastest."""
-        return self._run(budget_bytes, seconds_limit, gap_seconds)
+        """Return a choice whose modelled peak is within the budget.
+
+        It adds at most `gap_seconds`, or a small share of what it adds, more than the best.
+        """
+        program = Program()
+        for option in self.options:
+            program.binary(option.seconds)
+        self._constrain(program, budget_bytes, None)
+        answer = program.minimise(seconds_limit=seconds_limit, gap=gap_seconds, gap_share=_GAP_SHARE)
+        return self._solution(answer, bound=answer.bound)
 
     def smallest_peak(self, *, seconds_limit: float) -> Solution:
         """Return a choice with about the smallest modelled peak."""
-        return self._run(None, seconds_limit, 1e-3 * max(self.peak) / _UNIT)
+        program = Program()
+        for _ in self.options:
+            program.binary()
+        peak = program.continuous(0.0, np.inf, 1.0)
+        self._constrain(program, 0, peak)
+        gap = 1e-3 * max(self.peak) / _UNIT
+        return self._solution(program.minimise(seconds_limit=seconds_limit, gap=gap), bound=0.0)
 
-    def _run(self, budget_bytes: int | None, seconds_limit: float, gap: float) -> Solution:
-        highspy: Any = importlib.import_module("highspy")  # has no types, and takes time to load
-        model = self._model(highspy, budget_bytes)
-        solver = highspy.Highs()
-        for name, value in (
-            ("output_flag", False),
-            ("time_limit", seconds_limit),
-            ("mip_rel_gap", 0.0),
-            ("mip_abs_gap", gap),
-            ("threads", 1),
-            ("random_seed", 0),
-        ):
-            solver.setOptionValue(name, value)
-        solver.passModel(model)
-        solver.run()
-        status = solver.getModelStatus()
-        info = solver.getInfo()
-        feasible = info.primal_solution_status == 2
-        if not feasible:
-            return Solution(
-                [], 0.0, 0.0, feasible=False, optimal=status == highspy.HighsModelStatus.kInfeasible
-            )
-        values = solver.getSolution().col_value
-        chosen = [number for number in range(len(self.options)) if values[number] > 0.5]
-        seconds = sum(self.options[number].seconds for number in chosen)
-        bound = max(0.0, float(info.mip_dual_bound)) if budget_bytes is not None else 0.0
-        optimal = status == highspy.HighsModelStatus.kOptimal
-        return Solution(chosen, seconds, min(bound, seconds), feasible=True, optimal=optimal)
-
-    def _model(self, highspy: Any, budget_bytes: int | None) -> Any:
-        choices, buckets = len(self.options), len(self.peak)
-        columns = choices + buckets + (budget_bytes is None)
-        rows = _Rows()
-        infinity = highspy.kHighsInf
+    def _constrain(self, program: Program, budget_bytes: int, above: int | None) -> None:
+        """Add the constraints; memory may exceed the budget by the variable `above`, in units."""
         for group in self.exclusive:
-            rows.add([(number, 1.0) for number in group], -infinity, 1.0)
-        for bucket in range(buckets):
-            terms = [(choices + bucket, 1.0)] + ([(choices + bucket - 1, -1.0)] if bucket else [])
-            terms += [(number, -change / _UNIT) for number, change in self.entering[bucket].items()]
-            rows.add(terms, 0.0, 0.0)
-            limit = -self.peak[bucket] / _UNIT
-            terms = [(choices + bucket, 1.0)]
-            terms += [
-                (number, (inside - self.peak[bucket]) / _UNIT)
-                for number, inside in self.covering[bucket].items()
-            ]
-            if budget_bytes is None:
-                rows.add([*terms, (columns - 1, -1.0)], -infinity, limit)
-            else:
-                rows.add(terms, -infinity, limit + budget_bytes / _UNIT)
-        model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = columns, len(rows.lower)
-        cost = np.zeros(columns)
-        if budget_bytes is None:
-            cost[-1] = 1.0
-        else:
-            cost[:choices] = [option.seconds for option in self.options]
-        model.col_cost_ = cost
-        model.col_lower_ = np.concatenate([np.zeros(choices), np.full(columns - choices, -infinity)])
-        model.col_upper_ = np.concatenate([np.ones(choices), np.full(columns - choices, infinity)])
-        model.row_lower_, model.row_upper_ = np.array(rows.lower), np.array(rows.upper)
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_ = np.array(rows.starts)
-        model.a_matrix_.index_ = np.array(rows.columns)
-        model.a_matrix_.value_ = np.array(rows.values)
-        kinds = highspy.HighsVarType
-        model.integrality_ = [kinds.kInteger] * choices + [kinds.kContinuous] * (columns - choices)
-        return model
+            program.at_most("one_point", [(number, 1.0) for number in group], 1.0)
+        over = [(above, -1.0)] if above is not None else []
+        before: list[Term] = []
+        for peak, covering, entering in zip(self.peak, self.covering, self.entering):
+            carried = program.continuous(-np.inf, np.inf)
+            changes = [(number, -change / _UNIT) for number, change in entering.items()]
+            program.equal("carry", [(carried, 1.0), *before, *changes], 0.0)
+            inside = [(number, (size - peak) / _UNIT) for number, size in covering.items()]
+            program.at_most("fits", [(carried, 1.0), *inside, *over], (budget_bytes - peak) / _UNIT)
+            before = [(carried, -1.0)]
 
-
-class _Rows:
-    """Constraints as a sparse matrix, row by row."""
-
-    def __init__(self) -> None:
-        self.lower: list[float] = []
-        self.upper: list[float] = []
-        self.starts: list[int] = [0]
-        self.columns: list[int] = []
-        self.values: list[float] = []
-
-    def add(self, terms: Sequence[tuple[int, float]], lower: float, upper: float) -> None:
-        self.columns += [column for column, _ in terms]
-        self.values += [value for _, value in terms]
-        self.starts.append(len(self.columns))
-        self.lower.append(lower)
-        self.upper.append(upper)
+    def _solution(self, answer: Answer, *, bound: float) -> Solution:
+        if not answer.feasible:
+            return Solution([], 0.0, 0.0, feasible=False, optimal=answer.proven)
+        chosen = [number for number in range(len(self.options)) if answer.values[number] > 0.5]
+        seconds = sum(self.options[number].seconds for number in chosen)
+        return Solution(chosen, seconds, min(max(bound, 0.0), seconds), feasible=True, optimal=answer.proven)
 
 
 def build(timeline: Timeline, options: list[Option], exclusive: list[list[int]]) -> MasterProblem:

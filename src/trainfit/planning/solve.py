@@ -14,7 +14,7 @@ from trainfit.planning.between import with_points_between
 from trainfit.planning.certify import Unplanned
 from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import effect_of
-from trainfit.planning.master import MasterProblem, Option
+from trainfit.planning.master import MasterProblem, Option, Solution
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
 from trainfit.plans import Plan
@@ -29,8 +29,10 @@ _MOST_POINTS = 14
 _POINTS_BETWEEN = 24
 """For all regions that are alike together: many of them fill the gaps of their hull by differing."""
 _MOST_ROUNDS = 8
-_GAP_SHARE = 0.002
-"""Of the step's time: a plan that is this close to the best possible is good enough."""
+_FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
+"""Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
+_FINE_SECONDS = 3.0
+"""How long to look for the last bit."""
 Progress = Callable[[str], None]
 
 
@@ -74,10 +76,7 @@ class Planner:
         deadline = time.monotonic() + seconds_limit
         modelled, bound, best = budget_bytes, 0.0, None
         for number in range(_MOST_ROUNDS):
-            left = max(deadline - time.monotonic(), 1.0)
-            found = self.problem.solve(
-                modelled, seconds_limit=left, gap_seconds=_GAP_SHARE * self.baseline_seconds
-            )
+            found = self._solved(modelled, max(deadline - time.monotonic(), 1.0))
             if number == 0:
                 # Only the first is asked for the whole budget, so that its bound holds.
                 bound = found.bound
@@ -93,6 +92,18 @@ class Planner:
             return best
         smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
         return smallest if smallest.peak_bytes <= budget_bytes else Infeasible(budget_bytes, smallest)
+
+    def _solved(self, budget_bytes: int, seconds_limit: float) -> Solution:
+        """Solve the master problem: finely if that is quick, else at least well."""
+        coarse, fine = _COARSE_GAP_SHARE * self.baseline_seconds, _FINE_GAP_SHARE * self.baseline_seconds
+        fine_seconds = min(_FINE_SECONDS, seconds_limit)
+        found = self.problem.solve(budget_bytes, seconds_limit=fine_seconds, gap_seconds=fine)
+        close = found.feasible and found.seconds - found.bound <= coarse
+        if close or found.optimal or seconds_limit <= fine_seconds:
+            return found
+        return self.problem.solve(
+            budget_bytes, seconds_limit=seconds_limit - fine_seconds, gap_seconds=coarse
+        )
 
     def smallest(self, budget_bytes: int = 0, *, seconds_limit: float = 10.0) -> Plan:
         """Return the plan with the smallest peak that was found."""
