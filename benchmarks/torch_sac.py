@@ -111,7 +111,8 @@ class TorchPlanner:
             return None
         policies: dict[tuple[str, float], list[int]] = {}
         effects: list[Effect] = []
-        for name, share in decisions.items():
+        for name, found in decisions.items():
+            share = 0.0 if found is None else found  # a unit that its program left without a value
             # Modules that are alike get the same policy: PyTorch's function is asked once.
             key = (repr(self.sac_stats[name]), round(share, 9))
             if key not in policies:

@@ -87,7 +87,7 @@ def test_no_unit_lies_around_an_fsdp_unit(trace: Trace) -> None:
     )
     part = inner.rpartition(".")[2]
     planner = ModulePlanner(trace, roofline_costs(trace, H100), fsdp_units=[f"blocks.*.{part}"])
-    names = {trace.module_name(candidate.region.module) for candidate in planner._candidates}
+    names = {trace.module_name(candidate.region.module) for candidate in planner.candidates}
     assert names and "GPT2" not in names
     assert not names & {f"GPT2.blocks.{number}" for number in range(4)}
 

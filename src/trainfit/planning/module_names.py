@@ -1,0 +1,91 @@
+"""Modules by name: which may be AC units, which are FSDP units, and what a world size means for them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from trainfit.errors import OptionError
+from trainfit.trace import Trace
+from trainfit.units import format_bytes
+
+
+def allowed_modules(trace: Trace, ac_units: Sequence[str] | None, fsdp_units: Sequence[str]) -> set[int]:
+    """Return the modules that may be AC units; refuse names that cannot be meant."""
+    parents = {module.parent for module in trace.modules}
+    above = {
+        outer
+        for name in fsdp_units
+        for module in named(trace, name, "FSDP unit")
+        for outer in _around(trace, module)
+    }
+    if ac_units is None:
+        return {number for number in range(len(trace.modules)) if number in parents and number not in above}
+    found: set[int] = set()
+    for name in ac_units:
+        modules = named(trace, name, "AC unit")
+        inner = [module for module in modules if module in parents]
+        if not inner:
+            raise OptionError(
+                f"AC unit {name!r} has no modules inside; this solver checkpoints modules that do. "
+                f"Name the module around it{_parent_hint(trace, modules[0])}, or use the regions solver."
+            )
+        for module in inner:
+            if module in above:
+                raise OptionError(
+                    f"AC unit {name!r} lies around an FSDP unit; checkpoint the FSDP unit itself or a module "
+                    "inside of it, because FSDP gathers parameters again for each of its units."
+                )
+        found.update(inner)
+    return found
+
+
+def named(trace: Trace, name: str, role: str) -> list[int]:
+    """Return the modules with this name; `*` is any one part of it, and the root's name may be left out."""
+    pattern = name.split(".")
+    found = [
+        number
+        for number, module in enumerate(trace.modules)
+        for parts in [module.name.split(".")]
+        if _matches(pattern, parts) or _matches(pattern, parts[1:])
+    ]
+    if not found:
+        names = [module.name.partition(".")[2] for module in trace.modules if "." in module.name]
+        near = difflib.get_close_matches(name, names, n=3) or names[:3]
+        raise OptionError(
+            f"{role} {name!r} is not in the model; it has modules such as {', '.join(near)}. "
+            "`trainfit estimate` lists them, and blocks.* means all that are numbered."
+        )
+    return found
+
+
+def _matches(pattern: list[str], parts: list[str]) -> bool:
+    return len(pattern) == len(parts) and all(a in ("*", b) for a, b in zip(pattern, parts))
+
+
+def _parent_hint(trace: Trace, module: int) -> str:
+    parent = trace.modules[module].parent
+    return f", {trace.modules[parent].name}" if parent >= 0 else ""
+
+
+def _around(trace: Trace, module: int) -> list[int]:
+    found: list[int] = []
+    while (module := trace.modules[module].parent) >= 0:
+        found.append(module)
+    return found
+
+
+def what_is_divided(trace: Trace, fsdp_units: Sequence[str], world_size: int) -> str:
+    """Say what a world size changes here, and what it does not."""
+    sharded = {module for name in fsdp_units for module in named(trace, name, "FSDP unit")}
+    gathered: dict[int, int] = {}
+    for number, module in enumerate(trace.modules):
+        unit = next((outer for outer in (number, *_around(trace, number)) if outer in sharded), -1)
+        gathered[unit] = gathered.get(unit, 0) + module.parameter_bytes
+    largest = max(gathered.values(), default=0)
+    return (
+        f"the figures are for one of {world_size} processes: parameters, gradients and optimizer state are "
+        f"divided evenly. Not in them: what FSDP gathers for the unit that runs (the largest has "
+        f"{format_bytes(largest)} of parameters, and the next one may be gathered ahead), its gradients "
+        "before they are reduced, and the time of communication"
+    )

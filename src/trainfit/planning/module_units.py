@@ -1,0 +1,160 @@
+"""The data of the program over modules, read off a trace: who may be a unit, and the moments of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from trainfit.planning.effects import effect_of
+from trainfit.planning.module_milp import ModuleProblem, ModuleUnit, Moment
+from trainfit.planning.module_policy import optimal_policy
+from trainfit.planning.module_sac_stats import (
+    SacStats,
+    TradeOff,
+    choice_of,
+    only_saved,
+    sac_stats,
+    trade_off,
+)
+from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.rewrite import rewritten
+from trainfit.simulate import Timeline, simulate
+from trainfit.trace import CATEGORIES, Trace
+
+STATES = ("parameter", "gradient", "optimizer_state")
+"""What data-parallel processes divide among themselves."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A module call that may be a unit, with its statistics; calls that are alike share one object."""
+
+    region: RegionGraph
+    stats: SacStats
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to count what a unit stores: the program, and the statistics that its shares refer to.
+
+    PyTorch's formulation counts everything that is stored. What nobody needs is not held, though, so that
+    counting only what autograd keeps is the other extreme: no plan does with less.
+    """
+
+    problem: ModuleProblem
+    stats: tuple[SacStats, ...]
+    """Of each unit."""
+
+    def with_working_sets(self, rebuilt_bytes: Sequence[int]) -> Reading:
+        """Return the same with what rebuilding each unit needs."""
+        units = [replace(unit, rebuilt_bytes=size) for unit, size in zip(self.problem.units, rebuilt_bytes)]
+        return replace(self, problem=replace(self.problem, units=units))
+
+
+def readings(trace: Trace, candidates: Sequence[Candidate], processes: int) -> tuple[Reading, Reading]:
+    """Return the two readings: everything that is stored counts, or only what autograd keeps."""
+    everything = tuple(candidate.stats for candidate in candidates)
+    alike = {id(stats): only_saved(stats) for stats in everything}
+    saved = tuple(alike[id(stats)] for stats in everything)
+    timeline = simulate(trace)
+    found: list[Reading] = []
+    for stats in (everything, saved):
+        curves = {id(one): trade_off(one) for one in stats}
+        units = [_unit(trace, candidates, number, curves[id(one)]) for number, one in enumerate(stats)]
+        found.append(Reading(ModuleProblem(units, _moments(timeline, units), processes), stats))
+    return found[0], found[1]
+
+
+def candidates_of(trace: Trace, seconds: list[float], allowed: set[int]) -> list[Candidate]:
+    """Return the calls that may be units, each stretch of ops once; alike ones share their statistics."""
+    alike: dict[SacStats, SacStats] = {}
+    seen: set[tuple[int, int]] = set()
+    found: list[Candidate] = []
+    for number in candidate_calls(trace):
+        call = trace.calls[number]
+        if call.module not in allowed or (call.forward_start, call.forward_end) in seen:
+            continue
+        region = region_graph(trace, number, seconds)
+        # A call whose backward follows at once is never away: checkpointing it frees nothing.
+        if region is None or region.end >= region.backward_start:
+            continue
+        if not any(group.needed and group.bytes for group in region.groups):
+            continue
+        stats = sac_stats(trace, region, seconds)
+        found.append(Candidate(region, alike.setdefault(stats, stats)))
+        seen.add((region.start, region.end))
+    return found
+
+
+def _unit(trace: Trace, candidates: Sequence[Candidate], number: int, curve: TradeOff) -> ModuleUnit:
+    region = candidates[number].region
+    outer = _calls_around(trace, region.call)
+    around = [other for other, candidate in enumerate(candidates) if candidate.region.call in outer]
+    return ModuleUnit(
+        around=tuple(around),
+        away_from=region.end,
+        away_until=region.backward_start,
+        curve=curve,
+        held_bytes=_held_bytes(trace, region),
+        rebuilt_until=trace.calls[region.call].backward_end,
+    )
+
+
+def _calls_around(trace: Trace, call: int) -> set[int]:
+    found: set[int] = set()
+    while (call := trace.calls[call].parent) >= 0:
+        found.add(call)
+    return found
+
+
+def _held_bytes(trace: Trace, region: RegionGraph) -> int:
+    """Return the inputs that a unit keeps alive for its recomputation and that nobody else does."""
+    inputs = (trace.storages[number] for number in region.inputs)
+    return sum(s.bytes for s in inputs if s.end is not None and s.end <= region.backward_start)
+
+
+def rebuilt_bytes(trace: Trace, candidates: Sequence[Candidate]) -> list[int]:
+    """Return the working set of each unit; of those that are alike one is replayed."""
+    found: dict[int, int] = {}
+    for candidate in candidates:
+        if id(candidate.stats) not in found:
+            found[id(candidate.stats)] = _rebuilt_bytes(trace, candidate)
+    return [found[id(candidate.stats)] for candidate in candidates]
+
+
+def _rebuilt_bytes(trace: Trace, candidate: Candidate) -> int:
+    """Return what backward of a unit that stores nothing needs more than without checkpointing."""
+    region = candidate.region
+    policy = optimal_policy(candidate.stats, 0.0)
+    effect = effect_of(trace, region, choice_of(region, policy))
+    before, after = simulate(trace), simulate(rewritten(trace, [effect]))
+    call, moved = trace.calls[region.call], after.trace.calls[region.call]
+    rebuilding = moved.backward_start - len(effect.segment)
+    return max(
+        _most_bytes(after, rebuilding, moved.backward_end)
+        - _most_bytes(before, call.backward_start, call.backward_end),
+        0,
+    )
+
+
+def _most_bytes(timeline: Timeline, first: int, last: int) -> int:
+    during = (
+        np.asarray(timeline.live_bytes[first:last], dtype=np.int64) + timeline.workspace_bytes[first:last]
+    )
+    return int(during.max(initial=0))
+
+
+def _moments(timeline: Timeline, units: Sequence[ModuleUnit]) -> list[Moment]:
+    """Return the worst op of every stretch in which the same units are away."""
+    ops = len(timeline.trace.ops)
+    states = timeline.by_category[[CATEGORIES.index(name) for name in STATES]].sum(axis=0)
+    during = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
+    edges = sorted({0, ops, *(unit.away_from for unit in units), *(unit.away_until for unit in units)})
+    found: list[Moment] = []
+    for first, last in pairwise(edges):
+        op = first + int(during[first:last].argmax())
+        found.append(Moment(op, int(states[op]), int(during[op] - states[op])))
+    return found
