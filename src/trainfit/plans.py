@@ -64,13 +64,15 @@ class Plan:
     kinds: tuple[RegionKind, ...]
     regions: tuple[Region, ...]
     peak_bytes: int
-    """Certified by replaying the plan on the trace."""
+    """Certified by replaying the plan on the trace; with the reserve."""
     step_seconds: float
     baseline_peak_bytes: int
     baseline_step_seconds: float
     bound_seconds: float
     """No plan of this form within the budget takes less time per step than this."""
     method: str = "regions"
+    reserve_bytes: int = 0
+    """What is set aside in the peak because memory depends on data, and was captured for an assumption."""
     """The solver: `regions` or `modules`."""
     world_size: int = 1
     """Bytes are those of one of so many processes, which divide parameters, gradients and optimizer state."""

@@ -28,6 +28,8 @@ CATEGORIES = (
 HOLDERS = ("program", "autograd", "gradient", "optimizer")
 WORKSPACE_SOURCES = ("none", "formula", "measured", "unknown")
 TF32_KINDS = ("matmul", "convolution")
+DATA_DEPENDENT = "memory depends on data"
+"""How a warning begins that says so."""
 WORK_SOURCES = ("none", "registry", "formula", "traffic")
 
 
@@ -182,6 +184,11 @@ class Trace:
     def persistent_bytes(self) -> int:
         """Bytes alive before the step begins."""
         return sum(storage.bytes for storage in self.storages if storage.persistent)
+
+    @property
+    def depends_on_data(self) -> bool:
+        """Whether values that decide about memory were assumed, such as where a router sends tokens."""
+        return any(warning.startswith(DATA_DEPENDENT) for warning in self.warnings)
 
     def op_name(self, op: int) -> str:
         """Return the operator name of op number `op`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,11 @@ from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.simulate import Timeline, simulate
 from trainfit.store import content_hash
 from trainfit.trace import Trace
+
+_DATA_SHARE = 0.05
+"""The bound on the error of a capture whose memory depends on data (docs/benchmarks.md)."""
+_NUMBER_BYTES = 8
+_TIMES_A_NUMBER = ("aten.mul.Tensor", "aten.div.Tensor")
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ def certified(
             )
         )
     step_seconds = schedule(new, step.costs).step_seconds
+    reserve = _reserve_bytes(trace, timeline)
     plan = Plan(
         target=trace.target,
         device=step.costs.device.name,
@@ -65,16 +72,40 @@ def certified(
         budget_bytes=budget_bytes,
         kinds=tuple(kinds),
         regions=tuple(regions),
-        peak_bytes=timeline.peak_bytes,
+        peak_bytes=timeline.peak_bytes + reserve + (_numbers_bytes(trace) if effects else 0),
         step_seconds=step_seconds,
         baseline_peak_bytes=step.peak_bytes,
         baseline_step_seconds=step.step_seconds,
         # The solver adds seconds up; two queues can overlap a little more of them.
         bound_seconds=min(step.step_seconds + bound_seconds, step_seconds),
         method=method,
+        reserve_bytes=reserve,
         world_size=step.world_size,
     )
     return plan, timeline
+
+
+def _reserve_bytes(trace: Trace, timeline: Timeline) -> int:
+    """Return what is set aside where other data than was assumed may need more; parameters never do."""
+    if not trace.depends_on_data:
+        return 0
+    return math.ceil(_DATA_SHARE * (timeline.peak_bytes - trace.persistent_bytes))
+
+
+def _numbers_bytes(trace: Trace) -> int:
+    """Return what autograd keeps of Python numbers that tensors are multiplied with or divided by.
+
+    A trace does not have them: torch makes them without an operator call, and keeps them even where a
+    checkpoint drops everything else. On a GPU they are on the host.
+    """
+    if trace.device != "cpu":
+        return 0
+    differentiated = {op.forward_op for op in trace.ops}
+    return _NUMBER_BYTES * sum(
+        number in differentiated and trace.op_name(number) in _TIMES_A_NUMBER
+        for number, op in enumerate(trace.ops)
+        if len(trace.signatures[op.signature].inputs) == 1
+    )
 
 
 def _decisions(trace: Trace, effect: Effect) -> RegionKind:

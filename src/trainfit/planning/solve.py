@@ -71,8 +71,9 @@ class Planner:
 
     def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Plan | Infeasible:
         """Return the fastest certified plan within the budget, or the one with the smallest peak."""
-        if self.baseline_peak_bytes <= budget_bytes:
-            return self.certified([], budget_bytes, 0.0)
+        nothing = self.nothing(budget_bytes)
+        if nothing.peak_bytes <= budget_bytes:
+            return nothing
         deadline = time.monotonic() + seconds_limit
         modelled, bound, best = budget_bytes, 0.0, None
         for number in range(_MOST_ROUNDS):
@@ -92,6 +93,10 @@ class Planner:
             return best
         smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
         return smallest if smallest.peak_bytes <= budget_bytes else Infeasible(budget_bytes, smallest)
+
+    def nothing(self, budget_bytes: int = 0) -> Plan:
+        """Return the plan without a region."""
+        return self.certified([], budget_bytes, 0.0)
 
     def _solved(self, budget_bytes: int, seconds_limit: float) -> Solution:
         """Solve the master problem: finely if that is quick, else at least well."""
@@ -117,8 +122,9 @@ class Planner:
         """
         deadline = time.monotonic() + seconds_limit
         smallest = self.smallest()
-        found = [smallest, self.certified([], self.baseline_peak_bytes, 0.0)]
-        span = self.baseline_peak_bytes - smallest.peak_bytes
+        nothing = self.nothing(self.baseline_peak_bytes)
+        found = [smallest, nothing]
+        span = nothing.peak_bytes - smallest.peak_bytes
         for number in range(1, points):
             budget = smallest.peak_bytes + span * number // points
             left = deadline - time.monotonic()

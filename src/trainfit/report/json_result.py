@@ -80,6 +80,7 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
         "budget_bytes": plan.budget_bytes,
         "baseline": {"peak_bytes": plan.baseline_peak_bytes, "step_seconds": plan.baseline_step_seconds},
         "peak_bytes": plan.peak_bytes,
+        "reserve_bytes": plan.reserve_bytes,
         "step_seconds": plan.step_seconds,
         "recompute_seconds": sum(region.recompute_seconds for region in plan.regions),
         "bound_seconds": plan.bound_seconds,

@@ -155,9 +155,11 @@ def _plan_regions(plan: Plan) -> Table | None:
 
 def _plan_footer(result: PlanResult) -> Text:
     seconds = result.seconds
+    reserve = result.plan.reserve_bytes
+    aside = f"{format_bytes(reserve)} of the peak set aside: memory depends on data\n" if reserve else ""
     return Text(
-        f"{format_count(len(result.trace.ops))} ops, captured in {format_seconds(seconds['capture'])}, "
-        f"solved in {format_seconds(seconds['solve'])}, torch {result.trace.torch}",
+        f"{aside}{format_count(len(result.trace.ops))} ops, "
+        f"captured in {format_seconds(seconds['capture'])}, solved in {format_seconds(seconds['solve'])}, torch {result.trace.torch}",
         "dim",
     )
 
