@@ -159,7 +159,8 @@ def _plan_footer(result: PlanResult) -> Text:
     aside = f"{format_bytes(reserve)} of the peak set aside: memory depends on data\n" if reserve else ""
     return Text(
         f"{aside}{format_count(len(result.trace.ops))} ops, "
-        f"captured in {format_seconds(seconds['capture'])}, solved in {format_seconds(seconds['solve'])}, torch {result.trace.torch}",
+        f"captured in {format_seconds(seconds['capture'])}, "
+        f"solved in {format_seconds(seconds['solve'])}, torch {result.trace.torch}",
         "dim",
     )
 
