@@ -86,6 +86,15 @@ def test_reading_a_value_back_stops_the_host() -> None:
     assert found.step_seconds > 20.0
 
 
+def test_once_more_costs_what_the_busier_queue_needs_and_everything_where_the_host_waits() -> None:
+    names = ["mm", "nonzero", "mm"]
+    host = replace(HOST, launch=0.25)
+    short = schedule(trace_of(names), costs_of([0.5, 0.5, 0.5], host))
+    assert short.marginal_seconds.tolist() == [1.0, 1.75, 1.0]
+    again = schedule(trace_of([*names, "nonzero"]), costs_of([0.5, 0.5, 0.5, 0.5], host))
+    assert again.step_seconds - short.step_seconds == pytest.approx(1.75)
+
+
 def test_on_a_cpu_everything_is_one_queue() -> None:
     host = replace(HOST, runs_kernels=True)
     found = schedule(trace_of(["a", "view", "c"]), costs_of([10.0, 0.0, 10.0], host))

@@ -67,7 +67,10 @@ class Schedule:
         if self.costs.host.runs_kernels:
             return self.host_seconds + self.device_seconds
         launch_bound = self.waiting_share > LAUNCH_BOUND_SHARE
-        return np.maximum(self.host_seconds, self.device_seconds) if launch_bound else self.device_seconds
+        own = np.maximum(self.host_seconds, self.device_seconds) if launch_bound else self.device_seconds
+        # Where the host waits for the device, nothing overlaps: its kernel is issued, launched and awaited.
+        in_turn = self.host_seconds + self.costs.host.launch + self.device_seconds
+        return np.where(_waits(self.trace), in_turn, own)
 
     @property
     def waiting_share(self) -> float:
