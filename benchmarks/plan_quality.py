@@ -234,14 +234,33 @@ def as_line(row: Row) -> str:
 
 
 def markdown(rows: list[Row]) -> Iterator[str]:
-    yield "| step | compared with, at its peak | peak of unplanned | it adds | regions | modules | gap |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
-    for row in rows:
-        if row.note:
-            yield f"| {row.case} | {row.note} | | | | | |"
-        else:
-            figures = " | ".join(map(percent, (row.other, row.regions, row.modules)))
-            yield f"| {row.case} | {row.against} | {row.peak_share:.1%} | {figures} | {row.gap:.2%} |"
+    """Yield one line per step: what each other way adds, and what ours adds at its peak."""
+    ways = ("full", "every second block", "greedy", "PyTorch")
+    yield f"| step | {' | '.join(ways)} | largest gap |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for case in dict.fromkeys(row.case for row in rows):
+        own = [row for row in rows if row.case == case]
+        cells = [_cell([row for row in own if row.against.startswith(way)]) for way in ways]
+        gap = max(row.gap for row in own)
+        yield f"| {case} | {' | '.join(cells)} | {gap:.2%} |"
+    exact = [row for row in rows if row.against.startswith("exact")]
+    if exact:
+        yield ""
+        yield "| step | plans | peak of unplanned | optimum | regions | modules |"
+        yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for row in exact:
+        plans = row.against.removeprefix("exact, ").removesuffix(" plans")
+        figures = " | ".join(map(percent, (row.other, row.regions, row.modules)))
+        yield f"| {row.case} | {plans} | {row.peak_share:.1%} | {figures} |"
+
+
+def _cell(rows: list[Row]) -> str:
+    """Return the tightest of a way's comparisons: it, ours by regions, ours by modules."""
+    compared = [row for row in rows if row.other is not None]
+    if not compared:
+        return next((row.note for row in rows), "-")
+    row = min(compared, key=lambda row: row.peak_share)
+    return f"{percent(row.other)} → {percent(row.regions)} ({percent(row.modules)})"
 
 
 def main() -> int:
