@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         CaptureError,
         DeviceError,
         FileFormatError,
+        GraphError,
         MemoryGuard,
         MissingExtra,
         OptionError,
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     )
     from trainfit.models.recipe import StepOptions
     from trainfit.module_stats import ModuleStats
+    from trainfit.order_fronts.switch import order
+    from trainfit.ordering.graph import BufferGraph
+    from trainfit.ordering.results import Order
+    from trainfit.ordering.simulator_json import load_graph, save_graph
     from trainfit.plan_store import load_plan, save_plan
     from trainfit.planning.results import Frontier
     from trainfit.plans import Plan
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
     from trainfit.step import Step
     from trainfit.store import load_trace, save_trace
     from trainfit.trace import Trace
+    from trainfit.trainer_callback import PlanCallback
     from trainfit.verification import Measurement, Verification
 
 _HOME = {
@@ -56,6 +62,7 @@ _HOME = {
         "CaptureError",
         "DeviceError",
         "FileFormatError",
+        "GraphError",
         "MemoryGuard",
         "MissingExtra",
         "OptionError",
@@ -66,6 +73,10 @@ _HOME = {
     ),
     "trainfit.models.recipe": ("StepOptions",),
     "trainfit.module_stats": ("ModuleStats",),
+    "trainfit.order_fronts.switch": ("order",),
+    "trainfit.ordering.graph": ("BufferGraph",),
+    "trainfit.ordering.results": ("Order",),
+    "trainfit.ordering.simulator_json": ("load_graph", "save_graph"),
     "trainfit.plan_store": ("load_plan", "save_plan"),
     "trainfit.planning.results": ("Frontier",),
     "trainfit.plans": ("Plan",),
@@ -73,12 +84,14 @@ _HOME = {
     "trainfit.step": ("Step",),
     "trainfit.store": ("load_trace", "save_trace"),
     "trainfit.trace": ("Trace",),
+    "trainfit.trainer_callback": ("PlanCallback",),
     "trainfit.verification": ("Measurement", "Verification"),
 }
 _HOME_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "BudgetTooSmall",
+    "BufferGraph",
     "CaptureError",
     "CostTable",
     "Device",
@@ -86,14 +99,17 @@ __all__ = [
     "Estimate",
     "FileFormatError",
     "Frontier",
+    "GraphError",
     "Measurement",
     "MemoryGuard",
     "MissingExtra",
     "ModuleStats",
     "OperatorTime",
     "OptionError",
+    "Order",
     "Peak",
     "Plan",
+    "PlanCallback",
     "Step",
     "StepError",
     "StepOptions",
@@ -111,11 +127,14 @@ __all__ = [
     "estimate",
     "find_device",
     "frontier",
+    "load_graph",
     "load_plan",
     "load_trace",
+    "order",
     "plan",
     "price",
     "remove",
+    "save_graph",
     "save_plan",
     "save_trace",
     "verify",

@@ -41,6 +41,7 @@ is predicted byte by byte and its time op by op.
   trainfit estimate gpt2 --batch 8 --device a100-40gb   a built-in model
   trainfit estimate train.py:build --device h100        your own step
   trainfit verify gpt2-tiny                             predicted and measured
+  trainfit order gpt2                                   a better order of its graph
   trainfit devices                                      what --device knows
 """,
 )
@@ -429,6 +430,75 @@ def verify(
             json_result.write_json(json_result.verification_json(result), json)
         if json != json_result.STANDARD_OUTPUT:
             text.show(text.verification_view(result))
+
+
+@app.command()
+def order(
+    graph_or_target: Annotated[
+        str,
+        typer.Argument(
+            metavar="GRAPH.json|TARGET",
+            show_default=False,
+            help="A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
+        ),
+    ],
+    graph: Annotated[
+        str,
+        typer.Option(
+            "--graph",
+            metavar="KIND",
+            help="What a TARGET's graph is. joint: forward and backward as a compiler sees them. "
+            "eager: the captured step as it runs without one.",
+        ),
+    ] = "joint",
+    batch: Batch = None,
+    seq: Seq = None,
+    image_size: ImageSize = None,
+    dtype: Dtype = None,
+    optimizer: Optimizer = None,
+    task: Task = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds",
+            metavar="N",
+            show_default=False,
+            help="Search on until the order is proved optimal or this time is over. "
+            "Default: a fixed effort, the same on every machine.",
+        ),
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Lower the peak of a graph by running its nodes in another order, and say how good that order is.
+
+    [bold]Examples[/bold]
+
+      trainfit order graph.json
+      trainfit order gpt2 --batch 8 --seq 1024 --json order.json
+      trainfit order train.py:build --graph eager
+
+    To compile a model in the better order, write trainfit.order.install() before
+    torch.compile.
+    """
+    with _user_errors():
+        from trainfit.report import json_result, orders, progress, text
+
+        if json is not None:
+            json_result.check_destination(json, "--json")
+        with _standard_output_for(json), progress.spinner() as report:
+            from trainfit.order_fronts.answer import is_graph_file, order_anything
+
+            options = None
+            if not is_graph_file(graph_or_target):
+                report("loading torch")
+                options = _options("cpu", batch, seq, image_size, dtype, optimizer)
+            result = order_anything(
+                graph_or_target, graph=graph, options=options, task=task, seconds=seconds, progress=report
+            )
+        if json is not None:
+            json_result.write_json(orders.order_json(result), json)
+        if json != json_result.STANDARD_OUTPUT:
+            text.show(orders.order_view(result))
 
 
 @app.command()

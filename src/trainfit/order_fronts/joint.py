@@ -1,0 +1,113 @@
+"""A step's forward and backward as one FX graph, traced through AOTAutograd on tensors without memory.
+
+The step runs on fake tensors until it calls `backward` on its loss; what has run by then is the function that
+AOTAutograd differentiates. Parameters and buffers are the graph's inputs, the loss and all gradients its
+outputs. What the step does afterwards (the optimizer) is not part of the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch.aot_autograd import aot_export_module
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
+
+from trainfit.capturing.random_stream import seeded
+from trainfit.capturing.session import Session
+from trainfit.errors import CaptureError, StepError, TrainfitError
+from trainfit.step import Step
+from trainfit.user_errors import raise_as_user_error
+
+Build = Callable[[], Step]
+
+
+def joint_graph(step: Step) -> GraphModule:
+    """Return the forward and backward of a step as one graph, without running either.
+
+    Called with the model's parameters and buffers in their order, it returns what the model's buffers become,
+    the loss, and a gradient for each parameter that has one.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), _quiet(), _stop_at_backward():
+        try:
+            module, _ = aot_export_module(_UntilBackward(step), (), trace_joint=True, output_loss_index=0)
+        except TrainfitError:
+            raise
+        except Exception as error:
+            raise CaptureError(_why(error)) from error
+    assert isinstance(module, GraphModule)
+    return module
+
+
+def joint_graph_without_memory(build: Build) -> GraphModule:
+    """Build a step without allocating its tensors, and return its joint graph.
+
+    The graph can be looked at and ordered, but not run: what the step holds besides its model has no values.
+    """
+    with seeded(), Session("cpu").active():
+        try:
+            step = build()
+        except Exception as error:
+            raise_as_user_error(error, "building the step")
+    if not isinstance(step, Step):
+        raise StepError(f"the target must return a trainfit.Step, got {type(step).__name__}.")
+    return joint_graph(step)
+
+
+class _UntilBackward(nn.Module):
+    """The forward of a step as a module: what `run` computes until it asks for gradients."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.model = step.model
+        self._run = step.run
+
+    def forward(self) -> tuple[torch.Tensor]:
+        try:
+            self._run()
+        except _ReachedBackward as reached:
+            return (reached.loss,)
+        raise StepError("the step never calls backward() on a loss, so that it has no joint graph.")
+
+
+class _ReachedBackward(BaseException):
+    """Ends the step where it calls backward. Not an Exception, so that the step's own handlers let it by."""
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        super().__init__()
+        self.loss = loss
+
+
+@contextlib.contextmanager
+def _stop_at_backward() -> Iterator[None]:
+    original = torch.Tensor.backward
+
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        raise _ReachedBackward(self)
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.backward = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _why(error: Exception) -> str:
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return (
+        f"the step cannot be traced into one graph: {first.strip()[:300]}\n"
+        "Shapes or branches that depend on values are the usual cause; "
+        "--graph eager orders the step as it runs without a compiler instead."
+    )

@@ -1,0 +1,139 @@
+"""What the kernels of inductor's scheduler allocate: as inductor counts it when it plans, and more precisely.
+
+Inductor counts every buffer of a node as allocated. When it writes the code it leaves out those that only
+their own fused kernel uses, and lets a kernel write its result over an input of the same size that nobody
+needs afterwards. Both can be known before an order is chosen where they hold in every order; `precise_graph`
+takes them into account. Which of the other inputs are overwritten depends on the order and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch._inductor import config, ir, memory
+from torch._inductor.codegen.common import BackendFeature
+from torch._inductor.codegen.wrapper import can_match_buffer_size
+from torch._inductor.scheduler import SchedulerNode
+from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
+
+from trainfit.ordering.graph import Buffer, BufferGraph, Node
+
+Nodes = list[Any]
+"""Nodes of inductor's scheduler: its types are not for others to rely on."""
+
+
+def planned_graph(nodes: Nodes) -> BufferGraph:
+    """Return what inductor is about to order, as inductor counts it; only while it compiles a graph."""
+    scheduler: Any = V.graph.scheduler
+    outputs = OrderedSet(V.graph.get_output_names())
+    _, inputs = memory.prepare_planning_info(
+        nodes,
+        scheduler.name_to_buf,
+        scheduler.name_to_fused_node,
+        OrderedSet(V.graph.graph_inputs.keys()),
+        outputs,
+    )
+    made = [
+        Buffer(name, entry.mpi_buffer.size_free, entry.mpi_buffer.size_free, name in outputs)
+        for name, entry in inputs.items()
+    ]
+    found = []
+    for node in nodes:
+        planned = node.mpi_node
+        for buffer in node.get_outputs():
+            sizes = buffer.mpi_buffer
+            name = buffer.get_name()
+            made.append(Buffer(name, sizes.size_alloc, sizes.size_free, name in outputs))
+        found.append(
+            Node(
+                name=node.get_name(),
+                buffers=tuple(buffer.get_name() for buffer in node.get_outputs()),
+                reads=tuple(buffer.get_name() for buffer in planned.pred_buffers),
+                after=tuple(other.get_name() for other in planned.pred_nodes),
+            )
+        )
+    return BufferGraph(tuple(found), tuple(made), tuple(inputs))
+
+
+def precise_graph(nodes: Nodes, planned: BufferGraph) -> BufferGraph:
+    """Return the same graph without what is never allocated and with what is overwritten in every order."""
+    removed = set(_removed(nodes))
+    owner = {name: name for name in planned.buffer_number}
+    taken: set[str] = set()
+    size = {buffer.name: buffer for buffer in planned.buffers}
+    for result, overwritten in _overwritten(nodes):
+        if overwritten not in size or {result, overwritten} & removed or overwritten in taken:
+            continue
+        before, after = size[overwritten], size[result]
+        if not before.output and before.size_alloc == before.size_free == after.size_alloc == after.size_free:
+            owner[result] = overwritten
+            taken.add(overwritten)
+    buffers = []
+    for buffer in planned.buffers:
+        if buffer.name in removed:
+            buffer = replace(buffer, size_alloc=0, size_free=0)
+        elif owner[buffer.name] != buffer.name:
+            buffer = replace(buffer, size_alloc=0, size_free=0, alias_of=owner[buffer.name])
+        buffers.append(buffer)
+    return BufferGraph(planned.nodes, tuple(buffers), planned.inputs)
+
+
+def _removed(nodes: Nodes) -> Iterator[str]:
+    """Yield the buffers that live within one fused kernel only."""
+    scheduler: Any = V.graph.scheduler
+    outputs = set(V.graph.get_output_names())
+    for node in nodes:
+        inside = OrderedSet(part.get_name() for part in node.get_nodes())
+        if not all(isinstance(part, SchedulerNode) for part in node.get_nodes()):
+            continue
+        for buffer in node.get_outputs():
+            name = buffer.get_name()
+            if name not in outputs and scheduler.can_buffer_be_removed_through_fusion(name, inside):
+                yield name
+
+
+def _overwritten(nodes: Nodes) -> Iterator[tuple[str, str]]:
+    """Yield results of kernels, each with an input whose memory it can have: all others have used it."""
+    scheduler: Any = V.graph.scheduler
+    for node in nodes:
+        if not config.inplace_buffers or not _overwrites(node):
+            continue
+        for part in node.get_nodes():
+            if not isinstance(part, SchedulerNode):
+                continue
+            for result in part.get_outputs():
+                for read in part.read_writes.reads:
+                    known = scheduler.name_to_donated_buffer.get(read.name)
+                    source = known or scheduler.name_to_buf.get(read.name)
+                    if source is not None and _may_overwrite(node, part, source, result):
+                        yield result.get_name(), read.name
+
+
+def _overwrites(node: Any) -> bool:
+    device = node.get_device()
+    return device is not None and bool(V.graph.has_feature(device, BackendFeature.INPLACE_BUFFERS))
+
+
+def _may_overwrite(node: Any, part: Any, source: Any, result: Any) -> bool:
+    if not result.node.should_allocate() or result.node.get_mutation_names() or source.node is None:
+        return False
+    if isinstance(
+        source.node.get_output_spec(),
+        ir.NoneLayout | ir.MultiOutputLayout | ir.MutationLayoutSHOULDREMOVE | ir.CommBufferLayout,
+    ):
+        return False
+    if source.get_name() in V.graph.never_reuse_buffers or source.get_name() in V.graph.constants:
+        return False
+    later = [user for user in source.users if user.node.get_name() not in part.ancestors]
+    if len(later) != 1 or later[0].node is not part or not later[0].can_inplace:
+        return False
+    accesses = {
+        access
+        for inner in node.get_nodes()
+        for access in inner.read_writes.reads_and_writes()
+        if access.name == source.get_name()
+    }
+    return len(accesses) == 1 and bool(can_match_buffer_size(source.node, result.node))
