@@ -30,6 +30,7 @@ LAYERS = (
     "workspace",
     "capturing",
     "applying",
+    "trainer_callback",
     "order_fronts",
     "costs  timing",
     "planning",
@@ -42,7 +43,8 @@ LAYERS = (
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
     "torch": (
-        "step models targets profiler workspace capturing applying order_fronts timing verification",
+        "step models targets profiler workspace capturing applying trainer_callback order_fronts timing "
+        "verification",
         "devices costs api cli",
     ),
     "numpy": ("simulate module_stats costs planning capturing", ""),

@@ -8,6 +8,6 @@ random draws; `state.py` sees to what Python code changes; `modes.py` and `surro
 the operators that the capture recorded.
 """
 
-from trainfit.applying.attach import applied, apply, remove
+from trainfit.applying.attach import applied, apply, remove, runs_plan
 
-__all__ = ["applied", "apply", "remove"]
+__all__ = ["applied", "apply", "remove", "runs_plan"]

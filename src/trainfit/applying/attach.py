@@ -61,6 +61,11 @@ def remove(model: nn.Module) -> nn.Module:
     return model
 
 
+def runs_plan(model: nn.Module) -> bool:
+    """Return whether a plan is applied to `model`."""
+    return bool(_planned(model))
+
+
 @contextlib.contextmanager
 def applied(model: nn.Module, plan: Plan) -> Iterator[nn.Module]:
     """Apply a plan for the length of a block."""
@@ -72,8 +77,16 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[nn.Module]:
 
 
 def _planned(model: nn.Module) -> list[tuple[nn.Module, PlannedForward]]:
-    found = [(module, vars(module).get(_ATTRIBUTE)) for module in model.modules()]
-    return [(module, forward) for module, forward in found if isinstance(forward, PlannedForward)]
+    found = [(module, _planned_forward(module)) for module in model.modules()]
+    return [(module, forward) for module, forward in found if forward is not None]
+
+
+def _planned_forward(module: nn.Module) -> PlannedForward | None:
+    """Return the module's planned forward, also where someone has wrapped it since (accelerate does)."""
+    forward = vars(module).get(_ATTRIBUTE)
+    while forward is not None and not isinstance(forward, PlannedForward):
+        forward = getattr(forward, "__wrapped__", None)
+    return None if forward is None or forward.removed else forward
 
 
 def _root_name(plan: Plan) -> str:
@@ -85,6 +98,11 @@ def _root(model: nn.Module, plan: Plan) -> nn.Module:
     wanted = _root_name(plan)
     candidate: Any = model
     while isinstance(candidate, nn.Module):
+        if isinstance(candidate, nn.DataParallel) and len(candidate.device_ids) > 1:
+            raise PlanError(
+                "DataParallel copies the model to each device in every step, and copies cannot run a plan. "
+                "Use DistributedDataParallel."
+            )
         if not wanted or any(kind.__name__ == wanted for kind in type(candidate).__mro__):
             return candidate
         # What DistributedDataParallel and torch.compile call the model that they wrap.
@@ -167,6 +185,7 @@ class PlannedForward:
         self._own = vars(module).get(_ATTRIBUTE)
         self._epoch = -1
         self._count = 0
+        self.removed = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles refer to their own module."""
@@ -189,6 +208,10 @@ class PlannedForward:
 
     def restore(self, module: nn.Module) -> None:
         """Give the module its `forward` back."""
+        self.removed = True
+        if vars(module).get(_ATTRIBUTE) is not self:
+            # Someone has wrapped it, and calls it still: it stays, and does nothing of its own.
+            return
         if self._own is not None:
             object.__setattr__(module, _ATTRIBUTE, self._own)
         else:
@@ -196,7 +219,7 @@ class PlannedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
-        if not self._is_root or thread.recomputations:
+        if self.removed or not self._is_root or thread.recomputations:
             return self._forward(args, kwargs)
         self._shared.root_begins()
         try:
@@ -206,7 +229,7 @@ class PlannedForward:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         forward = self.__wrapped__
-        if thread.recomputations or not self._calls:
+        if self.removed or thread.recomputations or not self._calls:
             return forward(*args, **kwargs)
         ops = self._calls.get(self._count_call())
         if ops is None or thread.regions or not torch.is_grad_enabled():

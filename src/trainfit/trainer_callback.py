@@ -1,0 +1,97 @@
+"""`PlanCallback`: Hugging Face's Trainer runs a plan.
+
+The only part that imports transformers when it is loaded, because a callback has to be one of its classes. It
+is loaded when `trainfit.PlanCallback` is first asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from trainfit.applying import apply, remove, runs_plan
+from trainfit.errors import MissingExtra, PlanError
+from trainfit.plan_store import load_plan
+from trainfit.plans import Plan
+
+_INSTALL_LINE = "pip install -c constraints.txt 'trainfit[hf]'"
+_MISSING = False
+
+if TYPE_CHECKING:
+    TrainerCallback = object
+else:
+    try:
+        from transformers.trainer_callback import TrainerCallback
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        # Asking what trainfit has must not fail; making a callback does.
+        TrainerCallback, _MISSING = object, True
+
+
+class PlanCallback(TrainerCallback):
+    """Applies a plan when training begins and removes it when training ends.
+
+    `Trainer(..., callbacks=[trainfit.PlanCallback("plan.json")])`
+
+    The Trainer tells its callbacks nothing of a training that fails. The model then keeps its plan, which
+    changes no result, until the next `train()` applies it afresh or `trainfit.remove(model)` takes it off.
+    """
+
+    def __init__(self, plan: Plan | str | Path) -> None:
+        """Take a plan, or the file that holds it, which is read now."""
+        if _MISSING:
+            raise MissingExtra(f"PlanCallback needs transformers, which is not installed:\n  {_INSTALL_LINE}")
+        if not isinstance(plan, Plan | str | Path):
+            raise PlanError(
+                f"PlanCallback takes a plan or the name of its file, not a {type(plan).__name__}."
+            )
+        self._plan = plan if isinstance(plan, Plan) else load_plan(plan)
+        self._planned: weakref.ref[nn.Module] | None = None
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Refuse as early as possible what cannot be combined with a plan."""
+        _check_arguments(args)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **others: Any) -> None:
+        """Apply the plan."""
+        _check_arguments(args)
+        _check_model(model)
+        self._take_off()
+        apply(model, self._plan)
+        self._planned = weakref.ref(model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Remove the plan."""
+        self._take_off()
+
+    def _take_off(self) -> None:
+        """Remove the plan from the model that this callback put it on, if it is still there."""
+        model = self._planned() if self._planned is not None else None
+        self._planned = None
+        if model is not None and runs_plan(model):
+            remove(model)
+
+
+def _check_arguments(args: Any) -> None:
+    if args.gradient_checkpointing:
+        raise PlanError(
+            "a plan and gradient_checkpointing=True cannot be combined: the plan already decides what is "
+            "computed again. Leave gradient_checkpointing out of the TrainingArguments, or the callback."
+        )
+    if args.n_gpu > 1:
+        raise PlanError(
+            f"with {args.n_gpu} GPUs in one process the Trainer uses DataParallel, whose copies of the model "
+            "cannot run a plan. Start one process per GPU with torchrun, or show it one GPU."
+        )
+
+
+def _check_model(model: nn.Module) -> None:
+    if getattr(model, "is_gradient_checkpointing", False):
+        raise PlanError(
+            "a plan and gradient checkpointing cannot be combined: the plan already decides what is computed "
+            "again. Call model.gradient_checkpointing_disable() before training, or leave the callback out."
+        )
