@@ -201,3 +201,37 @@ def test_batch_norm_may_run_again() -> None:
             step.run()
         states.append(step.model.state_dict())
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_passes_that_accumulate_gradients_share_their_decisions() -> None:
+    """A model that runs a plan cannot tell the passes apart; the promise holds for all of them."""
+
+    def make() -> Step:
+        model = Net(checkpointed=False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        batches = [torch.randint(0, 50, (rows, 64)) for rows in (6, 8, 8)]
+
+        def run() -> torch.Tensor:
+            optimizer.zero_grad()
+            for tokens in batches:
+                loss = model(tokens)
+                loss.backward()
+            optimizer.step()
+            return loss
+
+        return Step(model=model, optimizer=optimizer, run=run)
+
+    trace = trainfit.capture(make, device="cpu")
+    planner = Planner(trace, roofline_costs(trace, H100))
+    smallest = planner.smallest().peak_bytes
+    plan = planner.plan((smallest + planner.baseline_peak_bytes) // 2)
+    assert isinstance(plan, Plan) and plan.regions
+    assert {region.call for region in plan.regions} == {0}
+
+    def planned() -> Step:
+        step = make()
+        trainfit.apply(step.model, plan)
+        return step
+
+    again = trainfit.capture(planned, device="cpu")
+    assert simulate(again).peak_bytes == plan.peak_bytes

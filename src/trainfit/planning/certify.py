@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
+from trainfit.planning.regions import calls_in_pass
 from trainfit.planning.rewrite import rewritten
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.simulate import Timeline, simulate
@@ -50,18 +51,7 @@ def certified(
     new = rewritten(trace, effects) if effects else trace
     timeline = simulate(new)
     kinds: dict[RegionKind, int] = {}
-    regions: list[Region] = []
-    for effect in effects:
-        kind = _decisions(trace, effect)
-        regions.append(
-            Region(
-                module=trace.module_name(effect.region.module),
-                call=_call_of_module(trace, effect.region.call),
-                kind=kinds.setdefault(kind, len(kinds)),
-                kept_bytes=effect.choice.bytes,
-                recompute_seconds=effect.choice.seconds,
-            )
-        )
+    regions = _regions(trace, effects, kinds)
     step_seconds = schedule(new, step.costs).step_seconds
     reserve = _reserve_bytes(trace, timeline)
     plan = Plan(
@@ -71,7 +61,7 @@ def certified(
         trace_hash=step.trace_hash,
         budget_bytes=budget_bytes,
         kinds=tuple(kinds),
-        regions=tuple(regions),
+        regions=regions,
         peak_bytes=timeline.peak_bytes + reserve + (_numbers_bytes(trace) if effects else 0),
         step_seconds=step_seconds,
         baseline_peak_bytes=step.peak_bytes,
@@ -117,7 +107,20 @@ def _decisions(trace: Trace, effect: Effect) -> RegionKind:
     return RegionKind(tuple(ops))
 
 
-def _call_of_module(trace: Trace, call_number: int) -> int:
-    """Return which call of its module this is, not counting recomputation."""
-    module = trace.calls[call_number].module
-    return sum(1 for call in trace.calls[:call_number] if call.module == module and not call.recompute)
+def _regions(trace: Trace, effects: Sequence[Effect], kinds: dict[RegionKind, int]) -> tuple[Region, ...]:
+    """Return the regions; those of several passes over the model are one."""
+    calls = calls_in_pass(trace)
+    found: dict[tuple[str, int], Region] = {}
+    for effect in effects:
+        kind = _decisions(trace, effect)
+        place = (trace.module_name(effect.region.module), calls[effect.region.call])
+        number = kinds.setdefault(kind, len(kinds))
+        before = found.get(place)
+        if before is None:
+            found[place] = Region(*place, number, effect.choice.bytes, effect.choice.seconds)
+        else:
+            # Sizes may differ from pass to pass; the decisions do not.
+            seconds = before.recompute_seconds + effect.choice.seconds
+            kept = max(before.kept_bytes, effect.choice.bytes)
+            found[place] = replace(before, kept_bytes=kept, recompute_seconds=seconds)
+    return tuple(found.values())

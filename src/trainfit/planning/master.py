@@ -43,7 +43,8 @@ class Option:
     """One point of one region's curve."""
 
     region: int
-    effect: Effect
+    effects: tuple[Effect, ...]
+    """One for each pass over the model in the step: they are all checkpointed, or none."""
     seconds: float
 
 
@@ -119,23 +120,25 @@ def build(timeline: Timeline, options: list[Option], exclusive: list[list[int]])
     """Work the data of the master problem out of the options' effects."""
     trace = timeline.trace
     during: Bytes = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
-    steps = [_steps(timeline, option.effect) for option in options]
+    steps = [[_steps(timeline, effect) for effect in option.effects] for option in options]
     edges = _edges(options, steps, len(during))
     problem = MasterProblem(options, exclusive)
     problem.peak = [int(during[first:last].max()) for first, last in pairwise(edges)]
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]
     for number, option in enumerate(options):
-        effect = option.effect
-        change = _summed(steps[number], len(during))
-        after = during + change
-        region = effect.region
-        for first, last in ((region.start, region.end), (effect.insert, _last(effect, len(during)))):
-            for bucket in _buckets(edges, first, last):
-                problem.covering[bucket][number] = int(after[edges[bucket] : edges[bucket + 1]].max())
-        _add_segment(timeline, effect, change, problem.covering[bisect_left(edges, effect.insert)], number)
-        for time, step in _away(effect, steps[number]).items():
-            problem.entering[bisect_left(edges, time)][number] = step
+        for effect, own_steps in zip(option.effects, steps[number]):
+            change = _summed(own_steps, len(during))
+            after = during + change
+            region = effect.region
+            for first, last in ((region.start, region.end), (effect.insert, _last(effect, len(during)))):
+                for bucket in _buckets(edges, first, last):
+                    problem.covering[bucket][number] = int(after[edges[bucket] : edges[bucket + 1]].max())
+            inserted = problem.covering[bisect_left(edges, effect.insert)]
+            _add_segment(timeline, effect, change, inserted, number)
+            for time, step in _away(effect, own_steps).items():
+                entering = problem.entering[bisect_left(edges, time)]
+                entering[number] = entering.get(number, 0) + step
     assert len(trace.ops) == len(during)
     return problem
 
@@ -159,12 +162,12 @@ def _last(effect: Effect, ops: int) -> int:
     return min(max(effect.region.release, effect.insert + 1), ops)
 
 
-def _edges(options: Sequence[Option], steps: Sequence[dict[int, int]], ops: int) -> list[int]:
+def _edges(options: Sequence[Option], steps: Sequence[list[dict[int, int]]], ops: int) -> list[int]:
     found = {0, ops}
     for option, changes in zip(options, steps):
-        region = option.effect.region
-        found |= {region.start, region.end, option.effect.insert, _last(option.effect, ops)}
-        found.update(_away(option.effect, changes))
+        for effect, own_steps in zip(option.effects, changes):
+            found |= {effect.region.start, effect.region.end, effect.insert, _last(effect, ops)}
+            found.update(_away(effect, own_steps))
     return sorted(found)
 
 

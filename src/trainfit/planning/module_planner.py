@@ -29,6 +29,7 @@ from trainfit.planning.module_units import (
     readings,
     rebuilt_bytes,
 )
+from trainfit.planning.regions import passes_in_step
 from trainfit.planning.solve import Infeasible
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
@@ -67,6 +68,11 @@ class ModulePlanner:
         """Check the names, and read the statistics of every module off the trace."""
         if self.world_size < 1:
             raise OptionError(f"the world size must be at least 1, got {self.world_size}.")
+        if (passes := passes_in_step(self.whole_trace)) > 1:
+            raise OptionError(
+                f"the step calls the model {passes} times, and the solver 'modules' knows one call only; "
+                "use the solver 'regions'."
+            )
         allowed = allowed_modules(self.whole_trace, self.ac_units, self.fsdp_units)
         self.trace = divided(self.whole_trace, self.world_size)
         timeline = simulate(self.trace)

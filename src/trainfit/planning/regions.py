@@ -6,6 +6,7 @@ again together. A group with effects outside of the region (running statistics) 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -296,3 +297,41 @@ def _in_the_model(trace: Trace) -> set[int]:
         parameters[root[number]] += module.parameter_bytes
     model = max(range(len(parameters)), key=lambda number: parameters[number], default=-1)
     return {number for number in range(len(root)) if root[number] == model}
+
+
+def calls_in_pass(trace: Trace) -> dict[int, int]:
+    """Return, for each call of a module, which of its module's calls it is in one pass over the model.
+
+    A pass begins when the model is called, and when forward goes on after a backward: that is how a model
+    that runs a plan counts. A step that accumulates gradients has several; a plan cannot tell them apart.
+    """
+    roots = _roots(trace)
+    backwards = _beginnings_of_backward(trace)
+    counts: dict[tuple[int, int, int], int] = {}
+    found: dict[int, int] = {}
+    begun = 0
+    for number, call in enumerate(trace.calls):
+        if call.recompute:
+            continue
+        begun += call.module in roots
+        place = (call.module, begun, bisect_right(backwards, call.forward_start))
+        found[number] = counts.get(place, 0)
+        counts[place] = found[number] + 1
+    return found
+
+
+def passes_in_step(trace: Trace) -> int:
+    """Return how often the model is called in the step."""
+    roots = _roots(trace)
+    return sum(call.module in roots and not call.recompute for call in trace.calls)
+
+
+def _roots(trace: Trace) -> set[int]:
+    return {module for module in _in_the_model(trace) if trace.modules[module].parent < 0}
+
+
+def _beginnings_of_backward(trace: Trace) -> list[int]:
+    phases = [op.phase for op in trace.ops]
+    return [
+        n for n, phase in enumerate(phases) if phase == "backward" and (n == 0 or phases[n - 1] != "backward")
+    ]

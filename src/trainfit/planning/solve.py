@@ -15,8 +15,8 @@ from trainfit.planning.certify import Unplanned
 from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Option, Solution
-from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.minimum_cut import Choice, choice_of
+from trainfit.planning.regions import RegionGraph, calls_in_pass, candidate_calls, region_graph
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import Trace
@@ -34,6 +34,8 @@ _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 _FINE_SECONDS = 3.0
 """How long to look for the last bit."""
 Progress = Callable[[str], None]
+Passes = tuple[RegionGraph, ...]
+"""The same call of a module, once for each pass over the model."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Planner:
 
     trace: Trace
     costs: CostTable
-    regions: list[RegionGraph] = field(default_factory=list)
+    regions: list[Passes] = field(default_factory=list)
     problem: MasterProblem = field(init=False)
     baseline_peak_bytes: int = field(init=False)
     baseline_seconds: float = field(init=False)
@@ -144,7 +146,7 @@ class Planner:
 
     def certified(self, chosen: Sequence[int], budget_bytes: int, bound: float) -> Plan:
         """Replay the chosen options on the trace, and promise what comes out."""
-        effects = [self.problem.options[number].effect for number in chosen]
+        effects = [effect for number in chosen for effect in self.problem.options[number].effects]
         plan, timeline = certify.certified(
             self.step, effects, budget_bytes=budget_bytes, bound_seconds=bound, method="regions"
         )
@@ -160,38 +162,57 @@ def _not_beaten(plans: list[Plan]) -> list[Plan]:
     return kept
 
 
-def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[RegionGraph]:
+def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Passes]:
     """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals."""
-    found: dict[tuple[int, int], RegionGraph] = {}
+    places = calls_in_pass(trace)
+    members: dict[tuple[int, int], list[RegionGraph]] = {}
+    seen: set[tuple[int, int]] = set()
     for number in candidate_calls(trace):
         call = trace.calls[number]
-        if (call.forward_start, call.forward_end) in found:
+        if (call.forward_start, call.forward_end) in seen:
             continue
         region = region_graph(trace, number, seconds)
-        if region is None or len(region.groups) > _MOST_GROUPS:
+        if region is None or len(region.groups) > _MOST_GROUPS or _freed(region) < _LEAST_SHARE * peak_bytes:
             continue
-        freed = sum(group.bytes for group in region.groups if group.needed)
-        if freed < _LEAST_SHARE * peak_bytes:
-            continue
-        found[region.start, region.end] = region
-    largest = sorted(found.values(), key=lambda region: -sum(g.bytes for g in region.groups if g.needed))
-    return sorted(largest[:_MOST_REGIONS], key=lambda region: (region.start, -region.end))
+        seen.add((region.start, region.end))
+        members.setdefault((call.module, places[number]), []).append(region)
+    found = [tuple(passes) for passes in members.values() if _alike(trace, passes)]
+    largest = sorted(found, key=lambda passes: -_freed(passes[0]))
+    return sorted(largest[:_MOST_REGIONS], key=lambda passes: (passes[0].start, -passes[0].end))
 
 
-def _options(trace: Trace, regions: list[RegionGraph]) -> list[Option]:
+def _freed(region: RegionGraph) -> int:
+    return sum(group.bytes for group in region.groups if group.needed)
+
+
+def _alike(trace: Trace, passes: list[RegionGraph]) -> bool:
+    """Whether one choice can be made for all passes: they do the same ops, on whatever sizes."""
+    if len(passes) == 1:
+        return True
+    shapes = {
+        tuple((g.saved, g.keepable, g.repeatable, g.reads, len(g.ops)) for g in region.groups)
+        + tuple(trace.op_name(op) for op in region.ops)
+        for region in passes
+    }
+    return len(shapes) == 1
+
+
+def _options(trace: Trace, regions: list[Passes]) -> list[Option]:
     keys = [
-        tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in region.groups)
-        for region in regions
+        tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in passes[0].groups)
+        for passes in regions
     ]
     alike = Counter(keys)
     curves: dict[object, list[Choice]] = {}
     options: list[Option] = []
-    for number, (region, key) in enumerate(zip(regions, keys)):
+    for number, (passes, key) in enumerate(zip(regions, keys)):
         if key not in curves:
-            hull = _thinned(curve_of(region.groups))
-            curves[key] = with_points_between(region.groups, hull, _POINTS_BETWEEN // alike[key])
+            hull = _thinned(curve_of(passes[0].groups))
+            curves[key] = with_points_between(passes[0].groups, hull, _POINTS_BETWEEN // alike[key])
         for choice in curves[key]:
-            options.append(Option(number, effect_of(trace, region, choice), choice.seconds))
+            chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
+            effects = tuple(effect_of(trace, *each) for each in zip(passes, chosen))
+            options.append(Option(number, effects, sum(each.seconds for each in chosen)))
     return options
 
 
@@ -203,11 +224,12 @@ def _thinned(points: list[Choice]) -> list[Choice]:
     return [points[round(number * step)] for number in range(_MOST_POINTS)]
 
 
-def _exclusive(regions: list[RegionGraph], options: list[Option]) -> list[list[int]]:
+def _exclusive(passes: list[Passes], options: list[Option]) -> list[list[int]]:
     """Return the options of every chain of nested regions: at most one of them may be chosen.
 
     A chain for every region that has none inside: it and all regions around it.
     """
+    regions = [region for region, *_ in passes]
     of_region: dict[int, list[int]] = {}
     for number, option in enumerate(options):
         of_region.setdefault(option.region, []).append(number)
