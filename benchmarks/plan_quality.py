@@ -142,7 +142,7 @@ class _Comparison:
 
     def torchs(self) -> Iterator[Row]:
         import torch_sac
-        from exact_plans import replayed
+        from trainfit.planning.certify import certified
 
         try:
             planner = torch_sac.TorchPlanner(self.trace, self.costs)
@@ -154,8 +154,10 @@ class _Comparison:
             effects = planner.effects(round(share * planner.unplanned_bytes)) if found < TORCH_PLANS else None
             if effects:
                 found += 1
-                peak, seconds = replayed(self.trace, self.costs, effects)
-                yield self._row(f"PyTorch, {share:.0%}", peak, seconds)
+                plan, _ = certified(
+                    self.regions.step, effects, budget_bytes=0, bound_seconds=0.0, method="PyTorch"
+                )
+                yield self._row(f"PyTorch, {share:.0%}", plan.peak_bytes, plan.step_seconds)
         if not found:
             yield Row(self.case, "PyTorch", note="sac_milp finds no plan at these budgets")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
+from trainfit.planning.certify import reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
@@ -97,9 +98,13 @@ def _greedy(trace: Trace, costs: CostTable, full: list[Effect], budget_bytes: in
 
 
 def _peak(trace: Trace, effects: list[Effect]) -> int:
-    return simulate(rewritten(trace, effects) if effects else trace).peak_bytes
+    """Return the peak, with what a plan would set aside too where memory depends on data."""
+    timeline = simulate(rewritten(trace, effects) if effects else trace)
+    return timeline.peak_bytes + reserve_bytes(trace, timeline)
 
 
 def _replayed(name: str, trace: Trace, costs: CostTable, effects: list[Effect]) -> Baseline:
     new = rewritten(trace, effects) if effects else trace
-    return Baseline(name, len(effects), simulate(new).peak_bytes, schedule(new, costs).step_seconds)
+    timeline = simulate(new)
+    peak_bytes = timeline.peak_bytes + reserve_bytes(trace, timeline)
+    return Baseline(name, len(effects), peak_bytes, schedule(new, costs).step_seconds)

@@ -53,7 +53,7 @@ def certified(
     kinds: dict[RegionKind, int] = {}
     regions = _regions(trace, effects, kinds)
     step_seconds = schedule(new, step.costs).step_seconds
-    reserve = _reserve_bytes(trace, timeline)
+    reserve = reserve_bytes(trace, timeline)
     plan = Plan(
         target=trace.target,
         device=step.costs.device.name,
@@ -75,7 +75,7 @@ def certified(
     return plan, timeline
 
 
-def _reserve_bytes(trace: Trace, timeline: Timeline) -> int:
+def reserve_bytes(trace: Trace, timeline: Timeline) -> int:
     """Return what is set aside where other data than was assumed may need more; parameters never do."""
     if not trace.depends_on_data:
         return 0

@@ -94,8 +94,9 @@ class ModulePlanner:
 
     def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Plan | Infeasible:
         """Return the fastest certified plan within the budget, or the one with the smallest peak."""
-        if self.baseline_peak_bytes <= budget_bytes:
-            return self._certified(self._saved, {}, budget_bytes, 0.0)
+        nothing = self._certified(self._saved, {}, budget_bytes, 0.0)
+        if nothing.peak_bytes <= budget_bytes:
+            return nothing
         deadline = time.monotonic() + seconds_limit
         bound = self._solve(self._saved, budget_bytes, deadline).bound_seconds
         found = [self._search(reading, budget_bytes, bound, deadline) for reading in self._with_working_sets]
@@ -128,7 +129,7 @@ class ModulePlanner:
         """
         best: Plan | None = None
         modelled = budget_bytes
-        fits, exceeds = 0, self.baseline_peak_bytes
+        fits, exceeds = 0, max(self.baseline_peak_bytes, budget_bytes)
         for _ in range(_MOST_ROUNDS):
             found = self._solve(reading, modelled, deadline)
             error = 0
