@@ -176,7 +176,7 @@ class _Comparison:
 
     def _budget(self, share: float) -> int:
         smallest = self.regions.smallest().peak_bytes
-        return round(smallest + share * (self.regions.baseline_peak_bytes - smallest))
+        return round(smallest + share * (self.regions.nothing().peak_bytes - smallest))
 
     def _row(self, against: str, budget: int, seconds: float | None, ratio: float = 1.0) -> Row:
         from trainfit.plans import Plan
@@ -193,7 +193,7 @@ class _Comparison:
             self.case,
             against,
             budget,
-            budget / self.regions.baseline_peak_bytes,
+            budget / self.regions.nothing().peak_bytes,
             other,
             added,
             modules.added_seconds / before if isinstance(modules, Plan) else None,
