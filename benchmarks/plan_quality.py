@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,9 +175,16 @@ class _Comparison:
             best = best_seconds(plans, budget)
             yield self._row(f"exact, {len(plans):,} plans", budget, best, ratio=LARGEST_RATIO_TO_OPTIMUM)
 
+    @cached_property
+    def _smallest_bytes(self) -> int:
+        return self.regions.smallest().peak_bytes
+
+    @cached_property
+    def _unplanned_bytes(self) -> int:
+        return self.regions.nothing().peak_bytes
+
     def _budget(self, share: float) -> int:
-        smallest = self.regions.smallest().peak_bytes
-        return round(smallest + share * (self.regions.nothing().peak_bytes - smallest))
+        return round(self._smallest_bytes + share * (self._unplanned_bytes - self._smallest_bytes))
 
     def _row(self, against: str, budget: int, seconds: float | None, ratio: float = 1.0) -> Row:
         from trainfit.plans import Plan
@@ -193,7 +201,7 @@ class _Comparison:
             self.case,
             against,
             budget,
-            budget / self.regions.nothing().peak_bytes,
+            budget / self._unplanned_bytes,
             other,
             added,
             modules.added_seconds / before if isinstance(modules, Plan) else None,
