@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     TrainerCallback = object
 else:
     try:
-        from transformers.trainer_callback import TrainerCallback
+        from transformers import TrainerCallback
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise

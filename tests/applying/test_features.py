@@ -258,6 +258,36 @@ def test_removing_restores_the_model() -> None:
     assert model.blocks[1].forward is own
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_removing_a_plan_that_someone_has_wrapped(alone: bool) -> None:
+    import functools
+
+    subject = Subject(Transformer, tokens, ("Transformer",) if alone else TRANSFORMER.regions)
+    model, inputs = subject.new()
+    apply(model, subject.plan(save_products))
+    planned = model.forward
+    model.forward = functools.wraps(planned)(lambda *args: planned(*args))
+    with pytest.raises(PlanError, match="runs a plan already"):
+        apply(model, transformer_plan())
+    remove(model)
+    expected = outcome(subject.new()[0], lambda: subject.new()[0](inputs)).loss
+    ran: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainfit.applying.attach.RegionCall", lambda *args: ran.append(1))
+        assert torch.equal(outcome(model, lambda: model(inputs)).loss, expected)
+    assert not ran
+    with applied(model, transformer_plan()):
+        assert torch.equal(outcome(model, lambda: model(inputs)).loss, expected)
+
+
+def test_copies_for_several_devices_are_refused() -> None:
+    model, _ = TRANSFORMER.new()
+    parallel = nn.DataParallel(model)
+    parallel.device_ids = [0, 1]
+    with pytest.raises(PlanError, match=r"copies cannot run a plan\. Use DistributedDataParallel"):
+        apply(parallel, transformer_plan())
+
+
 def test_a_plan_of_another_model_is_refused() -> None:
     with pytest.raises(PlanError, match="it is for a Transformer, not a Linear"):
         apply(nn.Linear(2, 2), transformer_plan())
