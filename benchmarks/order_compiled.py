@@ -28,6 +28,7 @@ BUILT_IN = {
     "gpt2-tiny": StepOptions(batch=4, seq=128, optimizer="none"),
     "llama-tiny": StepOptions(batch=4, seq=128, optimizer="none"),
     "vit-tiny": StepOptions(batch=8, optimizer="none"),
+    "bert-tiny": StepOptions(batch=4, seq=128, optimizer="none"),
     "resnet-tiny": StepOptions(batch=8, optimizer="none"),
 }
 MODELS = (*BRANCHING, *BUILT_IN)

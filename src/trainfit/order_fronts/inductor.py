@@ -2,8 +2,9 @@
 
 Inductor takes the smallest peak among the order that the pass returns and three of its own, by its own count.
 The pass counts more precisely what kernels allocate (`scheduler_memory.py`), and returns our order only where
-it is better by the precise count and not worse by inductor's, which then keeps it. Everywhere else the nodes
-are returned as they came, and inductor does what it would have done without the pass. Nothing of inductor is
+it is better by the precise count, not worse by inductor's (which then keeps it), and where no kernel that may
+need memory inside itself runs while more is alive than in inductor's order. Everywhere else the nodes are
+returned as they came, and inductor does what it would have done without the pass. Nothing of inductor is
 replaced.
 """
 
@@ -20,8 +21,14 @@ from typing import Any
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomSchedulerPass
 
-from trainfit.order_fronts.scheduler_memory import Nodes, planned_graph, precise_graph
-from trainfit.ordering.problem import peak_of, problem_of
+from trainfit.order_fronts.scheduler_memory import (
+    Nodes,
+    nodes_with_unknown_workspace,
+    planned_graph,
+    precise_graph,
+    with_workspaces,
+)
+from trainfit.ordering.problem import peak_of, problem_of, step_bytes
 from trainfit.ordering.results import Order
 from trainfit.ordering.solve import TORCH_METHODS, heuristic_orders, solve
 
@@ -45,6 +52,9 @@ class CompiledGraph:
 
 Watcher = Callable[[CompiledGraph], None]
 
+_LEAST_SHARE = 0.001
+"""Inductor's own order stays where ours would save less than this share of the peak."""
+
 
 @dataclass(frozen=True)
 class OrderPass(CustomSchedulerPass):
@@ -59,23 +69,12 @@ class OrderPass(CustomSchedulerPass):
         """Return the nodes in the better order, or as they came."""
         if self.before is not None:
             nodes = self.before(nodes)
-        planned = planned_graph(nodes)
-        counted, precise_of = problem_of(planned), precise_graph(nodes, planned)
-        precise = problem_of(precise_of)
-        orders = heuristic_orders(planned, counted)
-        theirs = min(TORCH_METHODS, key=lambda method: peak_of(counted, orders[method]))
-        most_counted = peak_of(counted, orders[theirs])
-        needed = peak_of(precise, orders[theirs])
-        best = solve(precise_of)
-        candidates = [best.steps]
-        if peak_of(counted, best.steps) > most_counted:
-            candidates = [solve(planned).steps]
-        steps = min(candidates, key=lambda steps: peak_of(precise, steps))
-        reached = peak_of(precise, steps)
-        kept = reached < needed and peak_of(counted, steps) <= most_counted
+        chosen = _Choice(nodes)
+        steps = chosen.steps()
         if self.watcher is not None:
-            self.watcher(CompiledGraph(best, needed, reached if kept else needed))
-        return [nodes[step] for step in steps] if kept else nodes
+            reached = chosen.needed if steps is None else peak_of(chosen.precise, steps)
+            self.watcher(CompiledGraph(chosen.best, chosen.needed, reached))
+        return nodes if steps is None else [nodes[step] for step in steps]
 
     def uuid(self) -> Any:
         """Identify the pass for inductor's cache of compiled code; None: cannot be cached."""
@@ -83,6 +82,48 @@ class OrderPass(CustomSchedulerPass):
             return _code_hash()
         known = self.before.uuid() if isinstance(self.before, CustomSchedulerPass) else None
         return None if known is None else (_code_hash(), known)
+
+
+class _Choice:
+    """The order that inductor would choose, and ours if it is better whatever the kernels need inside."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        planned = planned_graph(nodes)
+        self._planned = planned
+        self._counted = problem_of(planned)
+        self._precise_graph = precise_graph(nodes, planned)
+        self.precise = problem_of(self._precise_graph)
+        orders = heuristic_orders(planned, self._counted)
+        theirs = orders[min(TORCH_METHODS, key=lambda method: peak_of(self._counted, orders[method]))]
+        self._most_counted = peak_of(self._counted, theirs)
+        self.needed = peak_of(self.precise, theirs)
+        self.best = solve(self._precise_graph)
+        before = dict(zip(theirs, step_bytes(self.precise, theirs)))
+        self._unknown = {node: before[node] for node in nodes_with_unknown_workspace(nodes)}
+        """What is alive in inductor's order when nodes run whose kernels may need more."""
+
+    def steps(self) -> tuple[int, ...] | None:
+        """Return our order, or None if it would not save enough or could make something worse."""
+        if self.needed - self.best.peak_bytes <= _LEAST_SHARE * self.needed:
+            return None
+        for steps in self._candidates():
+            if self.needed - peak_of(self.precise, steps) > _LEAST_SHARE * self.needed and self._safe(steps):
+                return steps
+        return None
+
+    def _candidates(self) -> Iterator[tuple[int, ...]]:
+        yield self.best.steps
+        yield solve(self._planned).steps
+        # As if each of those nodes reached the best peak already: none of them may then have more alive.
+        inside = {node: max(0, self.best.peak_bytes - alive) for node, alive in self._unknown.items()}
+        yield solve(with_workspaces(self._precise_graph, inside)).steps
+
+    def _safe(self, steps: tuple[int, ...]) -> bool:
+        """Whether inductor keeps the order, and no kernel that may need more runs with more alive."""
+        if peak_of(self._counted, steps) > self._most_counted:
+            return False
+        alive = dict(zip(steps, step_bytes(self.precise, steps)))
+        return all(alive[node] <= before for node, before in self._unknown.items())
 
 
 def install(watcher: Watcher | None = None) -> None:

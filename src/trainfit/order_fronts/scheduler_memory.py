@@ -81,6 +81,39 @@ def precise_graph(nodes: Nodes, planned: BufferGraph) -> BufferGraph:
     return BufferGraph(planned.nodes, tuple(buffers), planned.inputs)
 
 
+def nodes_with_unknown_workspace(nodes: Nodes) -> list[int]:
+    """Return the positions of the nodes that call kernels which may allocate more than their results.
+
+    Kernels that inductor writes itself do not, and neither do matrix products.
+    """
+    found = []
+    for number, node in enumerate(nodes):
+        for part in node.get_nodes():
+            kernel = getattr(part.node, "python_kernel_name", None) or ""
+            calls = isinstance(part.node, ir.ExternKernel) and not isinstance(part.node, ir.MultiOutput)
+            if calls and not kernel.startswith(_WITHOUT_WORKSPACE):
+                found.append(number)
+                break
+    return found
+
+
+_WITHOUT_WORKSPACE = tuple(
+    f"{module}.{name}"
+    for module in ("extern_kernels", "aten", "torch.ops.aten")
+    for name in ("mm", "addmm", "bmm", "baddbmm", "_mm_plus_mm")
+)
+
+
+def with_workspaces(graph: BufferGraph, workspaces: dict[int, int]) -> BufferGraph:
+    """Return the graph with so many more bytes while some of its nodes run."""
+    nodes, added = list(graph.nodes), []
+    for number, size in workspaces.items():
+        name = f"{nodes[number].name}:workspace"
+        nodes[number] = replace(nodes[number], buffers=(*nodes[number].buffers, name))
+        added.append(Buffer(name, size, size))
+    return BufferGraph(tuple(nodes), (*graph.buffers, *added), graph.inputs)
+
+
 def _removed(nodes: Nodes) -> Iterator[str]:
     """Yield the buffers that live within one fused kernel only."""
     scheduler: Any = V.graph.scheduler
