@@ -55,6 +55,7 @@ class _Layout:
             self.segment_start[id(effect)] = effect.insert + self._before[-1]
             self._before.append(self._before[-1] + len(effect.segment))
         self.ordered = ordered
+        self.first_insert = min(self._inserts, default=len(trace.ops))
 
     def start(self, time: int) -> int:
         """Return the new number of an op: after the segments that are inserted before it."""
@@ -74,10 +75,13 @@ class _Layout:
 
 
 def _moved(storage: Storage, layout: _Layout) -> Storage:
+    if storage.end is not None and storage.end <= layout.first_insert:
+        return storage  # nothing has moved yet; most storages of forward are gone by then
     if storage.start < 0 and storage.end is None and not storage.resizes:
         return replace(storage, holders=tuple(_moved_hold(hold, layout) for hold in storage.holders))
-    return replace(
-        storage,
+    return Storage(
+        bytes=storage.bytes,
+        category=storage.category,
         producer=layout.start(storage.producer) if storage.producer >= 0 else -1,
         start=layout.start(storage.start) if storage.start >= 0 else storage.start,
         end=None if storage.end is None else layout.end(storage.end),
@@ -145,12 +149,14 @@ def _ops(
         while pending and pending[-1].insert == number:
             effect = pending.pop()
             ops += [_again(trace.ops[original], effect, copies) for original in effect.segment]
-        moved = replace(op, forward_op=layout.start(op.forward_op) if op.forward_op >= 0 else -1)
         effect_here = region_of.get(op.forward_op)
         if effect_here is not None:
             reads = tuple(copies.get((id(effect_here), storage), storage) for storage in op.reads)
-            moved = replace(moved, reads=reads)
-        ops.append(moved)
+            ops.append(replace(op, reads=reads, forward_op=layout.start(op.forward_op)))
+        elif op.forward_op >= layout.first_insert:
+            ops.append(replace(op, forward_op=layout.start(op.forward_op)))
+        else:
+            ops.append(op)
     assert not pending, "every segment has its place"
     return ops
 
