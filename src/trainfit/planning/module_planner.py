@@ -36,10 +36,10 @@ from trainfit.simulate import Timeline, simulate
 from trainfit.store import content_hash
 from trainfit.trace import Trace
 
-_MOST_ROUNDS = 8
+_MOST_ROUNDS = 5
 _GAP_SHARE = 0.001
 """Of the step's time, for the program over modules; storing whole ops adds to it."""
-_CLOSE_SHARE = 0.001
+_CLOSE_SHARE = 0.002
 """Of the budget: more precisely the program need not know it."""
 
 
