@@ -1,8 +1,9 @@
 """A step's forward and backward as one FX graph, traced through AOTAutograd on tensors without memory.
 
 The step runs on fake tensors until it calls `backward` on its loss; what has run by then is the function that
-AOTAutograd differentiates. Parameters and buffers are the graph's inputs, the loss and all gradients its
-outputs. What the step does afterwards (the optimizer) is not part of the graph.
+AOTAutograd differentiates. Parameters, buffers and the tensors that the model is called with are the graph's
+inputs, the loss and all gradients its outputs. What the step does afterwards (the optimizer) is not part of
+the graph.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 from torch._functorch.aot_autograd import aot_export_module
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves, tree_map
 
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.session import Session
@@ -30,12 +32,14 @@ Build = Callable[[], Step]
 def joint_graph(step: Step) -> GraphModule:
     """Return the forward and backward of a step as one graph, without running either.
 
-    Called with the model's parameters and buffers in their order, it returns what the model's buffers become,
-    the loss, and a gradient for each parameter that has one.
+    Called with the model's parameters, its buffers and the tensors that the step calls it with, it returns
+    what the buffers become, the loss, and a gradient for each parameter that gets one.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), _quiet(), _stop_at_backward():
         try:
-            module, _ = aot_export_module(_UntilBackward(step), (), trace_joint=True, output_loss_index=0)
+            forward = _UntilBackward(step)
+            with forward.only_what_gets_gradients():
+                module, _ = aot_export_module(forward, (), trace_joint=True, output_loss_index=0)
         except TrainfitError:
             raise
         except Exception as error:
@@ -60,19 +64,79 @@ def joint_graph_without_memory(build: Build) -> GraphModule:
 
 
 class _UntilBackward(nn.Module):
-    """The forward of a step as a module: what `run` computes until it asks for gradients."""
+    """The forward of a step as a module: what `run` computes until it asks for gradients.
+
+    The tensors that the model is called with are buffers of this module: AOTAutograd makes inputs of those,
+    and follows what is computed from inputs even where it is changed in place.
+    """
 
     def __init__(self, step: Step) -> None:
         super().__init__()
         self.model = step.model
         self._run = step.run
+        self._given: dict[int, str] = {}
+        handle = self.model.register_forward_pre_hook(self._note, with_kwargs=True)
+        try:
+            self._loss = self._until_backward()
+        finally:
+            handle.remove()
 
     def forward(self) -> tuple[torch.Tensor]:
+        handle = self.model.register_forward_pre_hook(self._replace, with_kwargs=True)
+        try:
+            return (self._until_backward(),)
+        finally:
+            handle.remove()
+
+    @contextlib.contextmanager
+    def only_what_gets_gradients(self) -> Iterator[None]:
+        """Freeze the parameters that the loss does not depend on: AOTAutograd wants a gradient of each."""
+        used = _leaves(self._loss)
+        idle = [p for p in self.model.parameters() if p.requires_grad and id(p) not in used]
+        del self._loss
+        for parameter in idle:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in idle:
+                parameter.requires_grad_(True)
+
+    def _until_backward(self) -> torch.Tensor:
         try:
             self._run()
         except _ReachedBackward as reached:
-            return (reached.loss,)
+            return reached.loss
         raise StepError("the step never calls backward() on a loss, so that it has no joint graph.")
+
+    def _note(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        owned = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in {*owned, *self._given}:
+                self._given[id(leaf)] = f"given_{len(self._given)}"
+                self.register_buffer(self._given[id(leaf)], leaf)
+
+    def _replace(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        def replaced(leaf: Any) -> Any:
+            return getattr(self, self._given[id(leaf)]) if id(leaf) in self._given else leaf
+
+        return tree_map(replaced, (args, kwargs))
+
+
+def _leaves(loss: torch.Tensor) -> set[int]:
+    """Return the tensors that get a gradient when `backward` is called on the loss."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    pending = [loss.grad_fn]
+    while pending:
+        node: Any = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        pending += [following for following, _ in node.next_functions]
+    return found
 
 
 class _ReachedBackward(BaseException):
@@ -107,7 +171,7 @@ def _quiet() -> Iterator[None]:
 def _why(error: Exception) -> str:
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return (
-        f"the step cannot be traced into one graph: {first.strip()[:300]}\n"
-        "Shapes or branches that depend on values are the usual cause; "
+        f"the step cannot be traced into one graph: {first.strip()[:300]} "
+        "(Shapes and branches that depend on values are the usual cause.) "
         "--graph eager orders the step as it runs without a compiler instead."
     )
