@@ -6,11 +6,13 @@ Data        seconds[r,k]     recomputation
             inside[r,k,b]    most bytes in a bucket that lies in the region's own forward or backward
             away[r,k,b]      change at b of the bytes alive between its forward and its backward
 Variables   chosen[r,k]      whether the region is checkpointed with this point (binary)
+            most             the peak, at most the budget
             carried[b]       sum of `away` until b over the regions that are between forward and backward
 Constraints one_point        each region has at most one point, and no region lies within a chosen one
             carry            carried[b] follows from the bucket before
-            fits             peak or inside, plus carried, is at most the budget in every bucket
-Objective   minimise the seconds of recomputation (or, to find the smallest reachable peak, the budget)
+            fits             peak or inside, plus carried, is at most `most` in every bucket
+Objective   minimise the seconds of recomputation, and a trifle of `most` to decide between equals (or, to
+            find the smallest reachable peak, only that)
 
 Buckets end where a region's forward or backward begins or ends, and where it changes anything in between, so
 that within a bucket only the region that covers it changes anything: all sums are exact.
@@ -34,6 +36,8 @@ Bytes = NDArray[np.int64]
 
 _GAP_SHARE = 0.003
 """Of the seconds that a plan adds: one that is this close to the best possible is good enough."""
+_TIE_SHARE = 1e-6
+"""Of the seconds of everything: what the whole budget may weigh against time."""
 _UNIT = float(1 << 20)
 """Bytes are counted in MiB inside the solver, whose tolerances are made for figures of this size."""
 
@@ -75,37 +79,40 @@ class MasterProblem:
     def solve(self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float) -> Solution:
         """Return a choice whose modelled peak is within the budget.
 
-        It adds at most `gap_seconds`, or a small share of what it adds, more than the best.
+        It adds at most `gap_seconds` more than the best, or, if that is not 0, a small share of what it adds.
+        Among plans that take the same time it prefers a small peak.
         """
         program = Program()
         for option in self.options:
             program.binary(option.seconds)
-        self._constrain(program, budget_bytes, None)
-        answer = program.minimise(seconds_limit=seconds_limit, gap=gap_seconds, gap_share=_GAP_SHARE)
-        return self._solution(answer, bound=answer.bound)
+        whole = sum(option.seconds for option in self.options)
+        tie_break = _TIE_SHARE * whole / max(budget_bytes / _UNIT, 1.0)
+        self._constrain(program, program.continuous(0.0, budget_bytes / _UNIT, tie_break))
+        answer = program.minimise(
+            seconds_limit=seconds_limit, gap=gap_seconds, gap_share=_GAP_SHARE if gap_seconds else 0.0
+        )
+        return self._solution(answer, bound=answer.bound - _TIE_SHARE * whole)
 
     def smallest_peak(self, *, seconds_limit: float) -> Solution:
         """Return a choice with about the smallest modelled peak."""
         program = Program()
         for _ in self.options:
             program.binary()
-        peak = program.continuous(0.0, np.inf, 1.0)
-        self._constrain(program, 0, peak)
+        self._constrain(program, program.continuous(0.0, np.inf, 1.0))
         gap = 1e-3 * max(self.peak) / _UNIT
         return self._solution(program.minimise(seconds_limit=seconds_limit, gap=gap), bound=0.0)
 
-    def _constrain(self, program: Program, budget_bytes: int, above: int | None) -> None:
-        """Add the constraints; memory may exceed the budget by the variable `above`, in units."""
+    def _constrain(self, program: Program, most: int) -> None:
+        """Add the constraints; memory is nowhere above the variable `most`."""
         for group in self.exclusive:
             program.at_most("one_point", [(number, 1.0) for number in group], 1.0)
-        over = [(above, -1.0)] if above is not None else []
         before: list[Term] = []
         for peak, covering, entering in zip(self.peak, self.covering, self.entering):
             carried = program.continuous(-np.inf, np.inf)
             changes = [(number, -change / _UNIT) for number, change in entering.items()]
             program.equal("carry", [(carried, 1.0), *before, *changes], 0.0)
             inside = [(number, (size - peak) / _UNIT) for number, size in covering.items()]
-            program.at_most("fits", [(carried, 1.0), *inside, *over], (budget_bytes - peak) / _UNIT)
+            program.at_most("fits", [(carried, 1.0), *inside, (most, -1.0)], -peak / _UNIT)
             before = [(carried, -1.0)]
 
     def _solution(self, answer: Answer, *, bound: float) -> Solution:

@@ -31,6 +31,8 @@ _POINTS_BETWEEN = 24
 _MOST_ROUNDS = 8
 _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 """Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
+_FEW_OPTIONS = 400
+"""So few are solved to the end, if that is quick."""
 _FINE_SECONDS = 3.0
 """How long to look for the last bit."""
 Progress = Callable[[str], None]
@@ -103,6 +105,8 @@ class Planner:
     def _solved(self, budget_bytes: int, seconds_limit: float) -> Solution:
         """Solve the master problem: finely if that is quick, else at least well."""
         coarse, fine = _COARSE_GAP_SHARE * self.baseline_seconds, _FINE_GAP_SHARE * self.baseline_seconds
+        if len(self.problem.options) <= _FEW_OPTIONS:
+            fine = 0.0
         fine_seconds = min(_FINE_SECONDS, seconds_limit)
         found = self.problem.solve(budget_bytes, seconds_limit=fine_seconds, gap_seconds=fine)
         close = found.feasible and found.seconds - found.bound <= coarse
