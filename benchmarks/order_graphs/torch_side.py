@@ -21,7 +21,7 @@ from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
-from trainfit.ordering.graph import BufferGraph
+from trainfit.ordering.graph import BufferGraph, Node
 
 METHODS = ("baseline", "lpmf", "bfs", "dfs")
 
@@ -111,6 +111,9 @@ def torch_graph(graph: BufferGraph) -> TorchGraph:
         for number, buffer in enumerate(graph.buffers)
         if graph.producer[number] >= 0
     }
+    for node in graph.nodes:
+        if not node.buffers:  # torch orders by buffers, so that every node needs one
+            buffers[_nothing_of(node)] = StandInBuffer(_nothing_of(node), 0)
     nodes = [_node(graph, number, buffers) for number in graph.baseline]
     renamed = {
         buffer.name: graph.buffers[graph.root[number]].name
@@ -129,9 +132,9 @@ def torch_graph(graph: BufferGraph) -> TorchGraph:
     with V.set_graph_handler(handler):
         inputs = memory.get_freeable_input_buf(stand_ins, OrderedSet(graph.inputs))
         memory.assign_memory_planning_info_for_scheduler_buffers(stand_ins, buffers)  # type: ignore[arg-type]
-    for name, buffer in buffers.items():
-        buffer.mpi_buffer.size_alloc = size_of[name].size_alloc
-        buffer.mpi_buffer.size_free = size_of[name].size_free
+    for name in size_of.keys() & buffers.keys():
+        buffers[name].mpi_buffer.size_alloc = size_of[name].size_alloc
+        buffers[name].mpi_buffer.size_free = size_of[name].size_free
     memory.assign_memory_planning_info_for_scheduler_nodes(stand_ins, {}, buffers, inputs)  # type: ignore[arg-type]
     return TorchGraph(nodes, buffers, inputs, outputs)
 
@@ -142,10 +145,16 @@ def _node(graph: BufferGraph, number: int, buffers: dict[str, StandInBuffer]) ->
     reads = OrderedSet(StarDep(name) for name in names)
     unmet = OrderedSet(StarDep(name) for name in node.reads if name in buffers)
     for other in node.after:
-        first = graph.nodes[graph.node_number[other]].buffers[0]
+        earlier = graph.nodes[graph.node_number[other]]
+        first = (*earlier.buffers, _nothing_of(earlier))[0]
         if StarDep(first) not in unmet:
             unmet.add(WeakDep(first, mutating_buf="", is_fake=True))
-    return StandInNode(node.name, [buffers[name] for name in node.buffers], reads, unmet)
+    made = node.buffers or (_nothing_of(node),)
+    return StandInNode(node.name, [buffers[name] for name in made], reads, unmet)
+
+
+def _nothing_of(node: Node) -> str:
+    return f"{node.name}:nothing"
 
 
 @contextlib.contextmanager

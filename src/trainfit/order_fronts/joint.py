@@ -66,15 +66,16 @@ def joint_graph_without_memory(build: Build) -> GraphModule:
 class _UntilBackward(nn.Module):
     """The forward of a step as a module: what `run` computes until it asks for gradients.
 
-    The tensors that the model is called with are buffers of this module: AOTAutograd makes inputs of those,
+    The tensors that the model is called with become buffers of `given`: AOTAutograd makes inputs of those,
     and follows what is computed from inputs even where it is changed in place.
     """
 
     def __init__(self, step: Step) -> None:
         super().__init__()
         self.model = step.model
+        self.given = nn.Module()  # after the model, so that its buffers come last among the inputs
         self._run = step.run
-        self._given: dict[int, str] = {}
+        self._names: dict[int, str] = {}
         handle = self.model.register_forward_pre_hook(self._note, with_kwargs=True)
         try:
             self._loss = self._until_backward()
@@ -112,13 +113,13 @@ class _UntilBackward(nn.Module):
     def _note(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         owned = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in {*owned, *self._given}:
-                self._given[id(leaf)] = f"given_{len(self._given)}"
-                self.register_buffer(self._given[id(leaf)], leaf)
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in {*owned, *self._names}:
+                self._names[id(leaf)] = f"input_{len(self._names)}"
+                self.given.register_buffer(self._names[id(leaf)], leaf)
 
     def _replace(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         def replaced(leaf: Any) -> Any:
-            return getattr(self, self._given[id(leaf)]) if id(leaf) in self._given else leaf
+            return getattr(self.given, self._names[id(leaf)]) if id(leaf) in self._names else leaf
 
         return tree_map(replaced, (args, kwargs))
 

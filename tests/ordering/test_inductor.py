@@ -1,0 +1,84 @@
+"""torch.compile with our order: same results, no higher peak, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch._inductor import config
+
+import trainfit
+from trainfit.order_fronts.inductor import CompiledGraph, OrderPass
+from trainfit.profiler import no_cycle_collection, profile_allocations
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    assert config._post_fusion_custom_pass is None
+
+
+def heads(x: Tensor, weights: list[Tensor]) -> Tensor:
+    # Matrix products are kernels of their own: nothing is fused over them, so that their order matters.
+    wide = [x @ weight for weight in weights]
+    return torch.stack([(w @ x).sum() for w in reversed(wide)])
+
+
+def peak_of_compiled(x: Tensor, weights: list[Tensor]) -> tuple[Tensor, int]:
+    torch._dynamo.reset()
+    compiled = torch.compile(heads)
+    compiled(x, weights)
+    with no_cycle_collection(), profile_allocations() as log, log.range("run"):
+        result = compiled(x, weights)
+    return result, log.usage("run").peak_bytes
+
+
+def test_compiled_code_computes_the_same_within_the_predicted_peak() -> None:
+    x, weights = torch.randn(64, 64), [torch.randn(64, 64) for _ in range(4)]
+    seen: list[CompiledGraph] = []
+    with torch.no_grad(), config.patch(fx_graph_cache=False):
+        expected, theirs = peak_of_compiled(x, weights)
+        with trainfit.order.compiled(seen.append):
+            found, ours = peak_of_compiled(x, weights)
+    assert torch.equal(found, expected)
+    assert ours <= theirs
+    assert len(seen) == 1
+    assert seen[0].peak_bytes <= seen[0].inductor_peak_bytes
+    assert seen[0].order.lower_bound_bytes <= seen[0].order.peak_bytes
+
+
+def test_installing_and_uninstalling_leaves_no_trace() -> None:
+    trainfit.order.install()
+    assert isinstance(config._post_fusion_custom_pass, OrderPass)
+    trainfit.order.install()
+    assert config._post_fusion_custom_pass.before is None, "a second time changes nothing"
+    trainfit.order.uninstall()
+    assert config._post_fusion_custom_pass is None
+    trainfit.order.uninstall()
+
+
+def test_a_pass_that_was_there_already_runs_first_and_comes_back() -> None:
+    def theirs(nodes: list[object]) -> list[object]:
+        return nodes
+
+    with config.patch(_post_fusion_custom_pass=theirs):
+        with trainfit.order.compiled():
+            present = config._post_fusion_custom_pass
+            assert isinstance(present, OrderPass)
+            assert present.before is theirs
+            assert present.uuid() is None, "unknown code cannot be cached"
+        assert config._post_fusion_custom_pass is theirs
+    with pytest.raises(ZeroDivisionError), trainfit.order.compiled():
+        raise ZeroDivisionError
+
+
+def test_the_pass_is_known_to_the_cache_of_compiled_code() -> None:
+    assert OrderPass().uuid() == OrderPass().uuid()
+    assert OrderPass(before=OrderPass()).uuid() != OrderPass().uuid()
