@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 if TYPE_CHECKING:
-    from trainfit import Step
+    from trainfit import Step, StepOptions
     from trainfit.models.llama import LlamaConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -87,11 +87,13 @@ def plan_8b() -> dict[str, float]:
 
 
 def plan_405b() -> dict[str, float]:
+    from trainfit import StepOptions
     from trainfit.models.catalog import PRESETS
 
-    # AdamW in bfloat16: weights, gradients and two states. The rest of a sensible budget is for activations.
+    # AdamW in bfloat16: weights, gradients and two states, and no temporaries of their size because it is fused.
+    # The rest of the budget is for activations.
     states = PRESETS["llama-3-405b"].parameter_count * 2 * 4
-    return _planned("llama-3-405b", round(1.02 * states))
+    return _planned("llama-3-405b", round(1.1 * states), StepOptions(optimizer="adamw-fused"))
 
 
 def plan_narrow() -> dict[str, float]:
@@ -102,12 +104,14 @@ def plan_narrow() -> dict[str, float]:
     return _planned(lambda: narrow_llama("cuda"), round(BUDGET_SHARE * peak))
 
 
-def _planned(target: str | Callable[[], Step], budget: int | None = None) -> dict[str, float]:
+def _planned(
+    target: str | Callable[[], Step], budget: int | None = None, options: StepOptions | None = None
+) -> dict[str, float]:
     """Plan from nothing, as the command line does, and say how long each stage took."""
     from trainfit import api
 
     begin = time.perf_counter()
-    result = api.plan_step(target, budget=budget, device=DEVICE)
+    result = api.plan_step(target, budget=budget, device=DEVICE, options=options)
     seconds = time.perf_counter() - begin
     plan = result.plan
     return {

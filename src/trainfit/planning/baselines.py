@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
@@ -35,13 +36,13 @@ class Baseline:
 def baselines(trace: Trace, costs: CostTable, budget_bytes: int) -> tuple[Baseline, ...]:
     """Replay each of the usual ways; those that need blocks are left out if the model has none."""
     seconds = schedule(trace, costs).marginal_seconds.tolist()
-    blocks = list(_blocks(trace, seconds))
+    blocks = list(blocks_of(trace, seconds))
     full = [effect_of(trace, block, everything_again(block)) for block in blocks]
     found = [_replayed("keep everything", trace, costs, [])]
     if full:
         found.append(_replayed("full", trace, costs, full))
         found.append(_replayed("every second block", trace, costs, full[::2]))
-        found.append(_greedy(trace, costs, full, budget_bytes))
+        found.append(_greedy(trace, costs, full, budget_bytes, found[0], found[1]))
     return tuple(found)
 
 
@@ -63,7 +64,7 @@ def everything_again(region: RegionGraph) -> Choice:
     )
 
 
-def _blocks(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
+def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
     """Yield the calls of the model's blocks: numbered siblings of one class that keep the most together."""
     families: dict[tuple[str, str], list[int]] = {}
     for number in candidate_calls(trace):
@@ -84,17 +85,39 @@ def _freed(region: RegionGraph) -> int:
     return sum(group.bytes for group in region.groups if group.needed)
 
 
-def _greedy(trace: Trace, costs: CostTable, full: list[Effect], budget_bytes: int) -> Baseline:
+def _greedy(
+    trace: Trace,
+    costs: CostTable,
+    full: list[Effect],
+    budget_bytes: int,
+    nothing: Baseline,
+    everything: Baseline,
+) -> Baseline:
+    """Return the first blocks that fit, the best first, or all of them.
+
+    More blocks never need more memory. A replay of a large step takes a while, so the number is guessed
+    between two that are known, as if every block freed as much.
+    """
+
     def worth(effect: Effect) -> float:
         return _freed(effect.region) / max(effect.choice.seconds, 1e-12)
 
     ordered = sorted(full, key=worth, reverse=True)
-    fits: Callable[[int], bool] = lambda n: _peak(trace, ordered[:n]) <= budget_bytes  # noqa: E731
-    low, high = 0, len(ordered)
-    while low < high:  # more blocks never need more memory, so the least number that fits is found by halving
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return _replayed("greedy", trace, costs, ordered[:low])
+    too_few, enough = 0, len(ordered)
+    most, least = nothing.peak_bytes, everything.peak_bytes
+    if most <= budget_bytes:
+        return replace(nothing, name="greedy")
+    if least > budget_bytes:
+        return replace(everything, name="greedy")
+    while enough - too_few > 1:
+        guess = too_few + math.ceil((most - budget_bytes) / max(most - least, 1) * (enough - too_few))
+        number = min(max(guess, too_few + 1), enough - 1)
+        peak = _peak(trace, ordered[:number])
+        if peak <= budget_bytes:
+            enough, least = number, peak
+        else:
+            too_few, most = number, peak
+    return _replayed("greedy", trace, costs, ordered[:enough])
 
 
 def _peak(trace: Trace, effects: list[Effect]) -> int:
