@@ -90,10 +90,10 @@ def plan_405b() -> dict[str, float]:
     from trainfit import StepOptions
     from trainfit.models.catalog import PRESETS
 
-    # AdamW in bfloat16: weights, gradients and two states, and no temporaries of their size because it is fused.
-    # The rest of the budget is for activations.
+    # AdamW in bfloat16: weights, gradients and two states, without temporaries because it is fused. With one
+    # sample nothing else would matter; with four, activations do, and the rest of the budget is for them.
     states = PRESETS["llama-3-405b"].parameter_count * 2 * 4
-    return _planned("llama-3-405b", round(1.1 * states), StepOptions(optimizer="adamw-fused"))
+    return _planned("llama-3-405b", round(1.1 * states), StepOptions(batch=4, optimizer="adamw-fused"))
 
 
 def plan_narrow() -> dict[str, float]:
