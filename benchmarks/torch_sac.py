@@ -29,7 +29,7 @@ from trainfit.simulate import Timeline, simulate
 from trainfit.trace import CATEGORIES, Trace
 
 GIBIBYTE = 1 << 30
-CANDIDATE_BREAKS = 200
+CANDIDATE_BREAKS = 100
 
 
 def missing() -> str | None:
@@ -93,6 +93,8 @@ class TorchPlanner:
         self._seconds = schedule(trace, costs).marginal_seconds.tolist()
         self.regions = self._regions()
         self.sac_stats = {name: self._sac_stats(region) for name, region in self.regions.items()}
+        self._fits: dict[str, Any] = {}
+        """Modules that are alike are fitted once."""
         self.graph = parse_module_info(self._module_info())
 
     @property
@@ -220,10 +222,13 @@ class TorchPlanner:
             empty: dict[str, Any] = dict.fromkeys(("sac_runtime", "sac_memory", "n_segments"), 0)
             empty |= {key: [] for key in ("slopes", "intercepts", "breakpoints")}
             return {**empty, "tradeoff_curve": OrderedDict(), "is_leaf": True}
-        estimator = SACEstimator()
         stats = self.sac_stats[name]
-        order = estimator._get_greedy_order_meta(stats)
-        found = estimator._get_sac_tradeoff_pwlf_stats(stats, order)
+        key = repr(stats)
+        if key not in self._fits:
+            estimator = SACEstimator()
+            order = estimator._get_greedy_order_meta(stats)
+            self._fits[key] = estimator._get_sac_tradeoff_pwlf_stats(stats, order)
+        found = self._fits[key]
         return {
             "sac_runtime": found.sac_runtime,
             "sac_memory": found.sac_memory,
