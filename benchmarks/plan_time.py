@@ -1,0 +1,226 @@
+"""What plans cost for real: measured overhead of our plan beside full checkpointing and the prediction.
+
+    python benchmarks/plan_time.py                  all cases, about three minutes each
+    python benchmarks/plan_time.py llama-tiny       one of them
+    python benchmarks/plan_time.py --markdown       the table for docs/benchmarks.md
+
+The budget is the peak of full checkpointing plus 20 % of the way to the peak without any. Full checkpointing
+is `torch.utils.checkpoint` around every block. The three steps (as it is, full, our plan) run in turn in one
+process, with one thread, counted in the time that the thread has run; overheads are medians of the ratios of
+neighbours. Operators are measured on this machine before. Exit code 1 if a step takes less than 1 s, if our
+overhead is more than 75 % of full checkpointing's, if the prediction is more than 15 % from the measured one,
+or if the plan's measured peak is above the budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainfit import Step
+
+BATCHES = {"gpt2-tiny": 32, "llama-tiny": 32, "bert-tiny": 64, "vit-tiny": 128, "resnet-18": 16}
+"""Built-in models, at batches whose steps take more than a second."""
+DEFAULT = ("gpt2-tiny", "llama-tiny", "resnet-18")
+BUDGET_SHARE = 0.2
+LEAST_SECONDS = 1.0
+LARGEST_SHARE_OF_FULL = 0.75
+LARGEST_ERROR = 0.15
+CASE_SECONDS = 1800
+RESULT = "result: "
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case: seconds and peaks as measured, overheads as shares of the step without a plan."""
+
+    name: str
+    step_seconds: float = 0.0
+    full: float = 0.0
+    plan: float = 0.0
+    spread: float = 0.0
+    """Half the distance between the quartiles of the plan's overhead."""
+    predicted: float = 0.0
+    budget_bytes: int = 0
+    unplanned_peak_bytes: int = 0
+    full_peak_bytes: int = 0
+    plan_peak_bytes: int = 0
+    rounds: int = 0
+    failure: str = ""
+
+    @property
+    def share_of_full(self) -> float:
+        return self.plan / self.full if self.full > 0 else 1.0
+
+    @property
+    def error(self) -> float:
+        return (self.predicted - self.plan) / self.plan if self.plan > 0 else 1.0
+
+    @property
+    def good(self) -> bool:
+        return (
+            not self.failure
+            and self.step_seconds >= LEAST_SECONDS
+            and self.share_of_full <= LARGEST_SHARE_OF_FULL
+            and abs(self.error) <= LARGEST_ERROR
+            and self.plan_peak_bytes <= self.budget_bytes
+        )
+
+
+def checkpoint_blocks(model: torch.nn.Module, names: list[str]) -> None:
+    """Put every block under torch's own checkpointing."""
+    from torch.utils.checkpoint import checkpoint
+
+    modules = dict(model.named_modules())
+
+    def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    for name in names:
+        block = modules[name]
+        block.forward = checkpointed(block.forward)  # type: ignore[method-assign]
+
+
+def run_case(name: str, rounds: int) -> Result:
+    """Plan one case and run its three steps in turn, in this process."""
+    import torch
+
+    import trainfit
+    from trainfit.costs.schedule import schedule
+    from trainfit.planning.baselines import baselines, blocks_of
+    from trainfit.planning.solve import Planner
+    from trainfit.plans import Plan
+    from trainfit import StepOptions
+    from trainfit.targets.parse import load
+    from trainfit.timing.clocks import cpu_clock
+    from trainfit.verification import measure_step
+
+    torch.set_num_threads(1)
+    build = load(name, StepOptions(batch=BATCHES[name])).build
+    trace = trainfit.capture(build, device="cpu")
+    costs = trainfit.price(trace, "cpu", costs="measured")
+    full = next(way for way in baselines(trace, costs, 0) if way.name == "full")
+    planner = Planner(trace, costs)
+    budget = round(full.peak_bytes + BUDGET_SHARE * (planner.baseline_peak_bytes - full.peak_bytes))
+    plan = planner.plan(budget)
+    assert isinstance(plan, Plan)
+    seconds = schedule(trace, costs).marginal_seconds.tolist()
+    blocks = [trace.module_name(r.module).partition(".")[2] for r in blocks_of(trace, seconds)]
+
+    def in_full() -> Step:
+        built = build()
+        checkpoint_blocks(built.model, blocks)
+        return built
+
+    def planned() -> Step:
+        built = build()
+        trainfit.apply(built.model, plan)
+        return built
+
+    ways = (build, in_full, planned)
+    peaks = [measure_step(way, "cpu", timed=False).peak_bytes for way in ways]
+    steps = [way() for way in ways]
+    for step in steps * 2:
+        step.run()
+    clock = cpu_clock()
+    times: list[list[float]] = [[] for _ in steps]
+    for number in range(rounds):
+        # Each is first, second and third equally often.
+        for place in (number, number + 1, number + 2):
+            begin = clock()
+            steps[place % 3].run()
+            times[place % 3].append(clock() - begin)
+    overheads = [[other / plain - 1 for other, plain in zip(way, times[0])] for way in times[1:]]
+    low, _, high = statistics.quantiles(overheads[1], n=4, method="inclusive")
+    return Result(
+        name,
+        step_seconds=statistics.median(times[0]),
+        full=statistics.median(overheads[0]),
+        plan=statistics.median(overheads[1]),
+        spread=(high - low) / 2,
+        predicted=plan.added_seconds / plan.baseline_step_seconds,
+        budget_bytes=budget,
+        unplanned_peak_bytes=peaks[0],
+        full_peak_bytes=peaks[1],
+        plan_peak_bytes=peaks[2],
+        rounds=rounds,
+    )
+
+
+def in_own_process(name: str, rounds: int) -> Result:
+    command = [sys.executable, __file__, "--run-one", name, "--rounds", str(rounds)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CASE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Result(name, failure=f"not finished after {CASE_SECONDS} s")
+    for line in done.stdout.splitlines():
+        if line.startswith(RESULT):
+            return Result(**json.loads(line.removeprefix(RESULT)))
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return Result(name, failure=f"exit code {done.returncode}: {last[:300]}")
+
+
+def as_line(r: Result) -> str:
+    verdict = "ok  " if r.good else "MISS"
+    if r.failure:
+        return f"{verdict} {r.name:12} {r.failure}"
+    return (
+        f"{verdict} {r.name:12} {r.step_seconds:.2f} s per step; full {r.full:+.1%}, plan {r.plan:+.1%} "
+        f"± {r.spread:.1%} ({r.share_of_full:.0%} of full), predicted {r.predicted:+.1%} ({r.error:+.1%}); "
+        f"peak {r.unplanned_peak_bytes:,}, full {r.full_peak_bytes:,}, plan {r.plan_peak_bytes:,} "
+        f"of {r.budget_bytes:,}"
+    )
+
+
+def markdown(results: list[Result]) -> Iterator[str]:
+    yield "| model | step | full checkpointing | our plan | of full | predicted | error | none, full, plan |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for r in results:
+        peaks = ", ".join(
+            f"{size / 2**20:.1f}" for size in (r.unplanned_peak_bytes, r.full_peak_bytes, r.plan_peak_bytes)
+        )
+        yield (
+            f"| {r.name}, batch {BATCHES[r.name]} | {r.step_seconds:.2f} s | {r.full:+.1%} | {r.plan:+.1%} | "
+            f"{r.share_of_full:.0%} | {r.predicted:+.1%} | {r.error:+.1%} | {peaks} MiB |"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=f"cases to run (default: {', '.join(DEFAULT)})")
+    parser.add_argument("--rounds", type=int, default=18)
+    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--run-one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run_one:
+        print(RESULT + json.dumps(asdict(run_case(options.run_one, options.rounds))))
+        return 0
+    unknown = sorted(set(options.names) - set(BATCHES))
+    if unknown:
+        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(BATCHES)}")
+    results: list[Result] = []
+    for name in options.names or DEFAULT:
+        results.append(in_own_process(name, options.rounds))
+        print(as_line(results[-1]), flush=True)
+    if options.markdown:
+        print("\n".join(markdown(results)))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n", encoding="utf-8")
+    return 0 if all(result.good for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
