@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ def order_anything(
     elif is_graph_file(given):
         report("reading the graph")
         found = _Found(str(given), "file", load_graph(given))
-    elif type(given).__name__ == "GraphModule":
+    elif _is_fx_module(given):
         found = _of_module(given)
     else:
         report("tracing the step")
@@ -94,6 +95,12 @@ def is_graph_file(given: Any) -> bool:
     if isinstance(given, Path):
         return True
     return isinstance(given, str) and given.endswith(".json") and not given.startswith("hf:")
+
+
+def _is_fx_module(given: Any) -> bool:
+    """Whether it is a `GraphModule`, without loading torch: whoever has one has loaded it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, torch.fx.GraphModule)
 
 
 @dataclass(frozen=True)

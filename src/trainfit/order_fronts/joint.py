@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch._functorch.aot_autograd import aot_export_module
-from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -36,8 +40,8 @@ def joint_graph(step: Step) -> GraphModule:
     what the buffers become, the loss, and a gradient for each parameter that gets one.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), _quiet(), _stop_at_backward():
+        forward = _first_run(step)
         try:
-            forward = _UntilBackward(step)
             with forward.only_what_gets_gradients():
                 module, _ = aot_export_module(forward, (), trace_joint=True, output_loss_index=0)
         except TrainfitError:
@@ -61,6 +65,15 @@ def joint_graph_without_memory(build: Build) -> GraphModule:
     if not isinstance(step, Step):
         raise StepError(f"the target must return a trainfit.Step, got {type(step).__name__}.")
     return joint_graph(step)
+
+
+def _first_run(step: Step) -> _UntilBackward:
+    try:
+        return _UntilBackward(step)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise CaptureError(_why(error)) from error
+    except Exception as error:
+        raise_as_user_error(error, "the step")
 
 
 class _UntilBackward(nn.Module):

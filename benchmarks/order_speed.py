@@ -1,0 +1,93 @@
+"""How long does ordering take? Against torch's own functions on the same graphs, in the same run.
+
+    python benchmarks/order_speed.py [--nodes 5000] [--rounds 3] [--markdown] [--json FILE]
+
+For each shape: the three heuristics with the peaks of their orders, ours and torch's, and the whole search at
+its default effort. Seconds are those of the processor (everything runs in one thread), so that other programs
+on the machine do not count; the fastest round of each. Exit code 1 if the default effort takes 2 s or more,
+or our heuristics 0.3 s or more, on any graph of 5,000 nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from order_graphs.shapes import SHAPES
+from order_graphs.torch_side import torch_graph
+from trainfit.ordering.graph import BufferGraph
+from trainfit.ordering.problem import peak_of, problem_of
+from trainfit.ordering.solve import heuristic_orders, solve
+
+MOST_SECONDS = 2.0
+MOST_HEURISTIC_SECONDS = 0.3
+
+
+def fastest(action: Callable[[], Any], rounds: int) -> float:
+    taken = []
+    for _ in range(rounds):
+        begin = time.process_time()
+        action()
+        taken.append(time.process_time() - begin)
+    return min(taken)
+
+
+def our_heuristics(graph: BufferGraph) -> list[int]:
+    problem = problem_of(graph)
+    return [peak_of(problem, order) for order in heuristic_orders(graph, problem).values()]
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=5_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    head = [
+        "shape",
+        "nodes",
+        "torch's heuristics (s)",
+        "ours (s)",
+        "torch / ours",
+        "default effort (s)",
+        "result",
+    ]
+    if options.markdown:
+        print("| " + " | ".join(head) + " |\n| --- |" + " ---: |" * 5 + " --- |")
+    else:
+        print("  ".join(head))
+    rows = []
+    for shape, make in SHAPES.items():
+        graph = make(0, options.nodes)
+        theirs = torch_graph(graph)
+        torch_seconds = fastest(theirs.peaks, 1)
+        seconds = fastest(lambda graph=graph: our_heuristics(graph), options.rounds)
+        solving = fastest(lambda graph=graph: solve(graph), options.rounds)
+        quality = solve(graph).quality
+        rows.append({"shape": shape, "nodes": len(graph.nodes), "torch": torch_seconds})
+        rows[-1] |= {"heuristics": seconds, "solve": solving, "quality": quality}
+        cells = [shape, str(len(graph.nodes)), f"{torch_seconds:.2f}", f"{seconds:.3f}"]
+        cells += [f"{torch_seconds / seconds:.0f}", f"{solving:.2f}", quality]
+        print("| " + " | ".join(cells) + " |" if options.markdown else "  ".join(cells), flush=True)
+    slowest = max(row["solve"] for row in rows)
+    slowest_heuristics = max(row["heuristics"] for row in rows)
+    print(f"slowest: default effort {slowest:.2f} s (bound {MOST_SECONDS} s), ", end="")
+    print(f"heuristics {slowest_heuristics:.3f} s (bound {MOST_HEURISTIC_SECONDS} s)")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return 0 if slowest < MOST_SECONDS and slowest_heuristics < MOST_HEURISTIC_SECONDS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
