@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import warnings
 from collections.abc import Callable
@@ -382,6 +383,14 @@ def test_a_generator_of_its_own() -> None:
     subject = Subject(subject.make, subject.inputs, subject.regions, run)
     plan = plan_for(part(function).trace(), subject.regions, recompute_everything)
     assert_same_with(subject, plan)
+
+
+def test_draws_of_python_and_numpy() -> None:
+    def function(module: Any, x: torch.Tensor) -> torch.Tensor:
+        h = module.linear(x) * random.random()
+        return (h.sin() + float(numpy.random.rand())).exp().square()
+
+    assert_same(part(function))
 
 
 class Doubled(torch.autograd.Function):

@@ -417,6 +417,28 @@ def test_a_region_inside_an_outer_checkpoint() -> None:
     assert_same_with(Subject(Transformer, tokens, TRANSFORMER.regions, loss), transformer_plan())
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_regions_that_are_checkpointed_already(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Plain(Several):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(self.outer["other"](self.first(x))).square().mean()
+
+    class Checkpointed(Plain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.clone().requires_grad_()
+            for block in (self.first, self.outer["other"], self.first):
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x.square().mean()
+
+    def inputs() -> torch.Tensor:
+        return torch.randn(2, 4, 8)
+
+    plan = Subject(Plain, inputs, ("Plain.first", "Plain.outer.other")).plan(save_products)
+    assert_same_with(Subject(Checkpointed, inputs, ()), plan, steps=2)
+
+
 def test_saved_tensors_that_are_moved_elsewhere() -> None:
     def loss(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         with torch.autograd.graph.save_on_cpu():

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from trainfit.applying.following import followed_ops
-from trainfit.applying.region import RegionCall
+from trainfit.applying.region import PlannedCall, RegionCall, top_hooks
 from trainfit.applying.surroundings import thread
 from trainfit.errors import PlanError
-from trainfit.plans import OpDecision, Plan
+from trainfit.plans import Plan
 
 _ATTRIBUTE = "forward"
-Calls = dict[int, tuple[OpDecision, ...]]
+Calls = dict[int, PlannedCall]
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
@@ -113,7 +113,7 @@ def _root(model: nn.Module, plan: Plan) -> nn.Module:
 def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Calls]:
     found: dict[str, Calls] = {}
     kinds = [followed_ops(kind.ops) for kind in plan.kinds]
-    for region in plan.regions:
+    for region, following in zip(plan.regions, (*plan.regions[1:], None)):
         if region.module not in modules:
             raise PlanError(
                 f"the plan belongs to another model: it has a region {region.module}, which this "
@@ -124,7 +124,8 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
         calls = found.setdefault(region.module, {})
         if region.call in calls:
             raise PlanError(f"the plan is broken: it has call {region.call} of {region.module} twice.")
-        calls[region.call] = kinds[region.kind]
+        continued = following is not None and following.continues
+        calls[region.call] = PlannedCall(kinds[region.kind], region.continues, continued)
     return found
 
 
@@ -231,13 +232,21 @@ class PlannedForward:
         forward = self.__wrapped__
         if self.removed or thread.recomputations or not self._calls:
             return forward(*args, **kwargs)
-        ops = self._calls.get(self._count_call())
-        if ops is None or thread.regions or not torch.is_grad_enabled():
+        number = self._count_call()
+        if top_hooks(False) is not None:
+            # Inside an outer checkpoint, which calls once more in backward and has to find the same then.
+            number = 0
+        planned = self._calls.get(number)
+        if planned is None or thread.regions or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         module = self._module()
         assert module is not None
         call = RegionCall(
-            self._name, module, forward, ops, functools.partial(_differs, self._shared, self._name, module)
+            self._name,
+            module,
+            forward,
+            planned,
+            functools.partial(_differs, self._shared, self._name, module),
         )
         call.on_backward = self._shared.backward_seen
         return call.run(args, kwargs)

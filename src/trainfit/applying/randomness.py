@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from trainfit.capturing.operators import describe
+from trainfit.capturing.random_stream import HostRandomState
 
 _KNOWN_NAMESPACES = ("aten", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd")
 
@@ -38,6 +40,20 @@ def state_of(generator: torch.Generator) -> torch.Tensor:
     """Return a copy of a generator's state."""
     # A capture of a model that runs a plan counts the bytes of states that this function returns.
     return torch.get_rng_state() if generator is torch.default_generator else generator.get_state()
+
+
+@contextlib.contextmanager
+def drawn_again(before: HostRandomState | None) -> Iterator[None]:
+    """Let Python's and NumPy's generators begin at `before` in a block, and be as they are now after it."""
+    if before is None:
+        yield
+        return
+    now = HostRandomState()
+    before.restore()
+    try:
+        yield
+    finally:
+        now.restore()
 
 
 class Draws:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from trainfit.applying.chaining import Link, given_on, is_given_on
 from trainfit.applying.following import Follower
 from trainfit.applying.modes import Facts, RegionMode
-from trainfit.applying.randomness import Draws
+from trainfit.applying.randomness import Draws, drawn_again
 from trainfit.applying.recording import Recorder
 from trainfit.applying.records import Record
 from trainfit.applying.replaying import Replayer
@@ -22,12 +24,24 @@ from trainfit.applying.results import ABSENT_ON, Layout, has_storage
 from trainfit.applying.state import ModuleState, has_hooks_inside, structure
 from trainfit.applying.surroundings import prepared, thread
 from trainfit.capturing.hollow import absent_storage
+from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans import OpDecision
 
-_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
 OnDifference = Callable[[str], None]
 _TENSOR = object()
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """What the plan says about one call: its ops, and whether it belongs together with others."""
+
+    ops: tuple[OpDecision, ...]
+    continues: bool = False
+    """Whether its input is computed again by the region before it, instead of being held."""
+    continued: bool = False
+    """Whether the next region does so."""
 
 
 class RegionCall:
@@ -38,14 +52,14 @@ class RegionCall:
         name: str,
         module: torch.nn.Module,
         forward: Callable[..., Any],
-        ops: tuple[OpDecision, ...],
+        planned: PlannedCall,
         on_difference: OnDifference,
     ) -> None:
         """Prepare one call; `on_difference` hears of it when the model does not do what the plan says."""
         self._name = name
         self._module = module
         self._forward = forward
-        self._ops = ops
+        self._planned = planned
         self._on_difference = on_difference
         self.on_backward: Callable[[], None] = lambda: None
         """Called when the region is about to be computed again."""
@@ -58,6 +72,8 @@ class RegionCall:
         """The tensors among the inputs, how often they had been written to, and their storages' numbers."""
         self._arguments: _Arguments | None = None
         self._state: ModuleState | None = None
+        self._host_random: HostRandomState | None = None
+        """Python's and NumPy's generators before forward, if it drew from them."""
         self._absent: list[weakref.ref[torch.UntypedStorage]] = []
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,11 +81,14 @@ class RegionCall:
         self._given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         # Someone else may want to know what is kept for backward: an outer checkpoint, or offloading.
         # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
-        self._holds_inputs = _top_hooks(False) is None
+        self._holds_inputs = top_hooks(False) is None
         arguments = self._arguments = _Arguments(args, kwargs, holds_tensors=self._holds_inputs)
+        if self._planned.continues and not (self._holds_inputs and arguments.link()):
+            self._on_difference("its input is not what the region before it returned")
 
         def forward(*tensors: Any) -> Any:
-            return arguments.call(self._forward, tensors)
+            result = arguments.call(self._forward, tensors)
+            return given_on(result) if self._planned.continued else result
 
         options: dict[str, Any] = {
             "use_reentrant": False,
@@ -80,7 +99,7 @@ class RegionCall:
 
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
-        pack, unpack = _top_hooks(False)
+        pack, unpack = top_hooks(False)
         recorder = self._recorder = Recorder(self._follower(), self._given, self._weights)
 
         def pack_and_note(tensor: torch.Tensor) -> Any:
@@ -88,7 +107,7 @@ class RegionCall:
             recorder.packed(tensor, holder)
             return holder
 
-        state = ModuleState(self._module)
+        state, host_random = ModuleState(self._module), HostRandomState()
         thread.read_value.append(recorder.value_read)
         thread.regions += 1
         try:
@@ -100,14 +119,17 @@ class RegionCall:
         self._record = recorder.finish(complete=has_hooks_inside(self._module))
         if not state.is_present():
             self._state = state
+        if not host_random.is_present():
+            self._host_random = host_random
         assert self._arguments is not None
+        linked = self._arguments.linked
         self._arguments.forget_untouched(recorder)
         self._arguments = None
         if self._holds_inputs:
             self._inputs = [
                 (tensor, tensor._version, recorder.number_of(tensor))
                 for tensor in self._given
-                if recorder.number_of(tensor) >= 0 and not tensor.is_inference()
+                if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
             ]
         self._recorder, self._given = None, []
         if recorder.follower.lost is not None:
@@ -116,7 +138,7 @@ class RegionCall:
     def _follower(self) -> Follower:
         module = self._module
         hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        return Follower(self._ops, hooked=bool(hooked or module._backward_pre_hooks))
+        return Follower(self._planned.ops, hooked=bool(hooked or module._backward_pre_hooks))
 
     def _weights(self) -> Iterator[torch.Tensor]:
         yield from self._module.parameters()
@@ -128,12 +150,13 @@ class RegionCall:
         self.on_backward()
         mode = self._replay_mode()
         as_in_forward = contextlib.nullcontext() if self._state is None else self._state.restored()
+        as_drawn = drawn_again(self._host_random)
         reads = thread.read_value
         thread.read_value = []
         thread.regions += 1
         thread.recomputations += 1
         try:
-            with prepared(), as_in_forward, mode:
+            with prepared(), as_in_forward, as_drawn, mode:
                 yield
         finally:
             mode.finish()
@@ -187,6 +210,16 @@ class _Arguments:
         # What is no tensor may be changed by the region: a cache of keys and values, say.
         self._before = structure(self._others)
         self._first = True
+        self.linked: torch.Tensor | None = None
+        """The tensor that the region before computes again, until forward is over."""
+
+    def link(self) -> bool:
+        """Find the tensor that the region before has passed on, so as not to hold it."""
+        for number, value in enumerate(self._others):
+            if is_given_on(value):
+                self.linked, self._before[number] = value, Link(value)
+                return True
+        return False
 
     def forget_untouched(self, recorder: Recorder) -> None:
         """Let go of tensors that the region never looked at, such as the keys of other layers in a cache."""
@@ -202,6 +235,7 @@ class _Arguments:
             return Layout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)
 
         self._before = structure(self._before, of_tensor)
+        self.linked = None
 
     def call(self, function: Callable[..., Any], tensors: tuple[Any, ...]) -> Any:
         """Call `function`: the first time with the arguments, then with copies of what they were."""
@@ -209,6 +243,7 @@ class _Arguments:
         self._first, self._others = False, []
         given = iter(tensors)
         values = [next(given) if value is _TENSOR else value for value in others]
+        values = [value.tensor() if isinstance(value, Link) else value for value in values]
         return function(*values[: self._count], **dict(zip(self._names, values[self._count :])))
 
 

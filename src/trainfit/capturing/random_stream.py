@@ -52,20 +52,39 @@ class RandomStream:
         return torch.full_like(value, 0.5) if value.is_floating_point() else torch.zeros_like(value)
 
 
+class HostRandomState:
+    """The state of the generators that are not torch's, to draw the same again."""
+
+    def __init__(self) -> None:
+        """Remember the present state of NumPy's and Python's generators."""
+        self._numpy: Any = numpy.random.get_state()
+        self._python = random.getstate()
+
+    def is_present(self) -> bool:
+        """Return whether nothing has been drawn since."""
+        _, words, position, *_ = self._numpy
+        _, words_now, position_now, *_ = numpy.random.get_state()
+        same = position == position_now and numpy.array_equal(words, words_now)
+        return same and self._python == random.getstate()
+
+    def restore(self) -> None:
+        """Go back to the remembered state."""
+        numpy.random.set_state(self._numpy)
+        random.setstate(self._python)
+
+
 class RandomState:
     """The state of every generator that a step may draw from, to draw the same again."""
 
     def __init__(self) -> None:
         """Remember the present state of torch's, NumPy's and Python's generators."""
         self._torch = torch.default_generator.get_state()
-        self._numpy = numpy.random.get_state()
-        self._python = random.getstate()
+        self._host = HostRandomState()
 
     def restore(self) -> None:
         """Go back to the remembered state."""
         torch.default_generator.set_state(self._torch)
-        numpy.random.set_state(self._numpy)
-        random.setstate(self._python)
+        self._host.restore()
 
 
 @contextlib.contextmanager
