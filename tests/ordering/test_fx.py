@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import aot_function, make_boxed_func
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -222,3 +223,39 @@ def test_in_order_keeps_placeholders_and_metadata() -> None:
     same = in_order(module, names)
     assert [n.name for n in same.graph.nodes] == [n.name for n in module.graph.nodes]
     assert all("val" in node.meta for node in same.graph.nodes if node.op == "call_function")
+
+
+def test_forward_and_backward_graphs_of_aot_autograd() -> None:
+    orders = []
+
+    def as_it_is(module: GraphModule, example_inputs: Any) -> Any:
+        return make_boxed_func(module)
+
+    def ordering(module: GraphModule, example_inputs: Any) -> Any:
+        better, order = reorder(module, saved_placeholders(module))
+        orders.append(order)
+        return make_boxed_func(better)
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.stack([torch.tanh(x @ weight + n).sum() for n in range(3)]).prod()
+
+    x, weight = torch.randn(16, 16), torch.randn(16, 16, requires_grad=True)
+    aot_function(function, fw_compiler=as_it_is, bw_compiler=as_it_is)(x, weight).backward()
+    expected, weight.grad = weight.grad, None
+    aot_function(function, fw_compiler=ordering, bw_compiler=ordering)(x, weight).backward()
+    assert torch.equal(weight.grad, expected)
+    forward, backward = orders
+    assert not forward.graph.inputs
+    assert backward.graph.inputs, "what was saved for backward is given away to it"
+
+
+def test_exported_programs() -> None:
+    class Doubles(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return branches(x)
+
+    x = square()
+    program = torch.export.export(Doubles(), (x,))
+    better, order = reorder(program.graph_module)
+    assert order.peak_bytes < order.baseline_peak_bytes
+    assert torch.equal(better(x)[0], branches(x))
