@@ -113,8 +113,7 @@ class TorchPlanner:
             return None
         policies: dict[tuple[str, float], list[int]] = {}
         effects: list[Effect] = []
-        for name, found in decisions.items():
-            share = 0.0 if found is None else found  # a unit that its program left without a value
+        for name, share in decisions.items():
             # Modules that are alike get the same policy: PyTorch's function is asked once.
             key = (repr(self.sac_stats[name]), round(share, 9))
             if key not in policies:

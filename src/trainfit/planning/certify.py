@@ -45,7 +45,9 @@ def certified(
 ) -> tuple[Plan, Timeline]:
     """Replay regions on the trace; return the plan that promises what comes out, and its memory.
 
-    `bound_seconds` is what any plan of this method adds to the step at least.
+    `bound_seconds` is what any plan of this method adds to the step at least, in the solver's own sum of
+    seconds. Two queues can overlap some of them: the promised bound is as much smaller than that as the
+    plan's own time is than its sum.
     """
     trace = step.trace
     new = rewritten(trace, effects) if effects else trace
@@ -53,6 +55,7 @@ def certified(
     kinds: dict[RegionKind, int] = {}
     regions = _regions(trace, effects, kinds)
     step_seconds = schedule(new, step.costs).step_seconds
+    added = step_seconds - step.step_seconds
     reserve = reserve_bytes(trace, timeline)
     plan = Plan(
         target=trace.target,
@@ -66,8 +69,7 @@ def certified(
         step_seconds=step_seconds,
         baseline_peak_bytes=step.peak_bytes,
         baseline_step_seconds=step.step_seconds,
-        # The solver adds seconds up; two queues can overlap a little more of them.
-        bound_seconds=min(step.step_seconds + bound_seconds, step_seconds),
+        bound_seconds=min(step.step_seconds + bound_seconds * _not_overlapped(added, effects), step_seconds),
         method=method,
         reserve_bytes=reserve,
         world_size=step.world_size,
@@ -75,11 +77,24 @@ def certified(
     return plan, timeline
 
 
+def _not_overlapped(added: float, effects: Sequence[Effect]) -> float:
+    """Return the share of the regions' seconds that the step really takes longer."""
+    summed = sum(effect.choice.seconds for effect in effects)
+    return min(max(added / summed, 0.0), 1.0) if summed else 1.0
+
+
 def reserve_bytes(trace: Trace, timeline: Timeline) -> int:
     """Return what is set aside where other data than was assumed may need more; parameters never do."""
     if not trace.depends_on_data:
         return 0
     return math.ceil(_DATA_SHARE * (timeline.peak_bytes - trace.persistent_bytes))
+
+
+def peak_within(trace: Trace, budget_bytes: int) -> int:
+    """Return the largest peak of a replay that is within the budget together with what is set aside."""
+    if not trace.depends_on_data:
+        return budget_bytes
+    return math.floor((budget_bytes + _DATA_SHARE * trace.persistent_bytes) / (1 + _DATA_SHARE))
 
 
 def _numbers_bytes(trace: Trace) -> int:
@@ -98,29 +113,45 @@ def _numbers_bytes(trace: Trace) -> int:
     )
 
 
-def _decisions(trace: Trace, effect: Effect) -> RegionKind:
-    ops: list[OpDecision] = []
-    for number in effect.region.ops:
-        signature = trace.signatures[trace.ops[number].signature]
-        shapes = tuple(spec.shape for spec in signature.outputs)
-        ops.append(OpDecision(signature.name, shapes, effect.decision(number), signature.random))
-    return RegionKind(tuple(ops))
-
-
 def _regions(trace: Trace, effects: Sequence[Effect], kinds: dict[RegionKind, int]) -> tuple[Region, ...]:
-    """Return the regions; those of several passes over the model are one."""
-    calls = calls_in_pass(trace)
+    """Return the regions, call by call; those of several passes over the model are one."""
+    places = calls_in_pass(trace)
     found: dict[tuple[str, int], Region] = {}
     for effect in effects:
-        kind = _decisions(trace, effect)
-        place = (trace.module_name(effect.region.module), calls[effect.region.call])
-        number = kinds.setdefault(kind, len(kinds))
-        before = found.get(place)
-        if before is None:
-            found[place] = Region(*place, number, effect.choice.bytes, effect.choice.seconds)
-        else:
-            # Sizes may differ from pass to pass; the decisions do not.
-            seconds = before.recompute_seconds + effect.choice.seconds
-            kept = max(before.kept_bytes, effect.choice.bytes)
-            found[place] = replace(before, kept_bytes=kept, recompute_seconds=seconds)
+        for call in effect.region.calls:
+            region = _region(trace, effect, call, places[call], kinds)
+            place = (region.module, region.call)
+            before = found.get(place)
+            if before is not None:
+                # Sizes may differ from pass to pass; the decisions do not.
+                seconds = before.recompute_seconds + region.recompute_seconds
+                kept = max(before.kept_bytes, region.kept_bytes)
+                region = replace(before, kept_bytes=kept, recompute_seconds=seconds)
+            found[place] = region
     return tuple(found.values())
+
+
+def _region(trace: Trace, effect: Effect, call: int, place: int, kinds: dict[RegionKind, int]) -> Region:
+    """Return what a plan says about one call, which is a region or a part of one."""
+    ops = range(trace.calls[call].forward_start, trace.calls[call].forward_end)
+    decisions: list[OpDecision] = []
+    for number in ops:
+        signature = trace.signatures[trace.ops[number].signature]
+        shapes = tuple(spec.shape for spec in signature.outputs)
+        decisions.append(OpDecision(signature.name, shapes, effect.decision(number), signature.random))
+    own = [n for n, group in enumerate(effect.region.groups) if group.ops[0] in ops]
+    kept = [
+        size
+        for n in own
+        if n in effect.choice.kept
+        for storage, size in zip(effect.region.groups[n].storages, effect.region.groups[n].sizes)
+        if storage in effect.until
+    ]
+    return Region(
+        module=trace.module_name(trace.calls[call].module),
+        call=place,
+        kind=kinds.setdefault(RegionKind(tuple(decisions)), len(kinds)),
+        kept_bytes=sum(kept),
+        recompute_seconds=sum(effect.region.groups[n].seconds for n in own if n in effect.choice.repeated),
+        continues=call != effect.region.calls[0],
+    )

@@ -98,7 +98,8 @@ class ModulePlanner:
         if nothing.peak_bytes <= budget_bytes:
             return nothing
         deadline = time.monotonic() + seconds_limit
-        bound = self._solve(self._saved, budget_bytes, deadline).bound_seconds
+        within = certify.peak_within(self.trace, budget_bytes)
+        bound = self._solve(self._saved, within, deadline).bound_seconds
         found = [self._search(reading, budget_bytes, bound, deadline) for reading in self._with_working_sets]
         best = min((plan for plan in found if plan), key=lambda plan: plan.step_seconds, default=None)
         if best is not None:
@@ -128,7 +129,7 @@ class ModulePlanner:
         by, until both agree.
         """
         best: Plan | None = None
-        modelled = budget_bytes
+        modelled = certify.peak_within(self.trace, budget_bytes)
         fits, exceeds = 0, max(self.baseline_peak_bytes, budget_bytes)
         for _ in range(_MOST_ROUNDS):
             found = self._solve(reading, modelled, deadline)

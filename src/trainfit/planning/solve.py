@@ -79,7 +79,7 @@ class Planner:
         if nothing.peak_bytes <= budget_bytes:
             return nothing
         deadline = time.monotonic() + seconds_limit
-        modelled, bound, best = budget_bytes, 0.0, None
+        modelled, bound, best = certify.peak_within(self.trace, budget_bytes), 0.0, None
         for number in range(_MOST_ROUNDS):
             found = self._solved(modelled, max(deadline - time.monotonic(), 1.0))
             if number == 0:
