@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -195,6 +197,71 @@ def test_structure_copies_what_can_change_and_nothing_else() -> None:
     assert copied[2] == {1, 2} and copied[2] is not cycle[2]
     fixed = (tensor, "text", 3, None, (module,))
     assert structure(fixed) is fixed
+
+
+class Pair(NamedTuple):
+    hidden: Any
+    seen: list[int]
+
+
+class Slots:
+    __slots__ = ("hidden", "seen")
+
+    def __init__(self, hidden: Any, seen: list[int]) -> None:
+        self.hidden, self.seen = hidden, seen
+
+
+class Items(dict[str, Any]):
+    hidden = property(lambda self: self["hidden"])
+    seen = property(lambda self: self["seen"])
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    hidden: Any
+    seen: list[int]
+
+
+PASSED_AROUND = {
+    "named tuple": Pair,
+    "slots": Slots,
+    "dict": lambda hidden, seen: Items(hidden=hidden, seen=seen),
+    "deque": lambda hidden, seen: Frozen(hidden, deque([seen])),  # type: ignore[arg-type]
+    "frozen dataclass": Frozen,
+}
+
+
+@pytest.mark.parametrize("kind", PASSED_AROUND)
+def test_objects_that_regions_change_and_pass_on(kind: str) -> None:
+    class Reads(nn.Module):
+        """Computes something else each time it sees the same object."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, state: Any) -> torch.Tensor:
+            seen = state.seen[0] if isinstance(state.seen, deque) else state.seen
+            seen.append(1)
+            result = (self.linear(state.hidden) * len(seen)).sin().exp()
+            if isinstance(state, Slots):
+                state.hidden = result
+            return result
+
+    class Passes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Reads() for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen: list[int] = []
+            for part in self.parts:
+                x = part(PASSED_AROUND[kind](x, seen))
+            return x.square().mean()
+
+    regions = [f"Passes.parts.{number}" for number in range(3)]
+    subject = Subject(Passes, lambda: torch.randn(4, 6), regions)
+    assert_same_with(subject, subject.plan(recompute_everything), steps=2)
 
 
 @pytest.mark.parametrize("change", ["attribute", "buffer", "item", "new", "gone"])

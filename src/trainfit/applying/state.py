@@ -40,12 +40,10 @@ def structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int, Any
     memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)]
-    if type(value) is tuple:
-        items = tuple(structure(item, of_tensor, memo) for item in value)
-        return items if any(map(_is_not, items, value)) else value
-    if type(value) in _CONTAINERS:
-        return _container(value, of_tensor, memo)
-    if not hasattr(value, "__dict__"):
+    if isinstance(value, tuple):
+        return _tuple(value, of_tensor, memo)
+    contains = isinstance(value, _CONTAINERS)
+    if not contains and not hasattr(value, "__dict__") and not _slots(type(value)):
         return value
     try:
         copied = copy.copy(value)
@@ -54,19 +52,48 @@ def structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int, Any
         return value
     memo[id(value)] = copied
     if copied is not value:
-        for name, item in vars(copied).items():
-            vars(copied)[name] = structure(item, of_tensor, memo)
+        _copy_items(copied, of_tensor, memo)
+        _copy_attributes(copied, of_tensor, memo)
     return copied
 
 
-def _container(value: Any, of_tensor: OfTensor | None, memo: dict[int, Any]) -> Any:
-    copied = memo[id(value)] = copy.copy(value)
+def _tuple(value: tuple[Any, ...], of_tensor: OfTensor | None, memo: dict[int, Any]) -> Any:
+    items = tuple(structure(item, of_tensor, memo) for item in value)
+    if not any(map(_is_not, items, value)):
+        return value
+    if type(value) is tuple:
+        return items
+    make = getattr(value, "_make", None)
+    return value if make is None else make(items)
+
+
+def _copy_items(copied: Any, of_tensor: OfTensor | None, memo: dict[int, Any]) -> None:
     if isinstance(copied, dict):
-        for key, item in copied.items():
-            copied[key] = structure(item, of_tensor, memo)
-    elif isinstance(copied, list):
-        copied[:] = [structure(item, of_tensor, memo) for item in copied]
-    return copied
+        places: Any = list(copied)
+    elif isinstance(copied, list | collections.deque):
+        places = range(len(copied))
+    else:
+        return
+    for place in places:
+        item = structure(copied[place], of_tensor, memo)
+        if item is not copied[place]:
+            copied[place] = item
+
+
+def _copy_attributes(copied: Any, of_tensor: OfTensor | None, memo: dict[int, Any]) -> None:
+    for name, item in getattr(copied, "__dict__", {}).items():
+        vars(copied)[name] = structure(item, of_tensor, memo)
+    for name in _slots(type(copied)):
+        if hasattr(copied, name):
+            # Past the class's own: a frozen dataclass refuses.
+            object.__setattr__(copied, name, structure(getattr(copied, name), of_tensor, memo))
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    """Return the attributes of a class that lie outside of `__dict__`."""
+    found = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    names = [name for slots in found for name in ((slots,) if isinstance(slots, str) else slots)]
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 def _is_not(one: Any, other: Any) -> bool:
