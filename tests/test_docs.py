@@ -17,7 +17,12 @@ from trainfit import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TRAININGS = {
+    "train_with_plan.py": "the losses are the same",
+    "hf_trainer.py": "losses and trained weights are the same, bit by bit",
+}
+"""Examples that train with a plan, and what they find."""
+EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / name for name in TRAININGS})
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -77,6 +82,19 @@ def test_an_example_runs_for_real(example: Path) -> None:
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "loss of one real step" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "hf" in name else ()) for name in TRAININGS]
+)
+def test_an_example_trains_with_a_plan(name: str) -> None:
+    if "hf" in name:
+        pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+    example = ROOT / "examples" / name
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert TRAININGS[name] in done.stdout
 
 
 @pytest.mark.parametrize("device", ["cpu", "h100"])
