@@ -40,7 +40,10 @@ def missing() -> str | None:
 
 
 class PiecewiseLinFit:
-    """Two connected lines through points, by least squares: what torch asks of pwlf's class of this name."""
+    """Two connected lines through points, by least squares: what torch asks of pwlf's class of this name.
+
+    The second is never less steep than the first: the program that uses them takes the higher of the two.
+    """
 
     def __init__(self, x: list[float], y: list[float]) -> None:
         self._x, self._y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
@@ -64,6 +67,9 @@ class PiecewiseLinFit:
     def _fitted(self, at: float) -> tuple[float, float, tuple[float, float, float]]:
         columns = np.stack([np.ones_like(self._x), self._x, np.maximum(self._x - at, 0.0)], axis=1)
         solution = np.linalg.lstsq(columns, self._y, rcond=None)[0]
+        if solution[2] < 0:
+            line = np.linalg.lstsq(columns[:, :2], self._y, rcond=None)[0]
+            solution = np.array([*line, 0.0])
         error = float(((columns @ solution - self._y) ** 2).sum())
         return error, at, (float(solution[0]), float(solution[1]), float(solution[2]))
 
@@ -157,11 +163,15 @@ class TorchPlanner:
         position = {op: place for place, op in enumerate(ops)}
         groups = [region.groups[region.group_of_op[op]] for op in ops]
         signatures = [trace.signatures[trace.ops[op].signature] for op in ops]
+        runtimes = [1e3 * self._seconds[op] for op in ops]
+        memory = [sum(trace.storages[s].bytes for s in trace.ops[op].creates) for op in ops]
+        # PyTorch's policy fails for an op that neither takes time nor memory and is no view.
+        nothing = [not runtime and not size for runtime, size in zip(runtimes, memory)]
         return SACStats(
             func_names=[signature.name for signature in signatures],
-            runtimes=[1e3 * self._seconds[op] for op in ops],
-            memory=[sum(trace.storages[s].bytes for s in trace.ops[op].creates) for op in ops],
-            view_like_ops=[place for place, group in enumerate(groups) if group.free],
+            runtimes=runtimes,
+            memory=memory,
+            view_like_ops=[place for place, group in enumerate(groups) if group.free or nothing[place]],
             rand_ops=[place for place, signature in enumerate(signatures) if signature.random],
             saved_autograd_ops=[place for place, group in enumerate(groups) if group.needed],
             inplace_ops=[
