@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from order_graphs.brute_force import smallest_peak
-from order_graphs.shapes import SHAPES
+from order_graphs.shapes import SHAPES, GraphBuilder
 from trainfit.ordering.beam import Beam
 from trainfit.ordering.bound import CutBounds
 from trainfit.ordering.cuts import best_closure, least_memory_before, reachable
@@ -17,6 +17,7 @@ from trainfit.ordering.exact import search
 from trainfit.ordering.heuristics import deepest_need_first, least_peak_first, least_peak_last
 from trainfit.ordering.problem import Problem, is_possible, peak_of, problem_of, step_bytes
 from trainfit.ordering.sides import both_sides
+from trainfit.ordering.solve import solve
 from trainfit.ordering.tighten import grow_late, release_early, tighten
 
 seeds = st.integers(0, 2**32)
@@ -45,13 +46,37 @@ def test_the_least_memory_before_a_node_is_the_least_of_all_sets(seed: int) -> N
     problem = random_problem(seed)
     sets = possible_sets(problem)
     for node in range(problem.count):
-        needed, later = set(problem.predecessors[node]), reachable(problem.successors, node) | {node}
+        needed, later = set(problem.predecessors[node]), reachable(problem.successors, [node]) | {node}
         least = least_memory_before(problem, node, PLENTY)
+        possible = [memory_of(problem, done) for done in sets if done >= needed and not done & later]
         assert least is not None
-        assert least.bytes == min(
-            memory_of(problem, done) for done in sets if done >= needed and not done & later
-        )
-        assert memory_of(problem, set(least.before)) == least.bytes
+        assert least.finished
+        assert least.bytes == min(possible)
+        unfinished = least_memory_before(problem, node, 0)
+        assert unfinished is not None
+        assert unfinished.bytes <= least.bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds)
+def test_what_has_run_and_what_has_not_can_be_given(seed: int) -> None:
+    problem = random_problem(seed, 7)
+    sets = possible_sets(problem)
+    for node, other in permutations(range(problem.count), 2):
+        for run in (True, False):
+            least = least_memory_before(
+                problem,
+                node,
+                PLENTY,
+                already_run=[other] if run else [],
+                not_yet_run=[] if run else [other],
+            )
+            possible = [
+                memory_of(problem, done)
+                for done in sets
+                if node not in done and done.issuperset(problem.predecessors[node]) and (other in done) == run
+            ]
+            assert (least.bytes if least is not None else None) == min(possible, default=None)
 
 
 @settings(max_examples=40, deadline=None)
@@ -144,12 +169,28 @@ def test_beams_keep_to_their_limit_and_a_wide_one_misses_nothing(seed: int, coun
 @given(seeds, st.integers(1, 9))
 def test_bounds_are_below_every_peak(seed: int, count: int) -> None:
     graph = SHAPES["anything"](seed, count)
-    cuts = CutBounds(problem_of(graph), PLENTY)
-    assert cuts.bound <= cuts.at(range(count)) <= smallest_peak(graph)
-    without_work = CutBounds(problem_of(graph), 0).at(range(count))
-    assert without_work == max(cuts.problem.initial_bytes, cuts.problem.final_bytes)
+    for work in (0, 30, PLENTY):
+        cuts = CutBounds(problem_of(graph), work)
+        before = cuts.bound
+        for node in range(count):
+            cuts.at(node)
+            cuts.at_twins_of(node)
+        assert before <= cuts.bound <= smallest_peak(graph)
 
 
-def test_a_cut_that_takes_too_much_work_is_given_up() -> None:
-    problem = problem_of(SHAPES["layered"](0, 200))
-    assert least_memory_before(problem, 150, 10) is None
+def test_branches_that_are_alike_are_bounded_together() -> None:
+    build = GraphBuilder(0)
+    narrow = []
+    for _ in range(5):
+        wide = build.add([], size=100)
+        narrow.append((wide, build.add([wide], size=1)))
+    joined = build.add([end for _, end in narrow], size=1)
+    ends = [build.add([joined, wide], size=10) for wide, _ in narrow]
+    problem = problem_of(build.finish(ends))
+    cuts = CutBounds(problem, PLENTY)
+    for node in range(problem.count):
+        cuts.at(node)
+    alone = cuts.bound
+    for node in range(problem.count):
+        cuts.at_twins_of(node)
+    assert alone < cuts.bound == solve(build.finish(ends)).peak_bytes

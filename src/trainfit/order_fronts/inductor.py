@@ -1,9 +1,9 @@
 """torch.compile in our order: a pass after fusion, at the place that inductor's configuration has for one.
 
 Inductor takes the smallest peak among the order that the pass returns and three of its own, by its own count.
-The pass counts more precisely what kernels allocate (`scheduler_memory.py`), and returns our order only where
-it is better by the precise count, not worse by inductor's (which then keeps it), and where no kernel that may
-need memory inside itself runs while more is alive than in inductor's order. Everywhere else the nodes are
+The pass counts as the generated code allocates (`scheduler_memory.py`, `reuse.py`). It returns our order only
+where that is better by this count, not worse by inductor's (which then keeps it), and where no kernel that
+may need memory inside itself runs while more is alive than in inductor's order. Everywhere else the nodes are
 returned as they came, and inductor does what it would have done without the pass. Nothing of inductor is
 replaced.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,16 @@ from typing import Any
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomSchedulerPass
 
+from trainfit.order_fronts.reuse import live_bytes_with_reuse
 from trainfit.order_fronts.scheduler_memory import (
     Nodes,
+    kinds_of_buffers,
     nodes_with_unknown_workspace,
     planned_graph,
     precise_graph,
     with_workspaces,
 )
-from trainfit.ordering.problem import peak_of, problem_of, step_bytes
+from trainfit.ordering.problem import peak_of, problem_of
 from trainfit.ordering.results import Order
 from trainfit.ordering.solve import TORCH_METHODS, heuristic_orders, solve
 
@@ -40,9 +42,9 @@ class CompiledGraph:
     order: Order
     """The best order found, by the precise count."""
     inductor_peak_bytes: int
-    """The precise peak of the order that inductor would have chosen by itself."""
+    """The peak of the order that inductor would have chosen by itself, as its code allocates."""
     peak_bytes: int
-    """The precise peak of the order that the pass returned."""
+    """The same of the order that the pass returned."""
 
     @property
     def changed(self) -> bool:
@@ -69,11 +71,10 @@ class OrderPass(CustomSchedulerPass):
         """Return the nodes in the better order, or as they came."""
         if self.before is not None:
             nodes = self.before(nodes)
-        chosen = _Choice(nodes)
-        steps = chosen.steps()
+        choice = _Choice(nodes)
+        steps, reached = choice.steps()
         if self.watcher is not None:
-            reached = chosen.needed if steps is None else peak_of(chosen.precise, steps)
-            self.watcher(CompiledGraph(chosen.best, chosen.needed, reached))
+            self.watcher(CompiledGraph(choice.best, choice.needed, reached))
         return nodes if steps is None else [nodes[step] for step in steps]
 
     def uuid(self) -> Any:
@@ -91,39 +92,42 @@ class _Choice:
         planned = planned_graph(nodes)
         self._planned = planned
         self._counted = problem_of(planned)
-        self._precise_graph = precise_graph(nodes, planned)
-        self.precise = problem_of(self._precise_graph)
+        self._precise = precise_graph(nodes, planned)
+        self._kinds = kinds_of_buffers(nodes)
         orders = heuristic_orders(planned, self._counted)
         theirs = orders[min(TORCH_METHODS, key=lambda method: peak_of(self._counted, orders[method]))]
         self._most_counted = peak_of(self._counted, theirs)
-        self.needed = peak_of(self.precise, theirs)
-        self.best = solve(self._precise_graph)
-        before = dict(zip(theirs, step_bytes(self.precise, theirs)))
-        self._unknown = {node: before[node] for node in nodes_with_unknown_workspace(nodes)}
-        """What is alive in inductor's order when nodes run whose kernels may need more."""
+        self._before = self._alive(theirs)
+        self.needed = max(self._before.values(), default=0)
+        self.best = solve(self._precise)
+        self._unknown = nodes_with_unknown_workspace(nodes)
 
-    def steps(self) -> tuple[int, ...] | None:
-        """Return our order, or None if it would not save enough or could make something worse."""
-        if self.needed - self.best.peak_bytes <= _LEAST_SHARE * self.needed:
-            return None
-        for steps in self._candidates():
-            if self.needed - peak_of(self.precise, steps) > _LEAST_SHARE * self.needed and self._safe(steps):
-                return steps
-        return None
+    def steps(self) -> tuple[tuple[int, ...] | None, int]:
+        """Return our order and its peak; None for the order if it saves too little or could do harm."""
+        if self.needed - self.best.peak_bytes > _LEAST_SHARE * self.needed:
+            for steps in self._candidates():
+                alive = self._alive(steps)
+                reached = max(alive.values())
+                if self.needed - reached > _LEAST_SHARE * self.needed and self._is_safe(steps, alive):
+                    return steps, reached
+        return None, self.needed
+
+    def _alive(self, steps: Sequence[int]) -> dict[int, int]:
+        """Return what is alive when each node runs, as the generated code has it."""
+        return dict(zip(steps, live_bytes_with_reuse(self._planned, self._precise, steps, *self._kinds)))
 
     def _candidates(self) -> Iterator[tuple[int, ...]]:
         yield self.best.steps
         yield solve(self._planned).steps
         # As if each of those nodes reached the best peak already: none of them may then have more alive.
-        inside = {node: max(0, self.best.peak_bytes - alive) for node, alive in self._unknown.items()}
-        yield solve(with_workspaces(self._precise_graph, inside)).steps
+        inside = {node: max(0, self.best.peak_bytes - self._before[node]) for node in self._unknown}
+        yield solve(with_workspaces(self._precise, inside)).steps
 
-    def _safe(self, steps: tuple[int, ...]) -> bool:
+    def _is_safe(self, steps: tuple[int, ...], alive: dict[int, int]) -> bool:
         """Whether inductor keeps the order, and no kernel that may need more runs with more alive."""
         if peak_of(self._counted, steps) > self._most_counted:
             return False
-        alive = dict(zip(steps, step_bytes(self.precise, steps)))
-        return all(alive[node] <= before for node, before in self._unknown.items())
+        return all(alive[node] <= self._before[node] for node in self._unknown)
 
 
 def install(watcher: Watcher | None = None) -> None:

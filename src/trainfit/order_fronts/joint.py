@@ -49,7 +49,28 @@ def joint_graph(step: Step) -> GraphModule:
         except Exception as error:
             raise CaptureError(_why(error)) from error
     assert isinstance(module, GraphModule)
+    _begin_backward_with_a_constant(module)
     return module
+
+
+def _begin_backward_with_a_constant(module: GraphModule) -> None:
+    """Let backward begin with a one that does not wait for the loss, of which it needs the shape alone.
+
+    As traced, backward begins with `ones_like(loss)`, and nothing of it could run before all of forward has.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.ones_like.default):
+        value = node.meta["val"]
+        if value.dim() == 0:
+            with module.graph.inserting_before(node):
+                one = module.graph.call_function(
+                    torch.ops.aten.full.default,
+                    ([], 1),
+                    {"dtype": value.dtype, "device": value.device, "pin_memory": False},
+                )
+            one.meta = dict(node.meta)
+            node.replace_all_uses_with(one)
+            module.graph.erase_node(node)
+    module.recompile()
 
 
 def joint_graph_without_memory(build: Build) -> GraphModule:

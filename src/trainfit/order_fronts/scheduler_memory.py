@@ -8,13 +8,13 @@ takes them into account. Which of the other inputs are overwritten depends on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch._inductor import config, ir, memory
 from torch._inductor.codegen.common import BackendFeature
-from torch._inductor.codegen.wrapper import can_match_buffer_size
+from torch._inductor.codegen.wrapper import buffer_reuse_key, can_match_buffer_size
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
@@ -79,6 +79,21 @@ def precise_graph(nodes: Nodes, planned: BufferGraph) -> BufferGraph:
             buffer = replace(buffer, size_alloc=0, size_free=0, alias_of=owner[buffer.name])
         buffers.append(buffer)
     return BufferGraph(planned.nodes, tuple(buffers), planned.inputs)
+
+
+def kinds_of_buffers(nodes: Nodes) -> tuple[dict[str, Hashable], dict[str, Hashable]]:
+    """Return the kinds of the buffers that the code allocates, and of those that later ones may take over."""
+    allocated: dict[str, Hashable] = {}
+    released: dict[str, Hashable] = {}
+    for node in nodes:
+        for buffer in node.get_outputs():
+            if isinstance(buffer.node.get_output_spec(), ir.NoneLayout | ir.MultiOutputLayout):
+                continue
+            kind = buffer_reuse_key(buffer.node)
+            released[buffer.get_name()] = kind
+            if buffer.node.should_allocate():
+                allocated[buffer.get_name()] = kind
+    return allocated, released
 
 
 def nodes_with_unknown_workspace(nodes: Nodes) -> list[int]:

@@ -7,43 +7,50 @@ and each needs its own ancestors: the best choice is a maximum closure, which a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainfit.ordering.flow import UNLIMITED, Network, TooMuchWork
+from trainfit.ordering.flow import UNLIMITED, Network
 from trainfit.ordering.problem import Problem
 
 
 @dataclass(frozen=True)
 class LeastMemory:
-    """The least memory before a node, and the smallest set of nodes that has run then."""
+    """A figure that memory before a node is never below; the least itself if the cut was finished."""
 
     bytes: int
-    before: frozenset[int]
     work: int
+    finished: bool
 
 
-def least_memory_before(problem: Problem, node: int, most_work: int) -> LeastMemory | None:
-    """Return the least memory in which `node` can begin; None if finding it takes more than `most_work`."""
-    ancestors = reachable(problem.predecessors, node)
-    excluded = reachable(problem.successors, node)
-    excluded.add(node)
-    memory = problem.initial_bytes + sum([problem.alloc[other] for other in ancestors])
+def least_memory_before(
+    problem: Problem,
+    node: int,
+    most_work: int,
+    *,
+    already_run: Iterable[int] = (),
+    not_yet_run: Iterable[int] = (),
+) -> LeastMemory | None:
+    """Return the least memory in which `node` can begin, given that some nodes have run and others have not.
+
+    None if that cannot be. A cut that takes more than `most_work` is left unfinished.
+    """
+    inside = reachable(problem.predecessors, [node, *already_run]).union(already_run)
+    excluded = reachable(problem.successors, [node, *not_yet_run]).union(not_yet_run, [node])
+    if not inside.isdisjoint(excluded):
+        return None
+    memory = problem.initial_bytes + sum([problem.alloc[other] for other in inside])
     useful: list[int] = []
-    work = len(ancestors) + len(excluded) + len(problem.members)
     for block, members in enumerate(problem.members):
         if excluded.isdisjoint(members):
-            if ancestors.issuperset(members):
+            if inside.issuperset(members):
                 memory -= problem.freed[block]
             else:
                 useful.append(block)
-    if work > most_work:
-        return None
-    network = _ClosureNetwork(problem, ancestors, useful)
-    try:
-        gain, chosen = network.solve(most_work - work)
-    except TooMuchWork:
-        return None
-    return LeastMemory(memory - gain, frozenset(ancestors.union(chosen)), work + network.work)
+    work = problem.count + len(problem.members)
+    network = _ClosureNetwork(problem, inside, useful)
+    gain, finished = network.most_gain(most_work - work)
+    return LeastMemory(memory - gain, work + network.work, finished)
 
 
 def best_closure(problem: Problem, inside: set[int], choice: set[int]) -> set[int]:
@@ -55,13 +62,15 @@ def best_closure(problem: Problem, inside: set[int], choice: set[int]) -> set[in
     useful = [
         block for block in blocks if all(node in choice or node in inside for node in problem.members[block])
     ]
-    return _ClosureNetwork(problem, inside, useful).solve(UNLIMITED)[1]
+    network = _ClosureNetwork(problem, inside, useful)
+    network.most_gain(UNLIMITED)
+    return network.smallest_choice()
 
 
-def reachable(neighbours: list[tuple[int, ...]], node: int) -> set[int]:
-    """Return all that can be reached from a node, without the node."""
+def reachable(neighbours: list[tuple[int, ...]], starts: Iterable[int]) -> set[int]:
+    """Return all that can be reached from some nodes in at least one step."""
     found: set[int] = set()
-    pending = [node]
+    pending = list(starts)
     while pending:
         for other in neighbours[pending.pop()]:
             if other not in found:
@@ -104,8 +113,15 @@ class _ClosureNetwork:
     def work(self) -> int:
         return self._network.work
 
-    def solve(self, most_work: int) -> tuple[int, set[int]]:
-        """Return by how much memory can fall, and the smallest set of nodes that does it."""
-        gain = self._offered - self._network.fill(0, 1, most_work)
+    def most_gain(self, most_work: int) -> tuple[int, bool]:
+        """Return by how much memory can fall at most, and whether that is exact.
+
+        A flow that is cut off is smaller than the largest, so that the gain is only overestimated.
+        """
+        finished = self._network.fill(0, 1, most_work)
+        return self._offered - self._network.sent, finished
+
+    def smallest_choice(self) -> set[int]:
+        """Return the smallest set of nodes with that gain."""
         reached = self._network.reached_from(0)
-        return gain, {node for node, number in self._numbers.items() if reached[number]}
+        return {node for node, number in self._numbers.items() if reached[number]}

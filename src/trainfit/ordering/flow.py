@@ -6,10 +6,6 @@ UNLIMITED = 1 << 200
 """More than any sum of sizes."""
 
 
-class TooMuchWork(Exception):
-    """The work that a flow may take is used up."""
-
-
 class Network:
     """Edges as parallel lists: edge `e` and its reverse `e ^ 1`."""
 
@@ -18,6 +14,7 @@ class Network:
         self.edges: list[list[int]] = [[] for _ in range(nodes)]
         self.heads: list[int] = []
         self.room: list[int] = []
+        self.sent = 0
         self.work = 0
         """How many edges have been looked at: the same on every machine, unlike time."""
 
@@ -28,16 +25,15 @@ class Network:
         self.heads += (head, tail)
         self.room += (capacity, 0)
 
-    def fill(self, source: int, sink: int, most_work: int) -> int:
-        """Send as much as possible and return how much; `TooMuchWork` if that takes too long."""
-        total = 0
+    def fill(self, source: int, sink: int, most_work: int) -> bool:
+        """Send as much as possible; say whether all of it was sent before the work was used up."""
         while True:
             levels = self._levels(source, sink)
             if levels[sink] < 0:
-                return total
+                return True
             if self.work > most_work:
-                raise TooMuchWork
-            total += self._fill_levels(source, sink, levels, most_work)
+                return False
+            self._fill_levels(source, sink, levels, most_work)
 
     def reached_from(self, source: int) -> list[bool]:
         """Return which nodes more could still be sent to."""
@@ -62,17 +58,16 @@ class Network:
             frontier = following
         return levels
 
-    def _fill_levels(self, source: int, sink: int, levels: list[int], most_work: int) -> int:
+    def _fill_levels(self, source: int, sink: int, levels: list[int], most_work: int) -> None:
         """Send along paths of rising levels until there is none left."""
         heads, room, edges = self.heads, self.room, self.edges
         positions = [0] * len(edges)
-        total = 0
         path: list[int] = []
         node = source
         while True:
             if node == sink:
                 amount = min([room[edge] for edge in path])
-                total += amount
+                self.sent += amount
                 # Go on from where the first edge became full.
                 cut = len(path)
                 for place in range(len(path) - 1, -1, -1):
@@ -85,7 +80,7 @@ class Network:
                 del path[cut:]
                 self.work += len(path) + 1
                 if self.work > most_work:
-                    raise TooMuchWork
+                    return
             outgoing, deeper = edges[node], levels[node] + 1
             place = positions[node]
             while place < len(outgoing):
@@ -102,4 +97,4 @@ class Network:
                 node = heads[path.pop() ^ 1]
                 positions[node] += 1
             else:
-                return total
+                return

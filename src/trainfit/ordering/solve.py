@@ -202,7 +202,10 @@ class _PartSolver:
         highest = sorted(range(len(memory)), key=lambda step: (-memory[step], step))
         for step in highest[:_MOST_CUTS]:
             if memory[step] > max(self.needed, cuts.bound) and not self.stop():
-                cuts.at([self.steps[step]])
+                cuts.at(self.steps[step])
+        for step in highest[:_MOST_TWINS]:
+            if memory[step] > max(self.needed, cuts.bound) and not self.stop():
+                cuts.at_twins_of(self.steps[step])
         self.bound = max(self.bound, cuts.bound)
 
     def _search(self) -> Searched:
@@ -246,5 +249,6 @@ class _PartSolver:
 
 
 _MOST_CUTS = 12
+_MOST_TWINS = 6
 _LIMITS = (0.0, 0.5, 1.0)
 """Beams try these places between what is proved to be needed and what is reached already."""
