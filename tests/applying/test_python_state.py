@@ -264,6 +264,69 @@ def test_objects_that_regions_change_and_pass_on(kind: str) -> None:
     assert_same_with(subject, subject.plan(recompute_everything), steps=2)
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.count, self.history = 0, {"counts": [0]}
+
+
+class Metered(nn.Module):
+    """Changes what its attributes refer to, and computes with it."""
+
+    def __init__(self, meter: Meter | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.meter = Meter() if meter is None else meter
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.meter.count += 1
+        self.meter.history["counts"].append(self.meter.count)
+        return (self.linear(x) * sum(self.meter.history["counts"])).sin().exp()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_objects_in_attributes_change_once(shared: bool) -> None:
+    def model() -> nn.Sequential:
+        meter = Meter() if shared else None
+        return nn.Sequential(*(Metered(meter) for _ in range(3)))
+
+    regions = ("Sequential.0", "Sequential.1", "Sequential.2")
+    run = lambda model, x: model(x).square().mean()  # noqa: E731
+    assert_same(Subject(model, lambda: torch.randn(4, 6), regions, run))
+    planned, inputs = model(), torch.randn(4, 6)
+    plan = Subject(model, lambda: torch.randn(4, 6), regions, run).plan(recompute_everything)
+    with applied(planned, plan):
+        planned(inputs).sum().backward()
+    assert planned[0].meter.count == (3 if shared else 1)
+
+
+def test_attributes_that_are_set_between_forward_and_backward() -> None:
+    """Backward of the first forward must not see what was set for the second."""
+
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+            self.scale: Any = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.linear(x) * self.scale).sin().exp()
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Conditioned()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.part.scale = 2.0
+            first = self.part(x)
+            self.part.scale = x.cos()
+            second = self.part(first)
+            self.part.scale = None
+            return second.square().mean()
+
+    assert_same(Subject(Twice, lambda: torch.randn(4, 6), ("Twice.part",)))
+
+
 @pytest.mark.parametrize("change", ["attribute", "buffer", "item", "new", "gone"])
 def test_attributes_come_back(change: str) -> None:
     module = nn.Sequential(Stateful())

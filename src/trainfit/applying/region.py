@@ -117,8 +117,7 @@ class RegionCall:
             thread.regions -= 1
             thread.read_value.pop()
         self._record = recorder.finish(complete=has_hooks_inside(self._module))
-        if not state.is_present():
-            self._state = state
+        self._state = state
         if not host_random.is_present():
             self._host_random = host_random
         assert self._arguments is not None
@@ -149,7 +148,9 @@ class RegionCall:
         """Return the context in which the region is computed again."""
         self.on_backward()
         mode = self._replay_mode()
-        as_in_forward = contextlib.nullcontext() if self._state is None else self._state.restored()
+        state = self._state
+        unchanged = state is None or state.is_present()
+        as_in_forward = contextlib.nullcontext() if state is None or unchanged else state.restored()
         as_drawn = drawn_again(self._host_random)
         reads = thread.read_value
         thread.read_value = []

@@ -23,8 +23,12 @@ _NEVER_CHANGED = (
     *(torch.Size, torch.Generator, nn.Module, types.ModuleType, types.FunctionType, types.MethodType),
 )
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
-_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
-"""The attributes that torch itself gives a module: parameters, submodules, hooks."""
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training"} | {"forward"}
+"""The attributes that torch itself gives a module: parameters, submodules, hooks; and a plan's `forward`."""
+_DEEPEST = 4
+"""How deep to look into the attributes of a module: `self.a.b["c"].d` is at depth 4."""
+_LONGEST = 256
+"""Longer containers hold data; they are remembered, but not looked into."""
 
 
 OfTensor = Callable[[torch.Tensor], torch.Tensor]
@@ -101,45 +105,68 @@ def _is_not(one: Any, other: Any) -> bool:
 
 
 class ModuleState:
-    """The attributes of a module and of those below it, as they were at some time."""
+    """The attributes of a module and of those below it, as they were at some time.
+
+    With what lies in them: containers and attributes of objects, as deep as code usually reaches from `self`.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         """Remember the attributes as they are now."""
-        self._rows = [
-            (each, dict(attributes), dict(attributes["_buffers"]), _copies(attributes))
-            for each in module.modules()
-            if (attributes := vars(each)) is not None
-        ]
+        self._rows = [(each, dict(vars(each)), dict(vars(each)["_buffers"])) for each in module.modules()]
+        self._held: list[tuple[Any, Any]] = []
+        seen: set[int] = set()
+        for _, attributes, _ in self._rows:
+            for name, value in attributes.items():
+                if name not in _OF_TORCH:
+                    self._hold(value, seen, _DEEPEST)
+
+    def _hold(self, value: Any, seen: set[int], depth: int) -> None:
+        if isinstance(value, _NEVER_CHANGED) or id(value) in seen:
+            return
+        seen.add(id(value))
+        # The attributes of an object are a dict themselves.
+        holder = value if type(value) in _CONTAINERS else getattr(value, "__dict__", None)
+        if not isinstance(holder, _CONTAINERS):
+            return
+        self._held.append((holder, copy.copy(holder)))
+        if depth > 1 and len(holder) <= _LONGEST:
+            for item in holder.values() if isinstance(holder, dict) else holder:
+                self._hold(item, seen, depth - 1)
 
     def is_present(self) -> bool:
         """Return whether the attributes are still the same objects, with the same items."""
         return all(
-            _same(vars(module), attributes)
-            and _same(vars(module)["_buffers"], buffers)
-            and all(_same_items(vars(module)[name], items) for name, items in copies.items())
-            for module, attributes, buffers, copies in self._rows
-        )
+            _same(vars(module), attributes) and _same(vars(module)["_buffers"], buffers)
+            for module, attributes, buffers in self._rows
+        ) and all(_same_items(holder, items) for holder, items in self._held)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Let the attributes be as they were, for the length of a block that may change them."""
         now = [(module, dict(vars(module)), dict(vars(module)["_buffers"])) for module, *_ in self._rows]
-        for module, attributes, buffers, copies in self._rows:
-            _set(module, {**attributes, **structure(copies)}, buffers)
+        held_now = [(holder, copy.copy(holder)) for holder, _ in self._held]
+        _put(self._rows, self._held)
         try:
             yield
         finally:
-            for module, attributes, buffers in now:
-                _set(module, attributes, buffers)
+            _put(now, held_now)
 
 
-def _copies(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Copy the containers that the module's author has put into attributes."""
-    return {
-        name: copy.copy(value)
-        for name, value in attributes.items()
-        if type(value) in _CONTAINERS and name not in _OF_TORCH
-    }
+def _put(rows: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]], held: list[tuple[Any, Any]]) -> None:
+    of_modules = [(vars(module), attributes) for module, attributes, _ in rows]
+    of_buffers = [(vars(module)["_buffers"], buffers) for module, _, buffers in rows]
+    for holder, items in (*of_modules, *of_buffers, *held):
+        if not _same_items(holder, items):
+            _set_items(holder, items)
+
+
+def _set_items(holder: Any, items: Any) -> None:
+    """Give a container other items; the container itself stays, for all who know it."""
+    holder.clear()
+    if isinstance(holder, list | collections.deque):
+        holder.extend(items)
+    else:
+        holder.update(items)
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -151,16 +178,7 @@ def _same_items(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, dict):
         return _same(one, other)
-    return isinstance(one, set) or not any(map(_is_not, one, other))
-
-
-def _set(module: nn.Module, attributes: dict[str, Any], buffers: dict[str, Any]) -> None:
-    present = vars(module)
-    for name in present.keys() - attributes.keys():
-        del present[name]
-    present.update(attributes)
-    present["_buffers"].clear()
-    present["_buffers"].update(buffers)
+    return one == other if isinstance(one, set) else not any(map(_is_not, one, other))
 
 
 def has_hooks_inside(module: nn.Module) -> bool:
