@@ -5,6 +5,8 @@ Sets of the same length are compared by their memory. What adds nothing is run a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trainfit.ordering.sides import Side, nodes_in
 
 
@@ -18,7 +20,9 @@ class Beam:
         self.work = 0
         """How many moves have been looked at: the same on every machine, unlike time."""
 
-    def search(self, limit: int, width: int, most_work: int) -> list[int] | None:
+    def search(
+        self, limit: int, width: int, most_work: int, stop: Callable[[], bool] = lambda: False
+    ) -> list[int] | None:
         """Return an order whose peak is at most `limit`, or None if none is found."""
         side = self._side
         if max(self._problem.initial_bytes, self._problem.final_bytes) > limit:
@@ -31,7 +35,7 @@ class Beam:
             found: dict[int, tuple[int, int, int]] = {}
             for memory, taken, ready in level:
                 self._expand(memory, taken, ready, limit, found)
-            if not found or self.work > stop_at:
+            if not found or self.work > stop_at or stop():
                 return None
             best = sorted((memory, taken) for taken, (memory, _, _) in found.items())[:width]
             level = []

@@ -23,6 +23,8 @@ from trainfit.ordering.sides import Side, both_sides, nodes_in
 
 _FIRST_MOVES = 256
 """How many moves each end may look at in its first try; then four times as many, and so on."""
+_MOST_MOVES_AT_ONCE = 1 << 16
+"""After so many at the latest it is asked whether to stop."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def search(
         if used >= moves or stop():
             return result(None)
         if not moved:
-            allowed *= 4
+            allowed = min(4 * allowed, _MOST_MOVES_AT_ONCE)
     return result(None)
 
 

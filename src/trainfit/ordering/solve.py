@@ -36,6 +36,8 @@ from trainfit.ordering.tighten import tighten
 
 TORCH_METHODS = ("baseline", "lpmf", "bfs", "dfs")
 _CUT_WORK = 400_000
+_MOST_CUT_EFFORT = 8
+"""Cuts do not ask whether to stop, so that they may not take arbitrarily long."""
 _SEARCH_MOVES = 150_000
 _BEAM_MOVES = 120_000
 _SMALL = 700
@@ -178,7 +180,7 @@ class _PartSolver:
         """Improve the part until its peak is proved or the effort is used up."""
         if self.peak <= self.needed or self.stop():
             return
-        cuts = CutBounds(self.problem, _CUT_WORK * self.effort)
+        cuts = CutBounds(self.problem, _CUT_WORK * min(self.effort, _MOST_CUT_EFFORT))
         self._cut_at_peaks(cuts)
         if self.peak <= self.needed or self.problem.count > _MOST_NODES_SEARCHED:
             return
@@ -241,7 +243,7 @@ class _PartSolver:
             return
         limit = self.needed + int((self.peak - 1 - self.needed) * share)
         before = beam.work
-        order = beam.search(limit, width, self.moves_left)
+        order = beam.search(limit, width, self.moves_left, self.stop)
         self.moves_left -= beam.work - before + 1
         if order is not None:
             inner = [middle.nodes[step] for step in order]
