@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from typer.testing import CliRunner
 
 import trainfit
-from trainfit import Trace
+from trainfit import Trace, cli
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError
@@ -127,3 +131,18 @@ def test_what_cannot_be_meant_is_refused(trace: Trace, given: dict[str, object],
     arguments = {"solver": "modules", **given}
     with pytest.raises(OptionError, match=message):
         trainfit.plan(trace, device=H100, **arguments)
+
+
+def test_the_command_says_what_it_counts_and_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    command = ["plan", "gpt2-tiny", "--device", "h100", "--budget", "150MiB", "--json", str(file)]
+    units = ["--ac-unit", "blocks.0", "--ac-unit", "blocks.*", "--fsdp-unit", "blocks.*"]
+    result = CliRunner().invoke(cli.app, [*command, "--solver", "modules", *units, "--world-size", "2"])
+    assert result.exit_code == 0, result.output
+    assert "in each of 2 processes" in result.output
+    found = json.loads(file.read_text())
+    assert (found["method"], found["world_size"]) == ("modules", 2)
+    assert any("Not in them: what FSDP gathers" in warning for warning in found["warnings"])
+    refused = CliRunner().invoke(cli.app, [*command, "--ac-unit", "blocks.0"])
+    assert refused.exit_code == 2
+    assert "Add --solver modules, or leave them out" in refused.output
