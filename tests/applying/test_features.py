@@ -162,6 +162,22 @@ def test_distributed_data_parallel(before: bool) -> None:
     assert "forward" not in vars(planned)
 
 
+@pytest.mark.usefixtures("one_process_group")
+def test_accumulation_without_synchronisation() -> None:
+    def gradients(plan: Plan | None) -> list[torch.Tensor]:
+        model, inputs = TRANSFORMER.new()
+        parallel = nn.parallel.DistributedDataParallel(model)
+        if plan is not None:
+            apply(parallel, plan)
+        torch.manual_seed(0)
+        with parallel.no_sync():
+            parallel(inputs).backward()
+        parallel(inputs.flip(0)).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    assert all(map(torch.equal, gradients(None), gradients(transformer_plan())))
+
+
 @pytest.mark.parametrize("evaluating", [True, False])
 def test_without_gradients_nothing_is_changed(evaluating: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = TRANSFORMER.new()
