@@ -50,6 +50,9 @@ class Region:
     kept_bytes: int
     """What it keeps from forward to backward, besides its inputs."""
     recompute_seconds: float
+    continues: bool = False
+    """Whether it belongs together with the region before it in the plan: its input is not held, but computed
+    again there."""
 
 
 @dataclass(frozen=True)
