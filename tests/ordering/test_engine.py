@@ -175,6 +175,7 @@ def test_bounds_are_below_every_peak(seed: int, count: int) -> None:
         for node in range(count):
             cuts.at(node)
             cuts.at_twins_of(node)
+        cuts.at_largest()
         assert before <= cuts.bound <= smallest_peak(graph)
 
 

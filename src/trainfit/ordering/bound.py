@@ -16,11 +16,13 @@ class CutBounds:
     work_left: int
     bound: int = 0
     known: set[int] = field(default_factory=set)
-    known_twins: set[tuple[int, ...]] = field(default_factory=set)
+    known_sets: set[tuple[int, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Begin with what is alive before and after everything."""
         self.bound = max(self.problem.initial_bytes, self.problem.final_bytes)
+        if self.problem.count + len(self.problem.members) > self.work_left:
+            self.work_left = 0  # not even one cut could be made
 
     def at(self, node: int) -> None:
         """Raise the bound by a cut at one node."""
@@ -33,25 +35,38 @@ class CutBounds:
         self.bound = max(self.bound, least.bytes + self.problem.rise[node])
 
     def at_twins_of(self, node: int) -> None:
-        """Raise the bound by all nodes like this one: some one of them runs first, and some one last.
+        """Raise the bound by all nodes that add and need as much as this one and have as many neighbours.
+
+        Branches that are alike are bounded so, of which each could wait for the others.
+        """
+        wanted = self._likeness(node)
+        self._at_set([other for other in range(self.problem.count) if self._likeness(other) == wanted])
+
+    def at_largest(self) -> None:
+        """Raise the bound by the nodes that need most, the two, three, four ... largest together."""
+        largest = sorted(range(self.problem.count), key=lambda node: (-self.problem.rise[node], node))
+        for count in _SET_SIZES:
+            self._at_set(sorted(largest[:count]))
+
+    def _at_set(self, nodes: list[int]) -> None:
+        """Raise the bound by a set of nodes: some one of them runs first, and some one last.
 
         The first finds none of the others done, the last all of them; whichever it is, the least of their
-        figures is a bound. Branches that are alike are bounded so, of which each could wait for the others.
+        figures is a bound.
         """
-        twins = self._twins(node)
-        if len(twins) < 2 or tuple(twins) in self.known_twins:
+        if not 2 <= len(nodes) <= _LARGEST_SET or tuple(nodes) in self.known_sets:
             return
-        self.known_twins.add(tuple(twins))
+        self.known_sets.add(tuple(nodes))
         for first in (True, False):
-            self.bound = max(self.bound, self._least_of(twins, first=first))
+            self.bound = max(self.bound, self._least_of(nodes, first=first))
 
-    def _least_of(self, twins: list[int], *, first: bool) -> int:
-        """Return the least that any of the twins needs when it runs before, or after, all the others."""
+    def _least_of(self, nodes: list[int], *, first: bool) -> int:
+        """Return the least that any of some nodes needs when it runs before, or after, all the others."""
         found: int | None = None
-        for node in twins:
+        for node in nodes:
             if self.work_left <= 0:
                 return 0
-            others = [other for other in twins if other != node]
+            others = [other for other in nodes if other != node]
             least = least_memory_before(
                 self.problem,
                 node,
@@ -68,13 +83,12 @@ class CutBounds:
                 return 0
         return found or 0
 
-    def _twins(self, node: int) -> list[int]:
-        """Return the nodes that add and need as much as this one, and have as many neighbours."""
+    def _likeness(self, node: int) -> tuple[int, ...]:
         problem = self.problem
+        sizes = (problem.rise[node], problem.alloc[node])
+        return (*sizes, len(problem.predecessors[node]), len(problem.blocks[node]))
 
-        def likeness(node: int) -> tuple[int, ...]:
-            sizes = (problem.rise[node], problem.alloc[node])
-            return (*sizes, len(problem.predecessors[node]), len(problem.blocks[node]))
 
-        wanted = likeness(node)
-        return [other for other in range(problem.count) if likeness(other) == wanted]
+_SET_SIZES = (2, 3, 4, 6, 8, 12, 16)
+_LARGEST_SET = 24
+"""A set takes one cut for each of its nodes, and the least of many figures is small."""

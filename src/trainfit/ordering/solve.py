@@ -35,7 +35,7 @@ from trainfit.ordering.sides import both_sides
 from trainfit.ordering.tighten import tighten
 
 TORCH_METHODS = ("baseline", "lpmf", "bfs", "dfs")
-_CUT_WORK = 400_000
+_CUT_WORK = 600_000
 _MOST_CUT_EFFORT = 8
 """Cuts do not ask whether to stop, so that they may not take arbitrarily long."""
 _SEARCH_MOVES = 150_000
@@ -208,6 +208,8 @@ class _PartSolver:
         for step in highest[:_MOST_TWINS]:
             if memory[step] > max(self.needed, cuts.bound) and not self.stop():
                 cuts.at_twins_of(self.steps[step])
+        if memory[highest[0]] > max(self.needed, cuts.bound) and not self.stop():
+            cuts.at_largest()
         self.bound = max(self.bound, cuts.bound)
 
     def _search(self) -> Searched:
