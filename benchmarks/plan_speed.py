@@ -12,7 +12,7 @@
 - 405b: `trainfit plan llama-3-405b`. Claim: under 60 s.
 
 Every measurement is a process of its own, and the ways take turns. Imports are not counted for anybody. Exit
-code 1 if a claim is missed. PyTorch's part needs pulp, see torch_sac.py.
+code 1 if a claim is missed. PyTorch's part needs pulp and pwlf, see torch_sac.py.
 """
 
 from __future__ import annotations
@@ -135,9 +135,6 @@ def torch_narrow() -> dict[str, float]:
     from torch.distributed._tools import ilp_utils, mem_tracker, runtime_estimator, sac_estimator, sac_ilp
     from torch.utils import _runtime_estimation as roofline
 
-    import torch_sac
-
-    torch_sac.provide_pwlf()
     with (
         mock.patch.object(torch.cuda, "is_available", lambda: True),
         mock.patch.object(roofline, "get_device_tflops", lambda dtype: H100_TERAFLOPS),

@@ -5,15 +5,12 @@ trace and its costs, calls PyTorch's trade-off fit, `sac_milp` and per-module po
 decisions do to the trace, executed as PyTorch executes them: what is not stored is computed again, up to the
 last value that backward needs.
 
-Needs pulp (`pip install -c constraints.txt -e '.[benchmarks]'`). pwlf is used if it is installed; otherwise a
-least-squares fit of two lines takes its place.
+Needs pulp and pwlf: `pip install -c constraints.txt -e '.[benchmarks]'`.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import sys
-import types
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -29,71 +26,22 @@ from trainfit.simulate import Timeline, simulate
 from trainfit.trace import CATEGORIES, Trace
 
 GIBIBYTE = 1 << 30
-CANDIDATE_BREAKS = 100
 
 
 def missing() -> str | None:
     """Say what has to be installed, if anything."""
-    if importlib.util.find_spec("pulp") is None:
-        return "PyTorch's sac_milp needs pulp: pip install -c constraints.txt -e '.[benchmarks]'"
-    return None
-
-
-class PiecewiseLinFit:
-    """Two connected lines through points, by least squares: what torch asks of pwlf's class of this name.
-
-    The second is never less steep than the first: the program that uses them takes the higher of the two.
-    """
-
-    def __init__(self, x: list[float], y: list[float]) -> None:
-        self._x, self._y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-        self.fit_breaks = np.zeros(0)
-        self.intercepts = np.zeros(0)
-        self._slopes = np.zeros(0)
-
-    def fit(self, n_segments: int) -> None:
-        low, high = float(self._x.min()), float(self._x.max())
-        inner = np.linspace(low, high, CANDIDATE_BREAKS + 2)[1:-1] if n_segments > 1 else np.array([high])
-        best = min((self._fitted(float(at)) for at in inner), key=lambda found: found[0])
-        _, at, (start, first, bend) = best
-        if n_segments == 1:
-            self.fit_breaks, self._slopes = np.array([low, high]), np.array([first])
-            self.intercepts = np.array([start])
-            return
-        self.fit_breaks = np.array([low, at, high])
-        self._slopes = np.array([first, first + bend])
-        self.intercepts = np.array([start, start - bend * at])
-
-    def _fitted(self, at: float) -> tuple[float, float, tuple[float, float, float]]:
-        columns = np.stack([np.ones_like(self._x), self._x, np.maximum(self._x - at, 0.0)], axis=1)
-        solution = np.linalg.lstsq(columns, self._y, rcond=None)[0]
-        if solution[2] < 0:
-            line = np.linalg.lstsq(columns[:, :2], self._y, rcond=None)[0]
-            solution = np.array([*line, 0.0])
-        error = float(((columns @ solution - self._y) ** 2).sum())
-        return error, at, (float(solution[0]), float(solution[1]), float(solution[2]))
-
-    def calc_slopes(self) -> np.ndarray[Any, Any]:
-        return self._slopes
-
-
-def provide_pwlf() -> bool:
-    """Put the fit above in pwlf's place if that is not installed; return whether it was."""
-    if importlib.util.find_spec("pwlf") is None and "pwlf" not in sys.modules:
-        stand_in = types.ModuleType("pwlf")
-        stand_in.PiecewiseLinFit = PiecewiseLinFit  # type: ignore[attr-defined]
-        sys.modules["pwlf"] = stand_in
-        return True
-    return False
+    if all(importlib.util.find_spec(name) for name in ("pulp", "pwlf")):
+        return None
+    return "PyTorch's planner needs pulp and pwlf: pip install -c constraints.txt -e '.[benchmarks]'"
 
 
 class TorchPlanner:
     """PyTorch's planner for one trace: statistics once, decisions for as many budgets as wanted."""
 
-    def __init__(self, trace: Trace, costs: CostTable) -> None:
+    def __init__(self, trace: Trace, costs: CostTable, seed: int = 0) -> None:
         from torch.distributed._tools.ilp_utils import parse_module_info
 
-        provide_pwlf()
+        np.random.seed(seed)  # pwlf fits by chance, and some of its fits leave the program without a solution
         self.trace = trace
         self.timeline = simulate(trace)
         self._seconds = schedule(trace, costs).marginal_seconds.tolist()
