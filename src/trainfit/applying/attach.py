@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from trainfit.applying.following import followed_ops
-from trainfit.applying.region import PlannedCall, RegionCall, top_hooks
+from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.surroundings import thread
 from trainfit.errors import PlanError
 from trainfit.plans import Plan
@@ -233,8 +233,8 @@ class PlannedForward:
         if self.removed or thread.recomputations or not self._calls:
             return forward(*args, **kwargs)
         number = self._count_call()
-        if top_hooks(False) is not None:
-            # Inside an outer checkpoint, which calls once more in backward and has to find the same then.
+        if inside_checkpoint():
+            # It calls once more in backward and has to find the same then.
             number = 0
         planned = self._calls.get(number)
         if planned is None or thread.regions or not torch.is_grad_enabled():

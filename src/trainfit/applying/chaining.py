@@ -19,12 +19,12 @@ class _Output(torch.autograd.Function):
     """Passes a tensor on; its values can be asked for later."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(tensor)
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
@@ -52,7 +52,7 @@ def given_on(result: Any) -> Any:
             # It is no op of the region: whoever follows or replays those is not to see it.
             thread.recomputations += 1
             try:
-                leaves[number] = _Output.apply(leaf)
+                leaves[number] = _Output.apply(leaf)  # type: ignore[no-untyped-call]
             finally:
                 thread.recomputations -= 1
             return tree_unflatten(leaves, structure)

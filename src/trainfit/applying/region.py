@@ -27,7 +27,7 @@ from trainfit.capturing.hollow import absent_storage
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans import OpDecision
 
-top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
 OnDifference = Callable[[str], None]
 _TENSOR = object()
@@ -42,6 +42,12 @@ class PlannedCall:
     """Whether its input is computed again by the region before it, instead of being held."""
     continued: bool = False
     """Whether the next region does so."""
+
+
+def inside_checkpoint() -> bool:
+    """Whether an outer `torch.utils.checkpoint` is running, in forward or again."""
+    hooks = _top_hooks(False)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
 
 
 class RegionCall:
@@ -81,9 +87,12 @@ class RegionCall:
         self._given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         # Someone else may want to know what is kept for backward: an outer checkpoint, or offloading.
         # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
-        self._holds_inputs = top_hooks(False) is None
-        arguments = self._arguments = _Arguments(args, kwargs, holds_tensors=self._holds_inputs)
-        if self._planned.continues and not (self._holds_inputs and arguments.link()):
+        self._holds_inputs = _top_hooks(False) is None
+        continues = self._planned.continues
+        arguments = self._arguments = _Arguments(
+            args, kwargs, holds_tensors=self._holds_inputs, continues=continues
+        )
+        if continues and arguments.linked is None:
             self._on_difference("its input is not what the region before it returned")
 
         def forward(*tensors: Any) -> Any:
@@ -99,7 +108,7 @@ class RegionCall:
 
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
-        pack, unpack = top_hooks(False)
+        pack, unpack = _top_hooks(False)
         recorder = self._recorder = Recorder(self._follower(), self._given, self._weights)
 
         def pack_and_note(tensor: torch.Tensor) -> Any:
@@ -201,26 +210,27 @@ class RegionCall:
 class _Arguments:
     """The arguments of a region's call, to call it again with what they were."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, holds_tensors: bool) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, holds_tensors: bool, continues: bool
+    ) -> None:
         values = (*args, *kwargs.values())
-        self.tensors = () if holds_tensors else tuple(v for v in values if isinstance(v, torch.Tensor))
-        """Those that torch passes in, each time."""
         self._count, self._names = len(args), tuple(kwargs)
-        passed_in = () if holds_tensors else torch.Tensor
-        self._others = [_TENSOR if isinstance(value, passed_in) else value for value in values]
+        self.linked: torch.Tensor | None = next(filter(is_given_on, values), None) if continues else None
+        """What the region before will compute again; held only until forward is over."""
+        passed_in = [
+            not holds_tensors and isinstance(value, torch.Tensor) and value is not self.linked
+            for value in values
+        ]
+        self.tensors = tuple(value for value, passed in zip(values, passed_in) if passed)
+        """Those that torch passes in, each time."""
+        self._others = [_TENSOR if passed else value for value, passed in zip(values, passed_in)]
         # What is no tensor may be changed by the region: a cache of keys and values, say.
-        self._before = structure(self._others)
+        self._before = structure(
+            [Link(value) if value is self.linked else value for value in self._others]
+            if self.linked is not None
+            else self._others
+        )
         self._first = True
-        self.linked: torch.Tensor | None = None
-        """The tensor that the region before computes again, until forward is over."""
-
-    def link(self) -> bool:
-        """Find the tensor that the region before has passed on, so as not to hold it."""
-        for number, value in enumerate(self._others):
-            if is_given_on(value):
-                self.linked, self._before[number] = value, Link(value)
-                return True
-        return False
 
     def forget_untouched(self, recorder: Recorder) -> None:
         """Let go of tensors that the region never looked at, such as the keys of other layers in a cache."""

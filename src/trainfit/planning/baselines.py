@@ -17,7 +17,7 @@ from trainfit.costs.table import CostTable
 from trainfit.planning.certify import reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.regions import RegionGraph, block_families, region_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.simulate import simulate
 from trainfit.trace import Trace
@@ -66,19 +66,12 @@ def everything_again(region: RegionGraph) -> Choice:
 
 def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
     """Yield the calls of the model's blocks: numbered siblings of one class that keep the most together."""
-    families: dict[tuple[str, str], list[int]] = {}
-    for number in candidate_calls(trace):
-        module = trace.modules[trace.calls[number].module]
-        container, _, last = module.name.rpartition(".")
-        if last.isdecimal():
-            families.setdefault((container, module.class_name), []).append(number)
-    graphs = {
-        family: [graph for n in numbers if (graph := region_graph(trace, n, seconds)) is not None]
-        for family, numbers in families.items()
-        if len(numbers) > 1
-    }
-    if graphs:
-        yield from max(graphs.values(), key=lambda members: sum(map(_freed, members)))
+    families = [
+        [graph for call in calls if (graph := region_graph(trace, call, seconds)) is not None]
+        for calls in block_families(trace)
+    ]
+    if families:
+        yield from max(families, key=lambda members: sum(map(_freed, members)))
 
 
 def _freed(region: RegionGraph) -> int:

@@ -113,29 +113,45 @@ def _numbers_bytes(trace: Trace) -> int:
     )
 
 
-def _decisions(trace: Trace, effect: Effect) -> RegionKind:
-    ops: list[OpDecision] = []
-    for number in effect.region.ops:
-        signature = trace.signatures[trace.ops[number].signature]
-        shapes = tuple(spec.shape for spec in signature.outputs)
-        ops.append(OpDecision(signature.name, shapes, effect.decision(number), signature.random))
-    return RegionKind(tuple(ops))
-
-
 def _regions(trace: Trace, effects: Sequence[Effect], kinds: dict[RegionKind, int]) -> tuple[Region, ...]:
-    """Return the regions; those of several passes over the model are one."""
-    calls = calls_in_pass(trace)
+    """Return the regions, call by call; those of several passes over the model are one."""
+    places = calls_in_pass(trace)
     found: dict[tuple[str, int], Region] = {}
     for effect in effects:
-        kind = _decisions(trace, effect)
-        place = (trace.module_name(effect.region.module), calls[effect.region.call])
-        number = kinds.setdefault(kind, len(kinds))
-        before = found.get(place)
-        if before is None:
-            found[place] = Region(*place, number, effect.choice.bytes, effect.choice.seconds)
-        else:
-            # Sizes may differ from pass to pass; the decisions do not.
-            seconds = before.recompute_seconds + effect.choice.seconds
-            kept = max(before.kept_bytes, effect.choice.bytes)
-            found[place] = replace(before, kept_bytes=kept, recompute_seconds=seconds)
+        for call in effect.region.calls:
+            region = _region(trace, effect, call, places[call], kinds)
+            place = (region.module, region.call)
+            before = found.get(place)
+            if before is not None:
+                # Sizes may differ from pass to pass; the decisions do not.
+                seconds = before.recompute_seconds + region.recompute_seconds
+                kept = max(before.kept_bytes, region.kept_bytes)
+                region = replace(before, kept_bytes=kept, recompute_seconds=seconds)
+            found[place] = region
     return tuple(found.values())
+
+
+def _region(trace: Trace, effect: Effect, call: int, place: int, kinds: dict[RegionKind, int]) -> Region:
+    """Return what a plan says about one call, which is a region or a part of one."""
+    ops = range(trace.calls[call].forward_start, trace.calls[call].forward_end)
+    decisions: list[OpDecision] = []
+    for number in ops:
+        signature = trace.signatures[trace.ops[number].signature]
+        shapes = tuple(spec.shape for spec in signature.outputs)
+        decisions.append(OpDecision(signature.name, shapes, effect.decision(number), signature.random))
+    own = [n for n, group in enumerate(effect.region.groups) if group.ops[0] in ops]
+    kept = [
+        size
+        for n in own
+        if n in effect.choice.kept
+        for storage, size in zip(effect.region.groups[n].storages, effect.region.groups[n].sizes)
+        if storage in effect.until
+    ]
+    return Region(
+        module=trace.module_name(trace.calls[call].module),
+        call=place,
+        kind=kinds.setdefault(RegionKind(tuple(decisions)), len(kinds)),
+        kept_bytes=sum(kept),
+        recompute_seconds=sum(effect.region.groups[n].seconds for n in own if n in effect.choice.repeated),
+        continues=call != effect.region.calls[0],
+    )

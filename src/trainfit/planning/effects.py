@@ -136,13 +136,14 @@ def _states(trace: Trace, effect: Effect) -> Iterator[tuple[int, int]]:
     """Yield the states that draws of the region start from."""
     if trace.device != "cpu":
         return
-    before: str | None = None
-    for op in effect.region.ops:
-        if _is_random(trace, op):
-            decision = effect.decision(op)
-            if starts_stream(decision, before):
-                yield op, _CPU_GENERATOR_BYTES
-            before = decision
+    for call in effect.region.calls:
+        before: str | None = None
+        for op in range(trace.calls[call].forward_start, trace.calls[call].forward_end):
+            if _is_random(trace, op):
+                decision = effect.decision(op)
+                if starts_stream(decision, before):
+                    yield op, _CPU_GENERATOR_BYTES
+                before = decision
 
 
 def _overwritten(trace: Trace, region: RegionGraph) -> Iterator[tuple[int, int]]:
@@ -161,10 +162,12 @@ def _overwritten(trace: Trace, region: RegionGraph) -> Iterator[tuple[int, int]]
 
 def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
     """Yield the state that the generator is put back to, and the statistics that move in a copy."""
-    if trace.device == "cpu":
-        draws = [position for position, op in enumerate(effect.segment) if _is_random(trace, op)]
+    for call in effect.region.calls if trace.device == "cpu" else ():
+        ops = range(trace.calls[call].forward_start, trace.calls[call].forward_end)
+        again = [(position, op) for position, op in enumerate(effect.segment) if op in ops]
+        draws = [position for position, op in again if _is_random(trace, op)]
         if draws:
-            yield draws[0], len(effect.segment), _CPU_GENERATOR_BYTES
+            yield draws[0], again[-1][0] + 1, _CPU_GENERATOR_BYTES
     for position, op in enumerate(effect.segment):
         if moves_statistics(trace.op_name(op)):
             persistent = {s for s in trace.ops[op].reads if trace.storages[s].category == "buffer"}

@@ -6,6 +6,7 @@ again together. A group with effects outside of the region (running statistics) 
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -50,9 +51,9 @@ class Group:
 
 @dataclass
 class RegionGraph:
-    """One module call as a graph of groups, in the order of their first op."""
+    """One module call, or several in a row, as a graph of groups, in the order of their first op."""
 
-    call: int
+    calls: tuple[int, ...]
     module: int
     start: int
     end: int
@@ -65,6 +66,11 @@ class RegionGraph:
     """Storages made during the step before the region, and read inside."""
     saved: dict[int, tuple[Interval, ...]] = field(default_factory=dict)
     """The holds of autograd that checkpointing the region removes, by storage."""
+
+    @property
+    def call(self) -> int:
+        """The first of its calls."""
+        return self.calls[0]
 
     @property
     def ops(self) -> range:
@@ -94,21 +100,50 @@ def remaining_holds(trace: Trace, number: int, regions: Sequence[RegionGraph]) -
 
 def region_graph(trace: Trace, call_number: int, op_seconds: list[float]) -> RegionGraph | None:
     """Return the graph of a module call, or None if it cannot be a region."""
-    call = trace.calls[call_number]
-    if call.recompute or call.backward_start < 0 or call.forward_end <= call.forward_start:
+    return chain_graph(trace, (call_number,), op_seconds)
+
+
+def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -> RegionGraph | None:
+    """Return the graph of calls in a row, or None if they cannot be a region.
+
+    What one of them hands to the next is needed: the next one is computed again from it.
+    """
+    first, last = trace.calls[calls[0]], trace.calls[calls[-1]]
+    start, end = first.forward_start, last.forward_end
+    if any(trace.calls[n].recompute or trace.calls[n].backward_start < 0 for n in calls) or end <= start:
         return None
-    start, end = call.forward_start, call.forward_end
     if any(trace.ops[op].phase != "forward" for op in range(start, end)):
         return None
-    saved = _saved_inside(trace, start, end, call.backward_start)
+    saved = _saved_inside(trace, start, end, last.backward_start)
     if not saved:
         return None
     release = max(
         (hold.end if hold.end is not None else len(trace.ops)) for holds in saved.values() for hold in holds
     )
-    region = RegionGraph(call_number, call.module, start, end, call.backward_start, release, saved=saved)
+    region = RegionGraph(calls, first.module, start, end, last.backward_start, release, saved=saved)
+    for before, after in itertools.pairwise(calls):
+        handed = handed_on(trace, before, after)
+        if handed is None:
+            return None
+        region.saved.setdefault(handed, ())
     _add_groups(trace, region, op_seconds)
     return region
+
+
+def handed_on(trace: Trace, before: int, after: int) -> int | None:
+    """Return the storage that a call hands to the call that follows it, if that is all it hands to anyone."""
+    call, following = trace.calls[before], trace.calls[after]
+    if call.forward_end != following.forward_start:
+        return None
+    made = {storage for op in trace.ops[call.forward_start : call.forward_end] for storage in op.creates}
+    used = {
+        storage
+        for storage in made
+        for reader in trace.readers[storage]
+        if reader >= call.forward_end and trace.ops[reader].phase == "forward"
+    }
+    (handed, *others) = used or {-1}
+    return handed if not others and handed >= 0 else None
 
 
 def _saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> dict[int, tuple[Interval, ...]]:
@@ -285,6 +320,17 @@ def candidate_calls(trace: Trace) -> Iterator[int]:
         worth = not call.recompute and call.backward_start >= 0 and call.forward_end > call.forward_start
         if worth and call.module in inside:
             yield number
+
+
+def block_families(trace: Trace) -> Iterator[list[int]]:
+    """Yield the calls of blocks, family by family: numbered modules of one class in one container."""
+    families: dict[tuple[str, str], list[int]] = {}
+    for number in candidate_calls(trace):
+        module = trace.modules[trace.calls[number].module]
+        container, _, last = module.name.rpartition(".")
+        if last.isdecimal():
+            families.setdefault((container, module.class_name), []).append(number)
+    yield from (members for members in families.values() if len(members) > 1)
 
 
 def _in_the_model(trace: Trace) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainfit.costs.schedule import schedule
@@ -16,7 +16,13 @@ from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Option, Solution
 from trainfit.planning.minimum_cut import Choice, choice_of
-from trainfit.planning.regions import RegionGraph, calls_in_pass, candidate_calls, region_graph
+from trainfit.planning.regions import (
+    RegionGraph,
+    block_families,
+    calls_in_pass,
+    candidate_calls,
+    chain_graph,
+)
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import Trace
@@ -169,20 +175,30 @@ def _not_beaten(plans: list[Plan]) -> list[Plan]:
 def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Passes]:
     """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals."""
     places = calls_in_pass(trace)
-    members: dict[tuple[int, int], list[RegionGraph]] = {}
+    members: dict[tuple[int, int, int], list[RegionGraph]] = {}
     seen: set[tuple[int, int]] = set()
-    for number in candidate_calls(trace):
-        call = trace.calls[number]
-        if (call.forward_start, call.forward_end) in seen:
+    for calls in (*((number,) for number in candidate_calls(trace)), *_rows(trace)):
+        first, last = trace.calls[calls[0]], trace.calls[calls[-1]]
+        if (first.forward_start, last.forward_end) in seen:
             continue
-        region = region_graph(trace, number, seconds)
+        region = chain_graph(trace, calls, seconds)
         if region is None or len(region.groups) > _MOST_GROUPS or _freed(region) < _LEAST_SHARE * peak_bytes:
             continue
         seen.add((region.start, region.end))
-        members.setdefault((call.module, places[number]), []).append(region)
+        members.setdefault((first.module, places[calls[0]], len(calls)), []).append(region)
     found = [tuple(passes) for passes in members.values() if _alike(trace, passes)]
     largest = sorted(found, key=lambda passes: -_freed(passes[0]))
     return sorted(largest[:_MOST_REGIONS], key=lambda passes: (passes[0].start, -passes[0].end))
+
+
+def _rows(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """Yield blocks that follow each other, by two, four, eight: so they lie within each other or apart."""
+    for calls in block_families(trace):
+        length = 2
+        while 2 * length <= len(calls):
+            for first in range(0, len(calls) - length + 1, length):
+                yield tuple(calls[first : first + length])
+            length *= 2
 
 
 def _freed(region: RegionGraph) -> int:
