@@ -28,7 +28,7 @@ def test_small_graphs_get_the_smallest_peak_and_the_proof(seed: int, count: int)
     assert found.quality == "optimal"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(shapes, st.integers(0, 2**32), st.integers(10, 120))
 def test_every_order_is_possible_never_worse_and_not_below_the_bound(
     shape: str, seed: int, count: int
