@@ -1,7 +1,7 @@
 """Where graphs to order come from: FX graphs, joint graphs of steps, inductor's scheduler, captured traces.
 
 `fx.py` turns an FX graph into a `BufferGraph` and back; `joint.py` traces a step's forward and backward into
-one. `inductor.py` gives torch.compile our order, `scheduler_memory.py` and `reuse.py` tell it what the compiled
+one. `inductor.py` gives torch.compile our order; `scheduler_memory.py` and `reuse.py` tell what compiled
 code allocates. `eager.py` asks what another order could save in the step as it runs without a compiler.
 `answer.py` takes whatever a user gives, and `switch.py` is `trainfit.order`: all of them behind one name.
 """
