@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from own_process import CaseFailed, report, run_one
 
 if TYPE_CHECKING:
     from trainfit import Step, Trace
@@ -40,8 +41,8 @@ SHARES, EXACT_SHARES = (0.2, 0.5, 0.8), (0.1, 0.3, 0.5, 0.7, 0.9)
 """Of the way from the smallest reachable peak to the peak without a plan."""
 TORCH_SHARES = (0.95, 0.85, 0.7)
 """Of the peak without a plan in PyTorch's own model."""
-TORCH_PLANS = 2
-"""Of those that PyTorch finds; each may take minutes on a large model."""
+TORCH_PLANS, MANY_MODULES = 2, 250
+"""Of those that PyTorch finds; one where modules are many, because its solver takes minutes for each."""
 TORCH_TRIES = 3
 """With other seeds of its fit, if it finds none."""
 LARGER_BATCH = ("tinyllama-1.1b", "mixtral-8x7b", "llama-3-70b", "llama-3-405b")
@@ -50,7 +51,6 @@ LARGEST_GAP = 0.01
 LARGEST_RATIO_TO_OPTIMUM = 1.01
 ROUNDING = 1e-9
 CASE_SECONDS = 1800
-RESULT = "result: "
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class _Comparison:
                     self.regions.step, effects, budget_bytes=0, bound_seconds=0.0, method="PyTorch"
                 )
                 yield self._row(f"PyTorch, {share:.0%}", plan.peak_bytes, plan.step_seconds)
-            if found == TORCH_PLANS:
+            if found == (TORCH_PLANS if len(self.trace.modules) < MANY_MODULES else 1):
                 return
 
     def gaps(self) -> Iterator[Row]:
@@ -225,21 +225,11 @@ class _Comparison:
 
 
 def in_own_process(name: str) -> list[Row]:
-    """Run one case in a process of its own; a crash is a failure of that case alone."""
+    """Run one case in a process of its own."""
     try:
-        done = subprocess.run(
-            [sys.executable, __file__, "--run-one", name],
-            capture_output=True,
-            text=True,
-            timeout=CASE_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return [Row(name, "", good=False, note=f"not finished after {CASE_SECONDS} s")]
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return [Row(**entry) for entry in json.loads(line.removeprefix(RESULT))]
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return [Row(name, "", good=False, note=f"exit code {done.returncode}: {last[:300]}")]
+        return [Row(**entry) for entry in run_one(__file__, name, seconds=CASE_SECONDS)]
+    except CaseFailed as error:
+        return [Row(name, "", good=False, note=str(error))]
 
 
 def percent(share: float | None) -> str:
@@ -298,7 +288,7 @@ def main() -> int:
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
-        print(RESULT + json.dumps([asdict(row) for row in run_case(options.run_one)]))
+        report([asdict(row) for row in run_case(options.run_one)])
         return 0
     import torch_sac
 
