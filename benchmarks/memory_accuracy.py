@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,10 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from own_process import CaseFailed, report, run_one
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 CASE_SECONDS = 600
-RESULT = "result: "
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,15 @@ def run_case(name: str, threads: int) -> Result:
 
 
 def in_own_process(name: str, threads: int) -> Result:
-    """Run one case in a process of its own; a crash is a failure of that case alone."""
+    """Run one case in a process of its own."""
     from cases import all_cases
 
     case = all_cases()[name]
-    about = (case.name, case.group, case.kind, case.convolutions, case.data_dependent)
-    command = [sys.executable, __file__, "--run-one", name, "--threads", str(threads)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CASE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return Result(*about, failure=f"not finished after {CASE_SECONDS} s")
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return Result(**json.loads(line.removeprefix(RESULT)))
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return Result(*about, failure=f"exit code {done.returncode}: {last[:200]}")
+        return Result(**run_one(__file__, name, "--threads", str(threads), seconds=CASE_SECONDS))
+    except CaseFailed as error:
+        about = (case.name, case.group, case.kind, case.convolutions, case.data_dependent)
+        return Result(*about, failure=str(error))
 
 
 def as_line(result: Result) -> str:
@@ -163,7 +157,7 @@ def main() -> int:
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
-        print(RESULT + json.dumps(asdict(run_case(options.run_one, options.threads))), flush=True)
+        report(asdict(run_case(options.run_one, options.threads)))
         return 0
     from cases import all_cases
 

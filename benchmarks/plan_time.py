@@ -17,12 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from own_process import CaseFailed, report, run_one
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,6 @@ LEAST_SECONDS = 1.0
 LARGEST_SHARE_OF_FULL = 0.75
 LARGEST_ERROR = 0.15
 CASE_SECONDS = 1800
-RESULT = "result: "
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ def run_case(name: str, rounds: int) -> Result:
     import torch
 
     import trainfit
+    from trainfit import StepOptions
     from trainfit.costs.schedule import schedule
     from trainfit.planning.baselines import baselines, blocks_of
     from trainfit.planning.solve import Planner
     from trainfit.plans import Plan
-    from trainfit import StepOptions
     from trainfit.targets.parse import load
     from trainfit.timing.clocks import cpu_clock
     from trainfit.verification import measure_step
@@ -158,16 +158,11 @@ def run_case(name: str, rounds: int) -> Result:
 
 
 def in_own_process(name: str, rounds: int) -> Result:
-    command = [sys.executable, __file__, "--run-one", name, "--rounds", str(rounds)]
+    """Run one case in a process of its own."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CASE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return Result(name, failure=f"not finished after {CASE_SECONDS} s")
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return Result(**json.loads(line.removeprefix(RESULT)))
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return Result(name, failure=f"exit code {done.returncode}: {last[:300]}")
+        return Result(**run_one(__file__, name, "--rounds", str(rounds), seconds=CASE_SECONDS))
+    except CaseFailed as error:
+        return Result(name, failure=str(error))
 
 
 def as_line(r: Result) -> str:
@@ -206,7 +201,7 @@ def main() -> int:
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
-        print(RESULT + json.dumps(asdict(run_case(options.run_one, options.rounds))))
+        report(asdict(run_case(options.run_one, options.rounds)))
         return 0
     unknown = sorted(set(options.names) - set(BATCHES))
     if unknown:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from own_process import CaseFailed, report, run_one
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -57,7 +58,6 @@ CASES = (
 SHARES = (0.0, 0.25, 0.5, 0.75)
 """Of the way from the smallest reachable peak to the peak without a plan."""
 CASE_SECONDS = 900
-RESULT = "result: "
 
 
 @dataclass(frozen=True)
@@ -138,17 +138,12 @@ def run_case(name: str, threads: int) -> list[Result]:
 
 
 def in_own_process(name: str, threads: int) -> list[Result]:
-    """Run one case in a process of its own; a crash is a failure of that case alone."""
-    command = [sys.executable, __file__, "--run-one", name, "--threads", str(threads)]
+    """Run one case in a process of its own."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CASE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return [Result(name, 0.0, failure=f"not finished after {CASE_SECONDS} s")]
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return [Result(**entry) for entry in json.loads(line.removeprefix(RESULT))]
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return [Result(name, 0.0, failure=f"exit code {done.returncode}: {last[:300]}")]
+        found = run_one(__file__, name, "--threads", str(threads), seconds=CASE_SECONDS)
+    except CaseFailed as error:
+        return [Result(name, 0.0, failure=str(error))]
+    return [Result(**entry) for entry in found]
 
 
 def as_line(result: Result) -> str:
@@ -187,7 +182,7 @@ def main() -> int:
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
-        print(RESULT + json.dumps([asdict(result) for result in run_case(options.run_one, options.threads)]))
+        report([asdict(result) for result in run_case(options.run_one, options.threads)])
         return 0
     results: list[Result] = []
     with ThreadPoolExecutor(options.jobs) as pool:

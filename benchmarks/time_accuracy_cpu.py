@@ -19,7 +19,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,13 +26,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from own_process import CaseFailed, report, run_one
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 MEDIAN_BOUND, WORST_BOUND = 0.08, 0.25
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 5.0
 CASE_SECONDS = 600
 WARM_UPS = 3
-RESULT = "result: "
 
 CASES = (
     *("builtin-gpt2-tiny", "builtin-gpt2-tiny-adamw-foreach", "builtin-gpt2-tiny-adamw-fused"),
@@ -168,20 +168,14 @@ def run_case(name: str, threads: int, cache: Path) -> Result:
 
 
 def in_own_process(name: str, threads: int, cache: Path) -> Result:
-    """Run one case in a process of its own; a crash is a failure of that case alone."""
+    """Run one case in a process of its own."""
     from cases import all_cases
 
-    kind = all_cases()[name].kind
-    command = [sys.executable, __file__, "--run-one", name, "--threads", str(threads), "--cache", str(cache)]
+    settings = ("--threads", str(threads), "--cache", str(cache))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CASE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return Result(name, kind, failure=f"not finished after {CASE_SECONDS} s")
-    for line in done.stdout.splitlines():
-        if line.startswith(RESULT):
-            return Result(**json.loads(line.removeprefix(RESULT)))
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return Result(name, kind, failure=f"exit code {done.returncode}: {last[:200]}")
+        return Result(**run_one(__file__, name, *settings, seconds=CASE_SECONDS))
+    except CaseFailed as error:
+        return Result(name, all_cases()[name].kind, failure=str(error))
 
 
 def as_line(result: Result) -> str:
@@ -241,7 +235,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.run_one:
         result = run_case(options.run_one, options.threads, options.cache)
-        print(RESULT + json.dumps(asdict(result)), flush=True)
+        report(asdict(result))
         return 0
     from cases import all_cases
 
