@@ -235,3 +235,11 @@ def test_passes_that_accumulate_gradients_share_their_decisions() -> None:
 
     again = trainfit.capture(planned, device="cpu")
     assert simulate(again).peak_bytes == plan.peak_bytes
+
+
+def test_a_model_that_is_checkpointed_already_is_no_trouble() -> None:
+    trace = trainfit.capture(build(checkpointed=True), device="cpu")
+    costs = roofline_costs(trace, H100)
+    assert [way.name for way in baselines(trace, costs, 0)] == ["keep everything"]
+    answer = Planner(trace, costs).plan(simulate(trace).peak_bytes // 2)
+    assert isinstance(answer, Infeasible)

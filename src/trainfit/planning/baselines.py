@@ -67,10 +67,14 @@ def everything_again(region: RegionGraph) -> Choice:
 def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
     """Yield the calls of the model's blocks: numbered siblings of one class that keep the most together."""
     families = [
-        [graph for call in calls if (graph := region_graph(trace, call, seconds)) is not None]
+        [
+            graph
+            for call in calls
+            if (graph := region_graph(trace, call, seconds)) is not None and _freed(graph)
+        ]
         for calls in block_families(trace)
     ]
-    if families:
+    if any(families):
         yield from max(families, key=lambda members: sum(map(_freed, members)))
 
 
