@@ -19,6 +19,8 @@ from trainfit.planning.highs import Program
 from trainfit.planning.minimum_cut import Choice, choice_of
 from trainfit.planning.regions import Group
 
+_MOST_VALUES = 60
+"""In a region with more, several blocks in a row, the hull has points enough."""
 _SECONDS_LIMIT = 2.0
 _GAP_SHARE = 1e-4
 """Of the region's seconds."""
@@ -27,7 +29,8 @@ _GAP_SHARE = 1e-4
 def with_points_between(groups: list[Group], hull: list[Choice], most: int) -> list[Choice]:
     """Return the hull with at most so many points between its ends, evenly over the bytes; fewest first."""
     most = min(most, 2 * len(groups))
-    if len(hull) < 2 or most < 1:
+    values = sum(len(group.storages) for group in groups)
+    if len(hull) < 2 or most < 1 or values > _MOST_VALUES:
         return hull
     low, high = hull[0].bytes, hull[-1].bytes
     found = {(choice.bytes, choice.seconds): choice for choice in hull}

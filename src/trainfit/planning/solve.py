@@ -39,7 +39,7 @@ _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 """Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
 _FEW_OPTIONS = 400
 """So few are solved to the end, if that is quick."""
-_FINE_SECONDS = 3.0
+_FINE_SECONDS = 2.0
 """How long to look for the last bit."""
 Progress = Callable[[str], None]
 Passes = tuple[RegionGraph, ...]
