@@ -1,6 +1,7 @@
 """How long does ordering take? Against torch's own functions on the same graphs, in the same run.
 
-    python benchmarks/order_speed.py [--nodes 5000] [--rounds 3] [--markdown] [--json FILE]
+    python benchmarks/order_speed.py [--nodes 5000] [--shapes NAME ...] [--rounds 3] [--without-torch]
+                                     [--markdown] [--json FILE]
 
 For each shape: the three heuristics with the peaks of their orders, ours and torch's, and the whole search at
 its default effort. Seconds are those of the processor (everything runs in one thread), so that other programs
@@ -24,6 +25,7 @@ from order_graphs.shapes import SHAPES
 from order_graphs.torch_side import torch_graph
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.problem import peak_of, problem_of
+from trainfit.ordering.results import Order
 from trainfit.ordering.solve import heuristic_orders, solve
 
 MOST_SECONDS = 2.0
@@ -50,7 +52,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=int, default=5_000)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--without-torch", action="store_true", help="torch's lpmf takes n * n steps")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -68,13 +72,13 @@ def main() -> int:
     else:
         print("  ".join(head))
     rows = []
-    for shape, make in SHAPES.items():
-        graph = make(0, options.nodes)
-        theirs = torch_graph(graph)
-        torch_seconds = fastest(theirs.peaks, 1)
+    for shape in options.shapes:
+        graph = SHAPES[shape](0, options.nodes)
+        torch_seconds = float("nan") if options.without_torch else fastest(torch_graph(graph).peaks, 1)
         seconds = fastest(lambda graph=graph: our_heuristics(graph), options.rounds)
-        solving = fastest(lambda graph=graph: solve(graph), options.rounds)
-        quality = solve(graph).quality
+        orders: list[Order] = []
+        solving = fastest(lambda graph=graph, orders=orders: orders.append(solve(graph)), options.rounds)
+        quality = orders[-1].quality
         rows.append({"shape": shape, "nodes": len(graph.nodes), "torch": torch_seconds})
         rows[-1] |= {"heuristics": seconds, "solve": solving, "quality": quality}
         cells = [shape, str(len(graph.nodes)), f"{torch_seconds:.2f}", f"{seconds:.3f}"]
@@ -82,11 +86,12 @@ def main() -> int:
         print("| " + " | ".join(cells) + " |" if options.markdown else "  ".join(cells), flush=True)
     slowest = max(row["solve"] for row in rows)
     slowest_heuristics = max(row["heuristics"] for row in rows)
-    print(f"slowest: default effort {slowest:.2f} s (bound {MOST_SECONDS} s), ", end="")
-    print(f"heuristics {slowest_heuristics:.3f} s (bound {MOST_HEURISTIC_SECONDS} s)")
+    print(f"slowest: default effort {slowest:.2f} s (bound for 5,000 nodes: {MOST_SECONDS} s), ", end="")
+    print(f"heuristics {slowest_heuristics:.3f} s (bound: {MOST_HEURISTIC_SECONDS} s)")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    return 0 if slowest < MOST_SECONDS and slowest_heuristics < MOST_HEURISTIC_SECONDS else 1
+    bounded = options.nodes <= 5_000
+    return 1 if bounded and (slowest >= MOST_SECONDS or slowest_heuristics >= MOST_HEURISTIC_SECONDS) else 0
 
 
 if __name__ == "__main__":
