@@ -119,7 +119,11 @@ def ends_of(trace: Trace, effects: Sequence[Effect]) -> Iterator[tuple[int, Mome
             if number in touched_by[0].ends:
                 yield number, touched_by[0].ends[number], touched_by[0]
             continue
-        end = _end_without_saves(trace, [effect.region for effect in touched_by], number)
+        end = (
+            _end_without_saves(trace, [effect.region for effect in touched_by], number)
+            if len(touched_by) > 1
+            else _end_without_own_saves(trace, touched_by[0].region, number)
+        )
         last = touched_by[0]
         for effect in touched_by:
             if number in effect.until and end is not None and end < effect.until[number]:
@@ -191,6 +195,14 @@ def _end_without_saves(trace: Trace, regions: Sequence[RegionGraph], number: int
     if any(end is None for end in left):
         return None
     return Moment(max((end for end in left if end is not None), default=storage.start + 1))
+
+
+def _end_without_own_saves(trace: Trace, region: RegionGraph, number: int) -> Moment | None:
+    """Return the same for one region, worked out once for all of its choices."""
+    if number not in region.ends:
+        region.ends[number] = _end_without_saves(trace, (region,), number)
+    end: Moment | None = region.ends[number]
+    return end
 
 
 def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...], insert: int) -> Moment:

@@ -10,6 +10,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainfit.trace import Interval, Trace
 
@@ -66,6 +67,8 @@ class RegionGraph:
     """Storages made during the step before the region, and read inside."""
     saved: dict[int, tuple[Interval, ...]] = field(default_factory=dict)
     """The holds of autograd that checkpointing the region removes, by storage."""
+    ends: dict[int, Any] = field(default_factory=dict, repr=False)
+    """When storages would die without these holds, as far as someone has asked (`effects.py`)."""
 
     @property
     def call(self) -> int:

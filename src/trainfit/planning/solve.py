@@ -34,6 +34,8 @@ _MOST_GROUPS = 600
 _MOST_POINTS = 14
 _POINTS_BETWEEN = 24
 """For all regions that are alike together: many of them fill the gaps of their hull by differing."""
+_MOST_GROUPS_BETWEEN = 120
+"""Larger regions have many points on their hull."""
 _MOST_ROUNDS = 8
 _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 """Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
@@ -228,7 +230,8 @@ def _options(trace: Trace, regions: list[Passes]) -> list[Option]:
     for number, (passes, key) in enumerate(zip(regions, keys)):
         if key not in curves:
             hull = _thinned(curve_of(passes[0].groups))
-            curves[key] = with_points_between(passes[0].groups, hull, _POINTS_BETWEEN // alike[key])
+            between = _POINTS_BETWEEN // alike[key] if len(passes[0].groups) <= _MOST_GROUPS_BETWEEN else 0
+            curves[key] = with_points_between(passes[0].groups, hull, between)
         for choice in curves[key]:
             chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
             effects = tuple(effect_of(trace, *each) for each in zip(passes, chosen))
