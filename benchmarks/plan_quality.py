@@ -45,7 +45,7 @@ TORCH_PLANS, MANY_MODULES = 2, 250
 """Of those that PyTorch finds; one where modules are many, because its solver takes minutes for each."""
 TORCH_TRIES = 3
 """With other seeds of its fit, if it finds none."""
-LARGER_BATCH = ("tinyllama-1.1b", "mixtral-8x7b", "llama-3-70b", "llama-3-405b")
+LARGER_BATCH = ("tinyllama-1.1b", "llama-2-7b", "mixtral-8x7b", "llama-3-70b", "llama-3-405b")
 """With one sample, their largest moment is the optimizer's, and there is nothing to plan."""
 LARGEST_GAP = 0.01
 LARGEST_RATIO_TO_OPTIMUM = 1.01
