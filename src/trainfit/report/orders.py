@@ -20,6 +20,7 @@ _SOURCES = {
     "joint": "the joint graph's",
     "eager": "the eager step's",
 }
+_LEAST_SHOWN = 0.0005
 _MEANINGS = {
     "baseline": "baseline (as given)",
     "lpmf": "lpmf (least peak first)",
@@ -72,8 +73,10 @@ def _headline(result: OrderResult) -> Text:
     saved = order.baseline_peak_bytes - order.peak_bytes
     if saved:
         share = saved / order.baseline_peak_bytes
+        # A few bytes are no less in percent.
+        least = f"{share:.1%}" if share >= _LEAST_SHOWN else format_bytes(saved)
         line.append(f"falls from {format_bytes(order.baseline_peak_bytes)} to ")
-        line.append(format_bytes(order.peak_bytes), "bold green").append(f", {share:.1%} less (predicted); ")
+        line.append(format_bytes(order.peak_bytes), "bold green").append(f", {least} less (predicted); ")
     else:
         line.append("stays at ").append(format_bytes(order.peak_bytes), "bold").append(" (predicted); ")
     return line.append(order.quality)
