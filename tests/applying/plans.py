@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from trace_flow import flow_of
+
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
-from trainfit.recomputation import flow_of, rerun
+from trainfit.recomputation import rerun
 from trainfit.store import content_hash
 from trainfit.trace import Signature, Trace
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, moves_statistics, remaining_holds
+from trainfit.planning.regions import RegionGraph, moves_statistics, remaining_holds, values_read
 from trainfit.recomputation import starts_stream
 from trainfit.trace import Interval, Trace
 
@@ -74,7 +74,7 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice) -> Effect:
     insert = _first_unpack(trace, region)
     repeated = {op for number in choice.repeated for op in region.groups[number].ops}
     segment = tuple(op for op in region.ops if op in repeated)
-    read = {storage for op in segment for storage in trace.ops[op].reads}
+    read = {storage for op in segment for storage in values_read(trace, op)}
     kept = {
         storage
         for number in choice.kept

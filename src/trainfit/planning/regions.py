@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainfit.recomputation import READS_METADATA_ONLY
 from trainfit.trace import Interval, Trace
 
 
@@ -238,7 +239,7 @@ def _reading_what_is_lost(trace: Trace, region: RegionGraph) -> set[int]:
     }
     if not lost:
         return set()
-    return {number for number in region.ops if lost.intersection(trace.ops[number].reads)}
+    return {number for number in region.ops if lost.intersection(values_read(trace, number))}
 
 
 def _group(
@@ -256,7 +257,7 @@ def _group(
     reads = frozenset(
         places[storage]
         for op in ops
-        for storage in trace.ops[op].reads
+        for storage in values_read(trace, op)
         if storage in creator and creator[storage] not in own
     )
     return Group(
@@ -280,6 +281,11 @@ def _kept_bytes(trace: Trace, region: RegionGraph, number: int) -> int:
     return trace.storages[number].bytes
 
 
+def values_read(trace: Trace, number: int) -> tuple[int, ...]:
+    """Return the storages whose content an op reads: `empty_like` and its kind only look at the shape."""
+    return () if trace.op_name(number) in READS_METADATA_ONLY else trace.ops[number].reads
+
+
 def _read_before_last_write(
     trace: Trace, region: RegionGraph, creator: dict[int, int], last_write: dict[int, int]
 ) -> set[int]:
@@ -287,7 +293,7 @@ def _read_before_last_write(
     found: set[int] = set()
     for number in region.ops:
         op = trace.ops[number]
-        for storage in op.reads:
+        for storage in values_read(trace, number):
             if number < last_write.get(storage, -1) and storage not in op.writes:
                 found.add(creator[storage])
     return found
