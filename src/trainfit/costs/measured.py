@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 BUDGET_SECONDS = 5.0
 """About as long measuring takes, if every operator is run a few times within it."""
-UNCERTAINTY = 0.10
-"""Nine of ten steps of `benchmarks/time_accuracy_cpu.py` are within this of what was predicted."""
+UNCERTAINTY = 0.14
+"""Nine of ten steps of `benchmarks/time_accuracy_cpu.py` are within this of what was predicted (13.4 %)."""
 _BATCH = 150
 """So many operators are measured together and written to the cache at once."""
 _STEADY = 0.5
