@@ -74,7 +74,8 @@ def facts_of(func: OpOverload) -> Facts:
 
 
 @functools.cache
-def _is_plain(kind: type) -> bool:
+def is_plain(kind: type) -> bool:
+    """Whether tensors of a class are ordinary ones, that operators see as they are."""
     disabled = torch._C._disabled_torch_dispatch_impl
     return kind in (torch.Tensor, torch.nn.Parameter) or (
         getattr(kind, "__torch_dispatch__", disabled) is disabled
@@ -110,7 +111,7 @@ class RegionMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle one operator call."""
-        if types and not all(map(_is_plain, types)):
+        if types and not all(map(is_plain, types)):
             # A tensor subclass unwraps itself, and its parts come back here.
             return NotImplemented
         kwargs = kwargs or {}

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainfit.applying import results
 from trainfit.applying.following import SAVE, Follower
-from trainfit.applying.modes import Facts, RegionMode, is_weight_cast
+from trainfit.applying.modes import Facts, RegionMode, is_plain, is_weight_cast
 from trainfit.applying.randomness import generator_of, state_of
 from trainfit.applying.records import VALUE, VIEW, Kept, OpRecord, Outside, Record
 from trainfit.applying.results import (
@@ -220,7 +220,7 @@ class Recorder(RegionMode):
             return Constant(None)
         if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
             row.must_run = True
-        if tensor.device.type not in results.ABSENT_ON:
+        if not results.can_be_absent(tensor):
             row.must_run = True
         identity = _storage_id(tensor)
         for number, argument in enumerate(tensors):
@@ -245,8 +245,9 @@ class Recorder(RegionMode):
 
     def packed(self, tensor: torch.Tensor, holder: Any) -> None:
         """Autograd has saved a tensor, for as long as `holder` lives."""
-        for part in strided_parts(tensor):
-            if torch._C._has_storage(part):
+        plain = is_plain(type(tensor)) and has_storage(tensor)
+        for part in (tensor,) if plain else strided_parts(tensor):
+            if plain or torch._C._has_storage(part):
                 self._needs.append((*self._read(part), weakref.ref(holder)))
 
     def value_read(self, tensor: torch.Tensor) -> None:

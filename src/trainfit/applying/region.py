@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from trainfit.applying.randomness import Draws, drawn_again
 from trainfit.applying.recording import Recorder
 from trainfit.applying.records import Record
 from trainfit.applying.replaying import Replayer
-from trainfit.applying.results import ABSENT_ON, Layout, has_storage
+from trainfit.applying.results import Layout, can_be_absent, has_storage
 from trainfit.applying.state import ModuleState, has_hooks_inside, structure
-from trainfit.applying.surroundings import prepared, thread
+from trainfit.applying.surroundings import ordinary_paths, reads_noticed, thread
 from trainfit.capturing.hollow import absent_storage
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans import OpDecision
@@ -42,6 +43,11 @@ class PlannedCall:
     """Whether its input is computed again by the region before it, instead of being held."""
     continued: bool = False
     """Whether the next region does so."""
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The operators that it calls."""
+        return frozenset(op.name for op in self.ops)
 
 
 def inside_checkpoint() -> bool:
@@ -120,7 +126,7 @@ class RegionCall:
         thread.read_value.append(recorder.value_read)
         thread.regions += 1
         try:
-            with prepared(), saved_tensors_hooks(pack_and_note, unpack), recorder:
+            with self._ordinary(), reads_noticed(), saved_tensors_hooks(pack_and_note, unpack), recorder:
                 yield
         finally:
             thread.regions -= 1
@@ -142,6 +148,9 @@ class RegionCall:
         self._recorder, self._given = None, []
         if recorder.follower.lost is not None:
             self._on_difference(recorder.follower.lost)
+
+    def _ordinary(self) -> contextlib.AbstractContextManager[None]:
+        return ordinary_paths(self._planned.names)
 
     def _follower(self) -> Follower:
         module = self._module
@@ -166,7 +175,7 @@ class RegionCall:
         thread.regions += 1
         thread.recomputations += 1
         try:
-            with prepared(), as_in_forward, as_drawn, mode:
+            with self._ordinary(), as_in_forward, as_drawn, mode:
                 yield
         finally:
             mode.finish()
@@ -236,11 +245,7 @@ class _Arguments:
         """Let go of tensors that the region never looked at, such as the keys of other layers in a cache."""
 
         def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
-            if (
-                not has_storage(tensor)
-                or recorder.number_of(tensor) >= 0
-                or tensor.device.type not in ABSENT_ON
-            ):
+            if not has_storage(tensor) or recorder.number_of(tensor) >= 0 or not can_be_absent(tensor):
                 return tensor
             storage = absent_storage(tensor.untyped_storage().nbytes(), tensor.device)
             return Layout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-ABSENT_ON = ("cpu", "cuda")
-"""Kinds of devices on which a tensor without memory can be made."""
 _CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How a tensor lies in its storage."""
 
     dtype: torch.dtype
@@ -34,31 +30,27 @@ class Layout:
             return empty.set_(storage, self.offset, self.size, self.stride)
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """A result that is one of the operator's own tensors."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Alias:
+class Alias(NamedTuple):
     """A result that shares the storage of one of the operator's tensors."""
 
     number: int
     layout: Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(NamedTuple):
     """A result in a storage that the operator made."""
 
     storage: int
     layout: Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(NamedTuple):
     """A result that is no tensor."""
 
     value: Any
@@ -71,6 +63,11 @@ StorageOf = Callable[[int], torch.UntypedStorage]
 def has_storage(tensor: torch.Tensor) -> bool:
     """Whether a tensor is an ordinary one: strided, over a storage of its own kind."""
     return tensor.layout is torch.strided and torch._C._has_storage(tensor) and not tensor.is_meta
+
+
+def can_be_absent(tensor: torch.Tensor) -> bool:
+    """Whether a tensor without memory can be made on the tensor's device."""
+    return tensor.is_cpu or tensor.is_cuda
 
 
 def is_constant(value: Any) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
@@ -39,9 +39,6 @@ class ThreadState(threading.local):
 
 
 thread = ThreadState()
-_lock = threading.Lock()
-_users = 0
-_installed = contextlib.ExitStack()
 
 
 def attention_by_formula(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -66,36 +63,72 @@ def ctc_loss(
     return loss
 
 
+_ORDINARY_PATHS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "aten.add_.Tensor": ("linear", composites.linear),
+    "aten._safe_softmax.default": ("_scaled_dot_product_attention_math", attention_by_formula),
+    "aten._ctc_loss.default": ("ctc_loss.Tensor", ctc_loss),
+}
+"""The composite operators by an op that is in the trace of a region where they took their ordinary path."""
+
+
 @contextlib.contextmanager
-def prepared() -> Iterator[None]:
-    """Make torch ready for a region; regions of several threads share one installation."""
-    if any(isinstance(mode, CaptureMode) for mode in _get_current_dispatch_mode_stack()):
-        # A capture has done the same, and more.
+def ordinary_paths(ops: Set[str]) -> Iterator[None]:
+    """Give composite operators their ordinary path, if the plan's `ops` say that it matters.
+
+    It takes a while to install and makes the operators slower, so it is done only then.
+    """
+    if ops.isdisjoint(_ORDINARY_PATHS) or any(
+        isinstance(mode, CaptureMode) for mode in _get_current_dispatch_mode_stack()
+    ):
+        # Or a capture has done the same, and more.
         yield
         return
-    global _users
-    with _lock:
-        if _users == 0:
-            _install()
-        _users += 1
-    try:
+    with _ordinary_paths.used():
         yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _installed.close()
 
 
-def _install() -> None:
+@contextlib.contextmanager
+def reads_noticed() -> Iterator[None]:
+    """Let `thread.read_value` hear of reads without an operator."""
+    with _noticed_reads.used():
+        yield
+
+
+class _Shared:
+    """A change to torch that regions of several threads use together: made by the first, undone by the last."""
+
+    def __init__(self, install: Callable[[contextlib.ExitStack], None]) -> None:
+        self._install = install
+        self._lock = threading.Lock()
+        self._users = 0
+        self._installed = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._install(self._installed)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._installed.close()
+
+
+def _install_ordinary_paths(installed: contextlib.ExitStack) -> None:
     library = torch.library.Library("aten", "IMPL")
-    _installed.callback(library._destroy)
+    installed.callback(library._destroy)
     for key in _AUTOGRAD_KEYS:
-        library.impl("linear", composites.linear, key)
-        library.impl("_scaled_dot_product_attention_math", attention_by_formula, key)
-        library.impl("ctc_loss.Tensor", ctc_loss, key)
+        for name, kernel in _ORDINARY_PATHS.values():
+            library.impl(name, kernel, key)
+
+
+def _install_noticed_reads(installed: contextlib.ExitStack) -> None:
     for name in ("tolist", "numpy", "__array__"):
-        _installed.enter_context(replaced(torch.Tensor, name, _saying_what_it_reads))
+        installed.enter_context(replaced(torch.Tensor, name, _saying_what_it_reads))
 
 
 def _saying_what_it_reads(original: Any) -> Any:
@@ -107,3 +140,7 @@ def _saying_what_it_reads(original: Any) -> Any:
         return original(on_host, *args, **kwargs)
 
     return read
+
+
+_ordinary_paths = _Shared(_install_ordinary_paths)
+_noticed_reads = _Shared(_install_noticed_reads)
