@@ -14,8 +14,7 @@ from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice, choice_of
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
-from trainfit.planning.rewrite import rewritten
-from trainfit.simulate import simulate
+from trainfit.planning.replay import replayed as replay_of
 from trainfit.trace import Trace
 
 MOST_PLANS = 60_000
@@ -41,8 +40,8 @@ def every_plan(trace: Trace, costs: CostTable) -> list[tuple[int, float]]:
 
 def replayed(trace: Trace, costs: CostTable, effects: list[Effect]) -> tuple[int, float]:
     """Return peak bytes and step seconds of the step with these regions."""
-    new = rewritten(trace, effects) if effects else trace
-    return simulate(new).peak_bytes, schedule(new, costs).step_seconds
+    replay = replay_of(trace, costs, effects)
+    return replay.timeline.peak_bytes, replay.step_seconds
 
 
 def best_seconds(plans: list[tuple[int, float]], budget_bytes: int) -> float:

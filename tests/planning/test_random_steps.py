@@ -18,7 +18,7 @@ from trainfit.devices import find_device
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import choice_of
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
-from trainfit.planning.rewrite import rewritten
+from trainfit.planning.replay import replayed
 from trainfit.planning.solve import Infeasible, Planner
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
@@ -176,8 +176,8 @@ def test_small_steps_get_the_best_plan_of_all(seed: int) -> None:
     seconds = schedule(trace, costs).marginal_seconds.tolist()
     tried = []
     for effects in every_plan(trace, seconds):
-        new = rewritten(trace, effects) if effects else trace
-        tried.append((simulate(new).peak_bytes, schedule(new, costs).step_seconds))
+        replay = replayed(trace, costs, effects)
+        tried.append((replay.timeline.peak_bytes, replay.step_seconds))
     assert len(tried) > 50
     smallest = min(peak for peak, _ in tried)
     assert planner.smallest().peak_bytes == pytest.approx(smallest, rel=1e-3)

@@ -68,6 +68,9 @@ class Constants:
     module_call: float = 3e-6
     tensor: float = 0.4e-6
     """For every further tensor in the list of a foreach operator."""
+    region_call: float = 1e-3
+    region_op: float = 110e-6
+    """Python of our own for each op of a checkpointed region; `benchmarks/executor_time.py` measures both."""
     launch: float = 5e-6
     """From the host's call to the kernel's start on an idle GPU."""
 

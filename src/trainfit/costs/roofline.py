@@ -71,6 +71,8 @@ def host_of(constants: Constants) -> Host:
         view_op=constants.view_op,
         module_call=constants.module_call,
         tensor=constants.tensor,
+        region_call=constants.region_call,
+        region_op=constants.region_op,
         launch=constants.launch,
     )
 

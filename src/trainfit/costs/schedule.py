@@ -79,9 +79,11 @@ class Schedule:
         return max(0.0, 1.0 - self.busy_seconds / step) if step else 0.0
 
 
-def schedule(trace: Trace, costs: CostTable) -> Schedule:
-    """Lay the ops of a step out in time; linear in ops."""
+def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> Schedule:
+    """Lay the ops of a step out in time; linear in ops. `besides` is more that the host does before each."""
     host = _host_seconds(trace, costs)
+    if besides is not None:
+        host += besides
     device = _per_op(trace, [cost.seconds for cost in costs.costs])
     if costs.host.runs_kernels:
         ends = np.cumsum(host + device)

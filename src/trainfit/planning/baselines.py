@@ -18,6 +18,7 @@ from trainfit.planning.certify import reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, block_families, region_graph
+from trainfit.planning.replay import replayed
 from trainfit.planning.rewrite import rewritten
 from trainfit.simulate import simulate
 from trainfit.trace import Trace
@@ -124,7 +125,6 @@ def _peak(trace: Trace, effects: list[Effect]) -> int:
 
 
 def _replayed(name: str, trace: Trace, costs: CostTable, effects: list[Effect]) -> Baseline:
-    new = rewritten(trace, effects) if effects else trace
-    timeline = simulate(new)
-    peak_bytes = timeline.peak_bytes + reserve_bytes(trace, timeline)
-    return Baseline(name, len(effects), peak_bytes, schedule(new, costs).step_seconds)
+    replay = replayed(trace, costs, effects)
+    peak_bytes = replay.timeline.peak_bytes + reserve_bytes(trace, replay.timeline)
+    return Baseline(name, len(effects), peak_bytes, replay.step_seconds)

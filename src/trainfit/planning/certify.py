@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
 from trainfit.planning.regions import calls_in_pass
-from trainfit.planning.rewrite import rewritten
+from trainfit.planning.replay import replayed
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
-from trainfit.simulate import Timeline, simulate
+from trainfit.simulate import Timeline
 from trainfit.store import content_hash
 from trainfit.trace import Trace
 
@@ -41,21 +40,31 @@ def unplanned(trace: Trace, costs: CostTable, timeline: Timeline, step_seconds: 
 
 
 def certified(
-    step: Unplanned, effects: Sequence[Effect], *, budget_bytes: int, bound_seconds: float, method: str
+    step: Unplanned,
+    effects: Sequence[Effect],
+    *,
+    budget_bytes: int,
+    bound_seconds: float,
+    summed_seconds: float | None = None,
+    method: str,
 ) -> tuple[Plan, Timeline]:
     """Replay regions on the trace; return the plan that promises what comes out, and its memory.
 
     `bound_seconds` is what any plan of this method adds to the step at least, in the solver's own sum of
-    seconds. Two queues can overlap some of them: the promised bound is as much smaller than that as the
-    plan's own time is than its sum.
+    seconds, which is `summed_seconds` for this plan (or its recomputation). Two queues can overlap some of
+    them: the promised bound is as much smaller than that as the plan's own time is than its sum.
     """
     trace = step.trace
-    new = rewritten(trace, effects) if effects else trace
-    timeline = simulate(new)
+    replay = replayed(trace, step.costs, effects)
+    timeline = replay.timeline
     kinds: dict[RegionKind, int] = {}
     regions = _regions(trace, effects, kinds)
-    step_seconds = schedule(new, step.costs).step_seconds
+    step_seconds = replay.step_seconds
     added = step_seconds - step.step_seconds
+    if summed_seconds is None:
+        summed_seconds = sum(effect.choice.seconds for effect in effects)
+    # The share of the summed seconds that the step really takes longer.
+    not_overlapped = min(max(added / summed_seconds, 0.0), 1.0) if summed_seconds else 1.0
     reserve = reserve_bytes(trace, timeline)
     plan = Plan(
         target=trace.target,
@@ -69,18 +78,12 @@ def certified(
         step_seconds=step_seconds,
         baseline_peak_bytes=step.peak_bytes,
         baseline_step_seconds=step.step_seconds,
-        bound_seconds=min(step.step_seconds + bound_seconds * _not_overlapped(added, effects), step_seconds),
+        bound_seconds=min(step.step_seconds + bound_seconds * not_overlapped, step_seconds),
         method=method,
         reserve_bytes=reserve,
         world_size=step.world_size,
     )
     return plan, timeline
-
-
-def _not_overlapped(added: float, effects: Sequence[Effect]) -> float:
-    """Return the share of the regions' seconds that the step really takes longer."""
-    summed = sum(effect.choice.seconds for effect in effects)
-    return min(max(added / summed, 0.0), 1.0) if summed else 1.0
 
 
 def reserve_bytes(trace: Trace, timeline: Timeline) -> int:

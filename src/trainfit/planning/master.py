@@ -1,18 +1,22 @@
 """The master problem: choose regions and a point of each one's curve, so that memory fits everywhere.
 
 Sets        regions r (module calls), points k of each region's curve, buckets b of the step's time
-Data        seconds[r,k]     recomputation
+Data        seconds[r,k]     what the device needs to compute it again (on a CPU: all that it adds)
+            host[r,k]        what the host needs for that, and to run the region under a plan
+            spare            how much longer the step is than the host is busy
             peak[b]          most bytes in the bucket if nothing is checkpointed
             inside[r,k,b]    most bytes in a bucket that lies in the region's own forward or backward
             away[r,k,b]      change at b of the bytes alive between its forward and its backward
 Variables   chosen[r,k]      whether the region is checkpointed with this point (binary)
+            waiting          how long the device waits for what the host has to do more
             most             the peak, at most the budget
             carried[b]       sum of `away` until b over the regions that are between forward and backward
 Constraints one_point        each region has at most one point, and no region lies within a chosen one
+            host_keeps_up    what the host has to do more than the device is spare or waiting
             carry            carried[b] follows from the bucket before
             fits             peak or inside, plus carried, is at most `most` in every bucket
-Objective   minimise the seconds of recomputation, and a trifle of `most` to decide between equals (or, to
-            find the smallest reachable peak, only that)
+Objective   minimise seconds and waiting, and a trifle of `most` to decide between equals (or, to find the
+            smallest reachable peak, only that)
 
 Buckets end where a region's forward or backward begins or ends, and where it changes anything in between, so
 that within a bucket only the region that covers it changes anything: all sums are exact.
@@ -50,6 +54,7 @@ class Option:
     effects: tuple[Effect, ...]
     """One for each pass over the model in the step: they are all checkpointed, or none."""
     seconds: float
+    host_seconds: float = 0.0
 
 
 @dataclass
@@ -70,6 +75,7 @@ class MasterProblem:
     options: list[Option]
     exclusive: list[list[int]]
     """Options of which at most one may be chosen."""
+    spare_seconds: float = np.inf
     peak: list[int] = field(default_factory=list)
     covering: list[dict[int, int]] = field(default_factory=list)
     """For each bucket: option -> most bytes in it if that option is chosen."""
@@ -88,6 +94,12 @@ class MasterProblem:
         whole = sum(option.seconds for option in self.options)
         tie_break = _TIE_SHARE * whole / max(budget_bytes / _UNIT, 1.0)
         self._constrain(program, program.continuous(0.0, budget_bytes / _UNIT, tie_break))
+        if self.spare_seconds < np.inf:
+            waiting = program.continuous(0.0, np.inf, 1.0)
+            more = [
+                (number, option.host_seconds - option.seconds) for number, option in enumerate(self.options)
+            ]
+            program.at_most("host_keeps_up", [*more, (waiting, -1.0)], self.spare_seconds)
         answer = program.minimise(
             seconds_limit=seconds_limit, gap=gap_seconds, gap_share=_GAP_SHARE if gap_seconds else 0.0
         )
@@ -115,21 +127,29 @@ class MasterProblem:
             program.at_most("fits", [(carried, 1.0), *inside, (most, -1.0)], -peak / _UNIT)
             before = [(carried, -1.0)]
 
+    def seconds_of(self, chosen: Sequence[int]) -> float:
+        """Return what options add to the step, as the problem sees it."""
+        seconds = sum(self.options[number].seconds for number in chosen)
+        host_seconds = sum(self.options[number].host_seconds for number in chosen)
+        return seconds + max(host_seconds - seconds - self.spare_seconds, 0.0)
+
     def _solution(self, answer: Answer, *, bound: float) -> Solution:
         if not answer.feasible:
             return Solution([], 0.0, 0.0, feasible=False, optimal=answer.proven)
         chosen = [number for number in range(len(self.options)) if answer.values[number] > 0.5]
-        seconds = sum(self.options[number].seconds for number in chosen)
+        seconds = self.seconds_of(chosen)
         return Solution(chosen, seconds, min(max(bound, 0.0), seconds), feasible=True, optimal=answer.proven)
 
 
-def build(timeline: Timeline, options: list[Option], exclusive: list[list[int]]) -> MasterProblem:
+def build(
+    timeline: Timeline, options: list[Option], exclusive: list[list[int]], spare_seconds: float = np.inf
+) -> MasterProblem:
     """Work the data of the master problem out of the options' effects."""
     trace = timeline.trace
     during: Bytes = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
     steps = [[_steps(timeline, effect) for effect in option.effects] for option in options]
     edges = _edges(options, steps, len(during))
-    problem = MasterProblem(options, exclusive)
+    problem = MasterProblem(options, exclusive, spare_seconds)
     problem.peak = [int(during[first:last].max()) for first, last in pairwise(edges)]
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]

@@ -16,7 +16,7 @@ from trainfit.trace import Interval, Op, Storage, Trace
 
 def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
     """Return the trace with the regions' recomputation in it; the regions must not overlap."""
-    layout = _Layout(trace, effects)
+    layout = Layout(trace, effects)
     storages = [_moved(storage, layout) for storage in trace.storages]
     for number, end, effect in ends_of(trace, effects):
         storages[number] = _with_end(storages[number], layout.after(end, effect))
@@ -43,7 +43,7 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
     return replace(result, observed_peak_bytes=max(simulate(result).live_bytes, default=0))
 
 
-class _Layout:
+class Layout:
     """Where the ops of the original trace and of the segments are in the new one."""
 
     def __init__(self, trace: Trace, effects: Sequence[Effect]) -> None:
@@ -74,7 +74,7 @@ class _Layout:
         return self.segment_start[id(effect)] + min(moment.position, len(effect.segment))
 
 
-def _moved(storage: Storage, layout: _Layout) -> Storage:
+def _moved(storage: Storage, layout: Layout) -> Storage:
     if storage.end is not None and storage.end <= layout.first_insert:
         return storage  # nothing has moved yet; most storages of forward are gone by then
     if storage.start < 0 and storage.end is None and not storage.resizes:
@@ -90,7 +90,7 @@ def _moved(storage: Storage, layout: _Layout) -> Storage:
     )
 
 
-def _moved_hold(hold: Interval, layout: _Layout) -> Interval:
+def _moved_hold(hold: Interval, layout: Layout) -> Interval:
     start = layout.start(hold.start) if hold.start >= 0 else hold.start
     return Interval(hold.holder, start, None if hold.end is None else max(layout.end(hold.end), start))
 
@@ -103,7 +103,7 @@ def _with_end(storage: Storage, end: int | None) -> Storage:
 
 
 def _copies(
-    trace: Trace, effects: Sequence[Effect], layout: _Layout, storages: list[Storage]
+    trace: Trace, effects: Sequence[Effect], layout: Layout, storages: list[Storage]
 ) -> dict[tuple[int, int], int]:
     """Add the storages that are made again; return their numbers by effect and original storage."""
     numbers: dict[tuple[int, int], int] = {}
@@ -128,7 +128,7 @@ def _copies(
     return numbers
 
 
-def _held(effects: Sequence[Effect], layout: _Layout) -> Iterator[Storage]:
+def _held(effects: Sequence[Effect], layout: Layout) -> Iterator[Storage]:
     """Yield what the executor itself holds, as storages that no operator has made."""
     for effect in effects:
         segment = layout.segment_start[id(effect)]
@@ -139,7 +139,7 @@ def _held(effects: Sequence[Effect], layout: _Layout) -> Iterator[Storage]:
 
 
 def _ops(
-    trace: Trace, effects: Sequence[Effect], layout: _Layout, copies: dict[tuple[int, int], int]
+    trace: Trace, effects: Sequence[Effect], layout: Layout, copies: dict[tuple[int, int], int]
 ) -> list[Op]:
     ops: list[Op] = []
     pending = list(reversed(layout.ordered))

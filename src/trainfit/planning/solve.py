@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trainfit.costs.schedule import schedule
+from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
 from trainfit.planning.between import with_points_between
 from trainfit.planning.certify import Unplanned
 from trainfit.planning.curves import curve_of
-from trainfit.planning.effects import effect_of
+from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.master import MasterProblem, Option, Solution
 from trainfit.planning.minimum_cut import Choice, choice_of
 from trainfit.planning.regions import (
@@ -23,6 +24,7 @@ from trainfit.planning.regions import (
     candidate_calls,
     chain_graph,
 )
+from trainfit.planning.replay import executor_seconds
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import Trace
@@ -78,8 +80,9 @@ class Planner:
         self.baseline_seconds = step.step_seconds
         self.step = certify.unplanned(self.trace, self.costs, timeline, step.step_seconds)
         self.regions = _regions(self.trace, step.marginal_seconds.tolist(), self.baseline_peak_bytes)
-        options = _options(self.trace, self.regions)
-        self.problem = master.build(timeline, options, _exclusive(self.regions, options))
+        options = _options(step, self.regions)
+        exclusive = _exclusive(self.regions, options)
+        self.problem = master.build(timeline, options, exclusive, _spare_seconds(step))
 
     def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Plan | Infeasible:
         """Return the fastest certified plan within the budget, or the one with the smallest peak."""
@@ -160,7 +163,12 @@ class Planner:
         """Replay the chosen options on the trace, and promise what comes out."""
         effects = [effect for number in chosen for effect in self.problem.options[number].effects]
         plan, timeline = certify.certified(
-            self.step, effects, budget_bytes=budget_bytes, bound_seconds=bound, method="regions"
+            self.step,
+            effects,
+            budget_bytes=budget_bytes,
+            bound_seconds=bound,
+            summed_seconds=self.problem.seconds_of(chosen),
+            method="regions",
         )
         self._timelines[plan] = timeline
         return plan
@@ -219,7 +227,23 @@ def _alike(trace: Trace, passes: list[RegionGraph]) -> bool:
     return len(shapes) == 1
 
 
-def _options(trace: Trace, regions: list[Passes]) -> list[Option]:
+def _spare_seconds(step: Schedule) -> float:
+    """Return how long the host has nothing to do in a step; where it runs the kernels too, it never waits."""
+    if step.costs.host.runs_kernels:
+        return math.inf
+    return max(step.step_seconds - float(step.host_seconds.sum()), 0.0)
+
+
+def _option(step: Schedule, number: int, effects: tuple[Effect, ...]) -> Option:
+    seconds = sum(effect.choice.seconds for effect in effects)
+    executor = sum(executor_seconds(effect.region, step.costs.host) for effect in effects)
+    if step.costs.host.runs_kernels:
+        return Option(number, effects, seconds + executor)
+    again = sum(float(step.host_seconds[list(effect.segment)].sum()) for effect in effects)
+    return Option(number, effects, seconds, again + executor)
+
+
+def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
     keys = [
         tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in passes[0].groups)
         for passes in regions
@@ -234,8 +258,8 @@ def _options(trace: Trace, regions: list[Passes]) -> list[Option]:
             curves[key] = with_points_between(passes[0].groups, hull, between)
         for choice in curves[key]:
             chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
-            effects = tuple(effect_of(trace, *each) for each in zip(passes, chosen))
-            options.append(Option(number, effects, sum(each.seconds for each in chosen)))
+            effects = tuple(effect_of(step.trace, *each) for each in zip(passes, chosen))
+            options.append(_option(step, number, effects))
     return options
 
 

@@ -1,0 +1,105 @@
+"""What it takes to run a region under a plan, measured on this machine.
+
+Small steps are run with and without regions in which every result is kept: nothing is computed again then,
+and what the step takes longer is the executor itself.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from trainfit.applying import applied
+from trainfit.capturing import capture
+from trainfit.plans import OpDecision, Plan, Region, RegionKind
+from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
+from trainfit.trace import Trace
+
+_FAMILIES = ("gpt2", "llama")
+_ROUNDS = {TINY: 20, MEDIUM: 6}
+
+IsRegion = Callable[[nn.Module, str], bool]
+
+
+@dataclass(frozen=True)
+class _Longer:
+    """By how much steps were longer with regions, and what the regions were."""
+
+    seconds: float = 0.0
+    regions: int = 0
+    ops: int = 0
+
+    def __add__(self, other: _Longer) -> _Longer:
+        return _Longer(self.seconds + other.seconds, self.regions + other.regions, self.ops + other.ops)
+
+
+def region_seconds() -> dict[str, float]:
+    """Measure the seconds of a region's call and of each op in it: two fields of `costs.table.Host`.
+
+    The call is measured where everything is in the core's cache, and regions of one op compare with large
+    ones. Ops are measured among operators that fill that cache, as in a step that is worth a plan.
+    """
+    large, small = _sum(_is_block, TINY), _sum(_is_norm, TINY)
+    calls = small.seconds * large.ops - large.seconds * small.ops
+    call = max(calls / (small.regions * large.ops - large.regions * small.ops), 0.0)
+    among_others = _sum(_is_block, MEDIUM)
+    op = max((among_others.seconds - call * among_others.regions) / among_others.ops, 0.0)
+    return {"region_call": call, "region_op": op}
+
+
+def _is_block(module: nn.Module, name: str) -> bool:
+    return name.rpartition(".")[2].isdigit()
+
+
+def _is_norm(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.LayerNorm | nn.RMSNorm)
+
+
+def _sum(is_region: IsRegion, sizes: Sizes) -> _Longer:
+    return sum((_longer(family, sizes, is_region) for family in _FAMILIES), _Longer())
+
+
+def _longer(family: str, sizes: Sizes, is_region: IsRegion) -> _Longer:
+    sample = Sample(family, sizes)
+    trace = capture(lambda: Sample(family, sizes).as_step())
+    plan = keeping_everything(trace, sample.model, is_region)
+    differences: list[float] = []
+    sample.run()
+    for _ in range(_ROUNDS[sizes]):
+        plain = sum(sample.run().values())
+        with applied(sample.model, plan):
+            differences.append(sum(sample.run().values()) - plain)
+    # The first was the first of its kind.
+    seconds = statistics.median(differences[1:])
+    return _Longer(seconds, len(plan.regions), sum(len(plan.kind_of(region).ops) for region in plan.regions))
+
+
+def keeping_everything(trace: Trace, model: nn.Module, is_region: IsRegion) -> Plan:
+    """Return a plan whose regions keep all of their results."""
+    root = type(model).__name__
+    names = {f"{root}.{name}" for name, module in model.named_modules() if is_region(module, name)}
+    kinds: dict[RegionKind, int] = {}
+    regions: list[Region] = []
+    for call in trace.calls:
+        if trace.module_name(call.module) in names:
+            ops = range(call.forward_start, call.forward_end)
+            kind = RegionKind(tuple(OpDecision(trace.op_name(op), (), "save") for op in ops))
+            number = kinds.setdefault(kind, len(kinds))
+            regions.append(Region(trace.module_name(call.module), 0, number, 0, 0.0))
+    return Plan(
+        target=trace.target,
+        device="cpu",
+        torch=trace.torch,
+        trace_hash="",
+        budget_bytes=0,
+        kinds=tuple(kinds),
+        regions=tuple(regions),
+        peak_bytes=0,
+        step_seconds=0.0,
+        baseline_peak_bytes=0,
+        baseline_step_seconds=0.0,
+        bound_seconds=0.0,
+    )

@@ -1,0 +1,63 @@
+"""The small steps that are run to find out what the host takes around the operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from trainfit.models.gpt2 import GPT2, GPT2Config
+from trainfit.models.llama import Llama, LlamaConfig
+from trainfit.step import Step
+from trainfit.timing.clocks import cpu_clock
+from trainfit.trace import PHASES
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a sample is."""
+
+    batch: int
+    sequence: int
+    hidden: int
+
+
+TINY = Sizes(batch=1, sequence=16, hidden=32)
+"""Everything fits into a core's own cache."""
+MEDIUM = Sizes(batch=4, sequence=128, hidden=192)
+"""Each operator fills the core's own cache; a step takes some 80 ms on one core."""
+_VOCABULARY, _LAYERS, _HEADS = 512, 3, 4
+
+
+class Sample:
+    """A small step whose phases are timed one by one."""
+
+    def __init__(self, family: str, sizes: Sizes, foreach: bool = False) -> None:
+        """Make the model, the tokens and the optimizer."""
+        self.model = _make_model(family, sizes).train()
+        self.tokens = torch.randint(0, _VOCABULARY, (sizes.batch, sizes.sequence))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=foreach)
+
+    def run(self) -> dict[str, float]:
+        """Run a step and return the seconds of each phase."""
+        clock = cpu_clock()
+        times = [clock()]
+        loss: torch.Tensor = self.model(self.tokens, labels=self.tokens)
+        times.append(clock())
+        loss.backward()
+        times.append(clock())
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        times.append(clock())
+        return {phase: times[n + 1] - times[n] for n, phase in enumerate(PHASES)}
+
+    def as_step(self) -> Step:
+        """Return the step in the form in which it is captured."""
+        return Step(self.model, self.optimizer, self.run)
+
+
+def _make_model(family: str, sizes: Sizes) -> nn.Module:
+    if family == "gpt2":
+        return GPT2(GPT2Config(_VOCABULARY, sizes.sequence, _LAYERS, _HEADS, sizes.hidden))
+    return Llama(LlamaConfig(_VOCABULARY, _LAYERS, _HEADS, _HEADS, sizes.hidden, 3 * sizes.hidden))
