@@ -18,6 +18,7 @@ from trainfit.models.recipe import StepOptions
 from trainfit.module_stats import ModuleStats, module_stats
 from trainfit.plan_store import load_plan
 from trainfit.planning.baselines import baselines
+from trainfit.planning.certify import host_warnings
 from trainfit.planning.module_planner import ModulePlanner
 from trainfit.planning.results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.solve import Infeasible, Planner
@@ -264,7 +265,7 @@ def plan_step(
         costs=table,
         timeline=planner.timeline_of(chosen),
         baselines=compared,
-        warnings=trace.warnings + table.warnings + planner.warnings,
+        warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(chosen, table),
         seconds={
             "capture": captured - begin,
             "price": priced - captured,

@@ -11,7 +11,7 @@ import torch
 from trainfit.costs import this_machine
 from trainfit.costs.table import Host
 from trainfit.devices import this_cpu
-from trainfit.timing import host, rates
+from trainfit.timing import host, rates, regions
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +38,20 @@ def test_speed_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_BUDGET_SECONDS", 0.05)
-    monkeypatch.setattr(host, "MEDIUM", host.TINY)
+    for module in (host, regions):
+        monkeypatch.setattr(module, "MEDIUM", host.TINY)
+    monkeypatch.setattr(regions, "_ROUNDS", {host.TINY: 3})
     path = tmp_path / "costs.sqlite"
     found = this_machine.host(cache_path=path)
     assert found.runs_kernels
     assert 0 < found.view_op < 1e-2 and 0 < found.module_call < 1e-2
     for seconds in (found.forward_op, found.backward_op, found.optimizer_op, found.tensor, found.reload):
         assert abs(seconds) < 1e-2
+    assert 0 < found.region_call < 1e-1 and 0 < found.region_op < 1e-2
     monkeypatch.setattr(host, "host_seconds", lambda: pytest.fail("measured again"))
     assert this_machine.host(cache_path=path) == found
     names = ("forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "tensor", "reload")
+    names += ("region_call", "region_op")
     seconds = dict.fromkeys(names, 1e-6)
     monkeypatch.setattr(host, "host_seconds", lambda: {**seconds, "cache_bytes": 1024})
     assert this_machine.host(cache_path=path, refresh=True) == Host(True, **seconds, cache_bytes=1024)

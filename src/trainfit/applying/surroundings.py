@@ -95,7 +95,7 @@ def reads_noticed() -> Iterator[None]:
 
 
 class _Shared:
-    """A change to torch that regions of several threads use together: made by the first, undone by the last."""
+    """A change to torch that regions of all threads share: made by the first, undone by the last."""
 
     def __init__(self, install: Callable[[contextlib.ExitStack], None]) -> None:
         self._install = install

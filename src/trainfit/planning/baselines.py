@@ -4,6 +4,9 @@
 - `full`: every block under `torch.utils.checkpoint`, as Hugging Face's `gradient_checkpointing_enable` does.
 - `every second block`: half of the blocks, so.
 - `greedy`: blocks one after the other, by bytes freed per second added, until the step fits.
+
+They are priced as our executor would run them, like every other plan. Torch alone takes less of the host for
+a region that keeps nothing, which counts where a step is launch-bound.
 """
 
 from __future__ import annotations

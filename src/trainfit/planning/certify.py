@@ -14,9 +14,12 @@ from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.simulate import Timeline
 from trainfit.store import content_hash
 from trainfit.trace import Trace
+from trainfit.units import format_seconds
 
 _DATA_SHARE = 0.05
 """The bound on the error of a capture whose memory depends on data (docs/benchmarks.md)."""
+_MUCH_WAITING = 0.02
+"""Of the step without a plan."""
 _NUMBER_BYTES = 8
 _TIMES_A_NUMBER = ("aten.mul.Tensor", "aten.div.Tensor")
 
@@ -84,6 +87,19 @@ def certified(
         world_size=step.world_size,
     )
     return plan, timeline
+
+
+def host_warnings(plan: Plan, costs: CostTable) -> tuple[str, ...]:
+    """Say so if much of what a plan adds is not recomputation, but the device waiting for the host."""
+    recomputed = sum(region.recompute_seconds for region in plan.regions)
+    waiting = plan.added_seconds - recomputed
+    if costs.host.runs_kernels or waiting < _MUCH_WAITING * plan.baseline_step_seconds:
+        return ()
+    return (
+        f"the plan adds {format_seconds(plan.added_seconds)}, {format_seconds(waiting)} of it because the "
+        "device waits for the host, which follows a plan op by op in Python; torch.utils.checkpoint around whole "
+        "blocks needs less of the host, and may be faster in a step of so short ops.",
+    )
 
 
 def reserve_bytes(trace: Trace, timeline: Timeline) -> int:

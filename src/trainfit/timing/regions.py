@@ -42,15 +42,16 @@ def region_seconds() -> dict[str, float]:
     The call is measured where everything is in the core's cache, and regions of one op compare with large
     ones. Ops are measured among operators that fill that cache, as in a step that is worth a plan.
     """
-    large, small = _sum(_is_block, TINY), _sum(_is_norm, TINY)
+    large, small = _sum(is_block, TINY), _sum(_is_norm, TINY)
     calls = small.seconds * large.ops - large.seconds * small.ops
     call = max(calls / (small.regions * large.ops - large.regions * small.ops), 0.0)
-    among_others = _sum(_is_block, MEDIUM)
+    among_others = _sum(is_block, MEDIUM)
     op = max((among_others.seconds - call * among_others.regions) / among_others.ops, 0.0)
     return {"region_call": call, "region_op": op}
 
 
-def _is_block(module: nn.Module, name: str) -> bool:
+def is_block(module: nn.Module, name: str) -> bool:
+    """Whether a module is one of a numbered row, as the layers of a transformer are."""
     return name.rpartition(".")[2].isdigit()
 
 

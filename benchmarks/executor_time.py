@@ -1,0 +1,165 @@
+"""What it costs the host to run regions: our executor beside torch's own checkpointing, on tiny steps.
+
+    python benchmarks/executor_time.py               three models, about a minute
+    python benchmarks/executor_time.py --markdown    the table for docs/benchmarks.md
+
+The steps are so small that operators hardly count: what a step takes longer is Python. Every block is a
+region. `checkpoint` is `torch.utils.checkpoint` as it is; `selective` is torch's own selective checkpointing
+that keeps the results of matrix products; `plan` is our executor with the same decisions. The four steps run
+in turn in one process with one thread; figures are medians of the differences of neighbours.
+
+At the end: what trainfit measures on this machine and counts in predictions (`costs.table.Host`).
+
+Exit code 1 if our executor takes more than twice what torch's selective checkpointing takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import trainfit
+from trainfit import Step, StepOptions
+from trainfit.plans import Plan, RegionKind
+from trainfit.targets.parse import load
+from trainfit.timing.clocks import cpu_clock
+from trainfit.timing.regions import is_block, keeping_everything, region_seconds
+
+TINY = {
+    "gpt2-tiny": StepOptions(batch=1, seq=8),
+    "llama-tiny": StepOptions(batch=1, seq=8),
+    "vit-tiny": StepOptions(batch=1),
+}
+PRODUCTS = ("aten.addmm.default", "aten.mm.default", "aten.bmm.default")
+ROUNDS = 60
+LARGEST_RATIO = 2.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model: milliseconds per step, and what its regions are."""
+
+    name: str
+    regions: int
+    ops: int
+    step_ms: float
+    checkpoint_ms: float
+    selective_ms: float
+    plan_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """Ours to torch's selective checkpointing."""
+        return self.plan_ms / self.selective_ms
+
+    @property
+    def good(self) -> bool:
+        return self.ratio <= LARGEST_RATIO
+
+
+def keeping_products(trace: trainfit.Trace, model: nn.Module) -> Plan:
+    """Return a plan that keeps what torch's policy below keeps."""
+    plan = keeping_everything(trace, model, is_block)
+    kinds = [
+        tuple(replace(op, decision="save" if op.name in PRODUCTS else "recompute") for op in kind.ops)
+        for kind in plan.kinds
+    ]
+    return replace(plan, kinds=tuple(map(RegionKind, kinds)))
+
+
+def policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Keep the results of matrix products."""
+    keeps = str(operator) in PRODUCTS
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def under_torch(step: Step, **options: Any) -> Step:
+    """Put every block under torch's own checkpointing."""
+
+    def checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
+
+    for name, module in step.model.named_modules():
+        if is_block(module, name):
+            module.forward = checkpointed(module.forward)  # type: ignore[method-assign]
+    return step
+
+
+def run_case(name: str) -> Result:
+    """Run the four steps of one model in turn."""
+    build = load(name, TINY[name]).build
+    steps = [build() for _ in range(4)]
+    plan = keeping_products(trainfit.capture(build, device="cpu"), steps[3].model)
+    under_torch(steps[1])
+    under_torch(steps[2], context_fn=functools.partial(create_selective_checkpoint_contexts, policy))
+    trainfit.apply(steps[3].model, plan)
+    clock = cpu_clock()
+    times: list[list[float]] = [[] for _ in steps]
+    for step in steps * 5:
+        step.run()
+    for _ in range(ROUNDS):
+        for own, step in zip(times, steps):
+            begin = clock()
+            step.run()
+            own.append(clock() - begin)
+    longer = [statistics.median(a - b for a, b in zip(own, times[0])) * 1e3 for own in times[1:]]
+    ops = sum(len(plan.kind_of(region).ops) for region in plan.regions)
+    return Result(name, len(plan.regions), ops, statistics.median(times[0]) * 1e3, *longer)
+
+
+def as_line(r: Result) -> str:
+    verdict = "ok  " if r.good else "MISS"
+    return (
+        f"{verdict} {r.name:12} {r.regions} regions, {r.ops} ops; step {r.step_ms:.1f} ms, "
+        f"checkpoint {r.checkpoint_ms:+.1f}, selective {r.selective_ms:+.1f}, plan {r.plan_ms:+.1f} ms "
+        f"({r.ratio:.2f} x selective)"
+    )
+
+
+def markdown(results: list[Result]) -> str:
+    rows = [
+        "| model | regions | ops in them | step ms | checkpoint | selective | plan | plan : selective |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for r in results:
+        figures = (r.checkpoint_ms, r.selective_ms, r.plan_ms)
+        added = " | ".join(f"{figure:+.1f}" for figure in figures)
+        rows.append(f"| {r.name} | {r.regions} | {r.ops} | {r.step_ms:.1f} | {added} | {r.ratio:.2f} |")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results: list[Result] = []
+    for name in TINY:
+        results.append(run_case(name))
+        print(as_line(results[-1]), flush=True)
+    host = region_seconds()
+    print(f"counted: {host['region_call'] * 1e3:.2f} ms per region, {host['region_op'] * 1e6:.0f} µs per op")
+    if options.markdown:
+        print(markdown(results))
+    if options.json:
+        rows = {"results": [asdict(r) for r in results], "host": host}
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return 0 if all(result.good for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
