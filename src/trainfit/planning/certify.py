@@ -97,8 +97,8 @@ def host_warnings(plan: Plan, costs: CostTable) -> tuple[str, ...]:
         return ()
     return (
         f"the plan adds {format_seconds(plan.added_seconds)}, {format_seconds(waiting)} of it because the "
-        "device waits for the host, which follows a plan op by op in Python; torch.utils.checkpoint around whole "
-        "blocks needs less of the host, and may be faster in a step of so short ops.",
+        "device waits for the host, which follows a plan op by op in Python; torch.utils.checkpoint around "
+        "whole blocks needs less of the host, and may be faster in a step of so short ops.",
     )
 
 

@@ -19,7 +19,7 @@ from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
 from trainfit.trace import Trace
 
 _FAMILIES = ("gpt2", "llama")
-_ROUNDS = {TINY: 20, MEDIUM: 6}
+_ROUNDS = {TINY: 20, MEDIUM: 8}
 
 IsRegion = Callable[[nn.Module, str], bool]
 
