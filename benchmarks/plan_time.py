@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from trainfit import Step
 
 BATCHES = {"gpt2-tiny": 64, "llama-tiny": 64, "bert-tiny": 128, "vit-tiny": 256, "resnet-18": 16}
-"""Built-in models, at batches whose steps take a few seconds: then Python's share, which changes most from one
-minute to the next, is small."""
+"""Built-in models, at batches whose steps take seconds: Python's share, which changes most from one minute to
+the next, is small then."""
 DEFAULT = ("gpt2-tiny", "llama-tiny", "bert-tiny")
 """Those whose overhead is large enough to be measured: resnet-18's plan adds about one percent."""
 KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
