@@ -1,6 +1,6 @@
 """What plans cost for real: measured overhead of our plan beside full checkpointing and the prediction.
 
-    python benchmarks/plan_time.py                  three cases, about eight minutes each
+    python benchmarks/plan_time.py                  three cases, about seven minutes each
     python benchmarks/plan_time.py llama-tiny       one of them
     python benchmarks/plan_time.py --markdown       the table for docs/benchmarks.md
 
@@ -8,8 +8,10 @@ The budget is the peak of full checkpointing plus 20 % of the way to the peak wi
 is `torch.utils.checkpoint` around every block. The steps run in turn in one process, with one thread, counted
 in the time that the thread has run: as it is, with full checkpointing, as it is, with our plan, and so on.
 Each is divided by the mean of its two neighbours as it is, and the overhead is the median of these ratios,
-with its standard error. Operators are measured on this machine before. The C allocator keeps freed memory, as
-torch's own does on a GPU; otherwise most of the difference would be the operating system clearing pages.
+with its standard error. The operators are measured for the plan, and once more in turn with the steps for the
+prediction, so that both are about the same minutes of a machine whose speed changes; Python's share is
+measured before and after them. The C allocator keeps freed memory, as torch's own does on a GPU; otherwise
+most of the difference would be the operating system clearing pages.
 
 Exit code 1 if a step takes less than 1 s, if our overhead is more than 75 % of full checkpointing's, if the
 prediction is more than 15 % from the measured one, or if the plan's measured peak is above the budget.
@@ -24,10 +26,10 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from own_process import CaseFailed, report, run_one
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from trainfit import Step
 
-BATCHES = {"gpt2-tiny": 64, "llama-tiny": 64, "bert-tiny": 128, "vit-tiny": 256, "resnet-18": 16}
+BATCHES = {"gpt2-tiny": 48, "llama-tiny": 48, "bert-tiny": 64, "vit-tiny": 256, "resnet-18": 16}
 """Built-in models, at batches whose steps take seconds: Python's share, which changes most from one minute to
 the next, is small then."""
 DEFAULT = ("gpt2-tiny", "llama-tiny", "bert-tiny")
@@ -46,6 +48,7 @@ BUDGET_SHARE = 0.2
 LEAST_SECONDS = 1.0
 LARGEST_SHARE_OF_FULL = 0.75
 LARGEST_ERROR = 0.15
+MEASURING_SECONDS = 40.0
 CASE_SECONDS = 1800
 
 
@@ -113,20 +116,34 @@ def run_case(name: str, rounds: int) -> Result:
 
     import trainfit
     from trainfit import StepOptions
+    from trainfit.costs import this_machine
+    from trainfit.costs.constants import CALIBRATED
+    from trainfit.costs.measured import measured_costs
+    from trainfit.costs.roofline import Roofline
     from trainfit.costs.schedule import schedule
+    from trainfit.costs.table import Host
     from trainfit.planning.baselines import baselines, blocks_of
+    from trainfit.planning.replay import replayed
     from trainfit.planning.solve import Planner
     from trainfit.plans import Plan
     from trainfit.targets.parse import load
     from trainfit.timing.clocks import cpu_clock
     from trainfit.verification import measure_step
 
+    class RememberingPlanner(Planner):
+        chosen: ClassVar[dict[Plan, Sequence[int]]] = {}
+
+        def certified(self, chosen: Sequence[int], budget_bytes: int, bound: float) -> Plan:
+            plan = super().certified(chosen, budget_bytes, bound)
+            self.chosen[plan] = chosen
+            return plan
+
     torch.set_num_threads(1)
     build = load(name, StepOptions(batch=BATCHES[name])).build
     trace = trainfit.capture(build, device="cpu")
     costs = trainfit.price(trace, "cpu", costs="measured")
     full = next(way for way in baselines(trace, costs, 0) if way.name == "full")
-    planner = Planner(trace, costs)
+    planner = RememberingPlanner(trace, costs)
     budget = round(full.peak_bytes + BUDGET_SHARE * (planner.baseline_peak_bytes - full.peak_bytes))
     plan = planner.plan(budget)
     assert isinstance(plan, Plan)
@@ -150,10 +167,31 @@ def run_case(name: str, rounds: int) -> Result:
         step.run()
     clock = cpu_clock()
     times: list[list[float]] = [[] for _ in steps]
-    for way in (*(0, 1, 0, 2) * rounds, 0):
-        begin = clock()
-        steps[way].run()
-        times[way].append(clock() - begin)
+
+    def run(*ways: int) -> None:
+        for way in ways:
+            begin = clock()
+            steps[way].run()
+            times[way].append(clock() - begin)
+
+    hosts = [this_machine.host(refresh=True)]
+    again = measured_costs(
+        trace,
+        costs.device,
+        host=hosts[0],
+        fallback=Roofline(costs.device, CALIBRATED, trace.tf32).price,
+        refresh=True,
+        between=lambda: run(0, 1, 0, 2),
+        budget_seconds=MEASURING_SECONDS,
+    )
+    run(*(0, 1, 0, 2) * (rounds - len(times[1])), 0)
+    hosts.append(this_machine.host(refresh=True))
+    seconds_of = {field.name: [getattr(host, field.name) for host in hosts] for field in fields(Host)[1:]}
+    host = replace(hosts[0], **{name: statistics.fmean(both) for name, both in seconds_of.items()})
+    effects = [e for number in planner.chosen[plan] for e in planner.problem.options[number].effects]
+    step_seconds, planned_seconds = (
+        replayed(trace, replace(again, host=host), way).step_seconds for way in ((), effects)
+    )
     plain, *others = times
     # The neighbours of the n-th of the first are the plain ones 2n and 2n + 1, of the second one later.
     overheads = [
@@ -166,12 +204,12 @@ def run_case(name: str, rounds: int) -> Result:
         full=statistics.median(overheads[0]),
         plan=statistics.median(overheads[1]),
         standard_error=error_of_median(overheads[1]),
-        predicted=plan.added_seconds / plan.baseline_step_seconds,
+        predicted=planned_seconds / step_seconds - 1,
         budget_bytes=budget,
         unplanned_peak_bytes=peaks[0],
         full_peak_bytes=peaks[1],
         plan_peak_bytes=peaks[2],
-        rounds=rounds,
+        rounds=len(times[1]),
     )
 
 
@@ -215,7 +253,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help=f"cases to run (default: {', '.join(DEFAULT)})")
-    parser.add_argument("--rounds", type=int, default=30, help="steps of each kind (default: 30)")
+    parser.add_argument("--rounds", type=int, default=30, help="steps of each kind at least (default: 30)")
     parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)

@@ -47,6 +47,7 @@ def measured_costs(
     progress: Progress | None = None,
     cache_path: Path | None = None,
     between: Callable[[], object] | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
 ) -> CostTable:
     """Price a trace by running its operators on this machine; from the cache what was measured before.
 
@@ -57,7 +58,7 @@ def measured_costs(
     refuse_absent(device)
     situations = situations_of(trace)
     with CostCache(machine_of(device), cache_path) as cache:
-        known = _look_up(situations, device, cache, refresh, progress, between)
+        known = _look_up(situations, device, cache, refresh, progress, between, budget_seconds)
         warnings = (cache.warning,) if cache.warning else ()
     costs = tuple(
         _cost(fallback(signature), found, known) for signature, found in zip(trace.signatures, situations)
@@ -72,6 +73,7 @@ def _look_up(
     refresh: bool,
     progress: Progress | None,
     between: Callable[[], object] | None,
+    budget_seconds: float,
 ) -> dict[Situation, Entry]:
     """Return the entry of every situation: from the cache, else measured now. Some cannot be measured."""
     from trainfit.timing.operators import Bench
@@ -86,7 +88,7 @@ def _look_up(
     for begin in range(0, len(missing), _BATCH):
         batch = missing[begin : begin + _BATCH]
         company = list(known)[: max(_COMPANY - len(batch), 0)]
-        budget = BUDGET_SECONDS * len(batch) / len(keys)
+        budget = budget_seconds * len(batch) / len(keys)
         measured = _measure(bench, batch, company, budget, progress, between)
         steady = {situation: entry for situation, entry in measured.items() if entry.spread < _STEADY}
         cache.store({keys[situation]: entry for situation, entry in steady.items()})
