@@ -6,7 +6,7 @@
 
 Every plan, whoever made it, is replayed on the same trace (H100, roofline): its peak and its time are the
 replay's. What an executor takes besides is not counted, because each way may have another; executor_time.py
-compares those. Each other way is asked first, and our solvers then get its peak as their budget. Exit code 1 if
+compares those. Each other way is asked first, and our solvers get its peak as their budget. Exit code 1 if
 
 - `regions` adds more time than another way at the same peak,
 - it adds more than 1.01 times the exact optimum where that is known, or
