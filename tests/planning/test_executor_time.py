@@ -73,6 +73,8 @@ def test_on_a_cpu_it_is_added(trace: Trace) -> None:
     again = sum(len(effect.segment) for effect in effects)
     added = replayed(trace, costs, effects).step_seconds - schedule(trace, costs).step_seconds
     assert added == pytest.approx(4 * CALL + ops * OP + again * 1e-3)
+    alone = replayed(trace, costs, effects, by_torch=True).step_seconds - schedule(trace, costs).step_seconds
+    assert alone == pytest.approx(again * 1e-3)
     assert sum(executor_seconds(e.region, costs.host) for e in effects) == pytest.approx(4 * CALL + ops * OP)
 
 

@@ -5,8 +5,7 @@
 - `every second block`: half of the blocks, so.
 - `greedy`: blocks one after the other, by bytes freed per second added, until the step fits.
 
-They are priced as our executor would run them, like every other plan. Torch alone takes less of the host for
-a region that keeps nothing, which counts where a step is launch-bound.
+They are priced as torch alone runs them, without the time that our executor takes to follow a plan.
 """
 
 from __future__ import annotations
@@ -128,6 +127,6 @@ def _peak(trace: Trace, effects: list[Effect]) -> int:
 
 
 def _replayed(name: str, trace: Trace, costs: CostTable, effects: list[Effect]) -> Baseline:
-    replay = replayed(trace, costs, effects)
+    replay = replayed(trace, costs, effects, by_torch=True)
     peak_bytes = replay.timeline.peak_bytes + reserve_bytes(trace, replay.timeline)
     return Baseline(name, len(effects), peak_bytes, replay.step_seconds)

@@ -28,12 +28,12 @@ class Replay:
     step_seconds: float
 
 
-def replayed(trace: Trace, costs: CostTable, effects: Sequence[Effect]) -> Replay:
-    """Replay regions on a trace."""
+def replayed(trace: Trace, costs: CostTable, effects: Sequence[Effect], *, by_torch: bool = False) -> Replay:
+    """Replay regions on a trace; `by_torch`: as torch alone would run them, without our executor's time."""
     if not effects:
         return Replay(simulate(trace), schedule(trace, costs).step_seconds)
     new = rewritten(trace, effects)
-    besides = _executor_seconds(trace, effects, costs.host)
+    besides = None if by_torch else _executor_seconds(trace, effects, costs.host)
     return Replay(simulate(new), schedule(new, costs, besides).step_seconds)
 
 
