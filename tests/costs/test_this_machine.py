@@ -40,7 +40,8 @@ def test_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(host, "_BUDGET_SECONDS", 0.05)
     for module in (host, regions):
         monkeypatch.setattr(module, "MEDIUM", host.TINY)
-    monkeypatch.setattr(regions, "_ROUNDS", {host.TINY: 3})
+    for name in ("_TINY_ROUNDS", "_MEDIUM_ROUNDS"):
+        monkeypatch.setattr(regions, name, 3)
     path = tmp_path / "costs.sqlite"
     found = this_machine.host(cache_path=path)
     assert found.runs_kernels

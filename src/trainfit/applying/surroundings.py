@@ -80,7 +80,7 @@ def ordinary_paths(ops: Set[str]) -> Iterator[None]:
     if ops.isdisjoint(_ORDINARY_PATHS) or any(
         isinstance(mode, CaptureMode) for mode in _get_current_dispatch_mode_stack()
     ):
-        # Or a capture has done the same, and more.
+        # It does not matter, or a capture has done the same, and more.
         yield
         return
     with _ordinary_paths.used():

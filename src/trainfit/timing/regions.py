@@ -7,7 +7,7 @@ and what the step takes longer is the executor itself.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -19,7 +19,7 @@ from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
 from trainfit.trace import Trace
 
 _FAMILIES = ("gpt2", "llama")
-_ROUNDS = {TINY: 20, MEDIUM: 8}
+_TINY_ROUNDS, _MEDIUM_ROUNDS = 20, 8
 
 IsRegion = Callable[[nn.Module, str], bool]
 
@@ -42,12 +42,18 @@ def region_seconds() -> dict[str, float]:
     The call is measured where everything is in the core's cache, and regions of one op compare with large
     ones. Ops are measured among operators that fill that cache, as in a step that is worth a plan.
     """
-    large, small = _sum(is_block, TINY), _sum(_is_norm, TINY)
+    tiny = [_captured(family, TINY) for family in _FAMILIES]
+    medium = [_captured(family, MEDIUM) for family in _FAMILIES]
+    large, small = _longer(tiny, is_block, _TINY_ROUNDS), _longer(tiny, _is_norm, _TINY_ROUNDS)
     calls = small.seconds * large.ops - large.seconds * small.ops
     call = max(calls / (small.regions * large.ops - large.regions * small.ops), 0.0)
-    among_others = _sum(is_block, MEDIUM)
+    among_others = _longer(medium, is_block, _MEDIUM_ROUNDS)
     op = max((among_others.seconds - call * among_others.regions) / among_others.ops, 0.0)
     return {"region_call": call, "region_op": op}
+
+
+def _captured(family: str, sizes: Sizes) -> tuple[Sample, Trace]:
+    return Sample(family, sizes), capture(lambda: Sample(family, sizes).as_step())
 
 
 def is_block(module: nn.Module, name: str) -> bool:
@@ -59,23 +65,22 @@ def _is_norm(module: nn.Module, name: str) -> bool:
     return isinstance(module, nn.LayerNorm | nn.RMSNorm)
 
 
-def _sum(is_region: IsRegion, sizes: Sizes) -> _Longer:
-    return sum((_longer(family, sizes, is_region) for family in _FAMILIES), _Longer())
-
-
-def _longer(family: str, sizes: Sizes, is_region: IsRegion) -> _Longer:
-    sample = Sample(family, sizes)
-    trace = capture(lambda: Sample(family, sizes).as_step())
-    plan = keeping_everything(trace, sample.model, is_region)
-    differences: list[float] = []
-    sample.run()
-    for _ in range(_ROUNDS[sizes]):
-        plain = sum(sample.run().values())
-        with applied(sample.model, plan):
-            differences.append(sum(sample.run().values()) - plain)
-    # The first was the first of its kind.
-    seconds = statistics.median(differences[1:])
-    return _Longer(seconds, len(plan.regions), sum(len(plan.kind_of(region).ops) for region in plan.regions))
+def _longer(samples: Sequence[tuple[Sample, Trace]], is_region: IsRegion, rounds: int) -> _Longer:
+    """Run the samples with and without regions in turn; return the sum over the samples."""
+    found = _Longer()
+    for sample, trace in samples:
+        plan = keeping_everything(trace, sample.model, is_region)
+        differences: list[float] = []
+        sample.run()
+        for _ in range(rounds):
+            plain = sum(sample.run().values())
+            with applied(sample.model, plan):
+                differences.append(sum(sample.run().values()) - plain)
+        # The first was the first of its kind.
+        seconds = statistics.median(differences[1:])
+        ops = sum(len(plan.kind_of(region).ops) for region in plan.regions)
+        found += _Longer(seconds, len(plan.regions), ops)
+    return found
 
 
 def keeping_everything(trace: Trace, model: nn.Module, is_region: IsRegion) -> Plan:
