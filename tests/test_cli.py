@@ -363,7 +363,14 @@ def test_an_interrupt_is_quiet() -> None:
         "import time\ndef build():\n    print('ready', flush=True)\n    time.sleep(60)"
     )
     line = [sys.executable, "-c", "from trainfit.cli import main; main()", "estimate", "slow.py:build"]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # In a shell's background job interrupts are ignored, and what it starts inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
