@@ -17,6 +17,7 @@ from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
 from trainfit.planning.baselines import baselines, everything_again
 from trainfit.planning.effects import effect_of
+from trainfit.planning.master import MasterProblem, Solution
 from trainfit.planning.regions import candidate_calls, region_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.planning.solve import Infeasible, Planner
@@ -153,6 +154,19 @@ def test_a_budget_that_cannot_be_met_says_what_can(planner: Planner) -> None:
     answer = planner.plan(1000)
     assert isinstance(answer, Infeasible)
     assert answer.smallest.peak_bytes == pytest.approx(planner.smallest().peak_bytes, rel=0.01)
+
+
+def test_out_of_time_is_not_out_of_memory(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that finds nothing in its time: whole blocks still fit, and the gap says what is not known."""
+    nothing = Solution([], 0.0, 0.0, feasible=False, optimal=False)
+    monkeypatch.setattr(MasterProblem, "solve", lambda *args, **kwargs: nothing)
+    monkeypatch.setattr(MasterProblem, "smallest_peak", lambda *args, **kwargs: nothing)
+    budget = planner.baseline_peak_bytes * 9 // 10
+    plan = planner.plan(budget)
+    assert isinstance(plan, Plan)
+    assert plan.peak_bytes <= budget and len(plan.regions) == 4
+    assert plan.bound_seconds == planner.baseline_seconds
+    assert planner.timeline_of(plan).peak_bytes <= budget
 
 
 def test_no_baseline_is_better(planner: Planner) -> None:

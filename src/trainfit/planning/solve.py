@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
+from trainfit.planning.baselines import blocks_of, everything_again
 from trainfit.planning.between import with_points_between
 from trainfit.planning.certify import Unplanned
 from trainfit.planning.curves import curve_of
@@ -107,6 +108,9 @@ class Planner:
         if best is not None:
             return best
         smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
+        if smallest.peak_bytes > budget_bytes:
+            # The solver may have run out of time before it found anything; whole blocks need none.
+            smallest = min(smallest, self._whole_blocks(budget_bytes), key=lambda plan: plan.peak_bytes)
         return smallest if smallest.peak_bytes <= budget_bytes else Infeasible(budget_bytes, smallest)
 
     def nothing(self, budget_bytes: int = 0) -> Plan:
@@ -155,6 +159,12 @@ class Planner:
             found.append(tightest)
         return _not_beaten(found)
 
+    def _whole_blocks(self, budget_bytes: int) -> Plan:
+        """Return the plan that computes every block again."""
+        seconds = schedule(self.trace, self.costs).marginal_seconds.tolist()
+        blocks = [effect_of(self.trace, b, everything_again(b)) for b in blocks_of(self.trace, seconds)]
+        return self._certified(blocks, budget_bytes, 0.0, None)
+
     def timeline_of(self, plan: Plan) -> Timeline:
         """Return the memory of the step with a plan that this planner made."""
         return self._timelines[plan]
@@ -162,12 +172,17 @@ class Planner:
     def certified(self, chosen: Sequence[int], budget_bytes: int, bound: float) -> Plan:
         """Replay the chosen options on the trace, and promise what comes out."""
         effects = [effect for number in chosen for effect in self.problem.options[number].effects]
+        return self._certified(effects, budget_bytes, bound, self.problem.seconds_of(chosen))
+
+    def _certified(
+        self, effects: Sequence[Effect], budget_bytes: int, bound: float, summed_seconds: float | None
+    ) -> Plan:
         plan, timeline = certify.certified(
             self.step,
             effects,
             budget_bytes=budget_bytes,
             bound_seconds=bound,
-            summed_seconds=self.problem.seconds_of(chosen),
+            summed_seconds=summed_seconds,
             method="regions",
         )
         self._timelines[plan] = timeline
