@@ -74,9 +74,9 @@ class Plan:
     bound_seconds: float
     """No plan of this form within the budget takes less time per step than this."""
     method: str = "regions"
+    """The solver: `regions` or `modules`."""
     reserve_bytes: int = 0
     """What is set aside in the peak because memory depends on data, and was captured for an assumption."""
-    """The solver: `regions` or `modules`."""
     world_size: int = 1
     """Bytes are those of one of so many processes, which divide parameters, gradients and optimizer state."""
 
