@@ -3,10 +3,13 @@
     python benchmarks/plan_quality.py                     all built-ins, and steps small enough to try all
     python benchmarks/plan_quality.py gpt2 llama-3-8b     some
     python benchmarks/plan_quality.py --markdown          the table for docs/benchmarks.md
+    python benchmarks/plan_quality.py --executors         with the time that running regions takes the host
 
 Every plan, whoever made it, is replayed on the same trace (H100, roofline): its peak and its time are the
 replay's. What an executor takes besides is not counted, because each way may have another; executor_time.py
-compares those. Each other way is asked first, and our solvers get its peak as their budget. Exit code 1 if
+compares those. With `--executors` it is: then the usual ways are priced as torch runs them, ours as we do,
+and PyTorch's own plans and the exact optimum are left out. Each other way is asked first, and our solvers get
+its peak as their budget. Exit code 1 if
 
 - `regions` adds more time than another way at the same peak,
 - it adds more than 1.01 times the exact optimum where that is known, or
@@ -23,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +54,7 @@ LARGER_BATCH = ("tinyllama-1.1b", "llama-2-7b", "mixtral-8x7b", "llama-3-70b", "
 LARGEST_GAP = 0.01
 LARGEST_RATIO_TO_OPTIMUM = 1.01
 ROUNDING = 1e-9
+EXECUTOR = ("region_call", "region_op", "checkpoint_call", "checkpoint_op")
 CASE_SECONDS = 1800
 
 
@@ -115,7 +119,7 @@ def built_ins() -> tuple[str, ...]:
     return tuple(PRESETS)
 
 
-def run_case(name: str) -> list[Row]:
+def run_case(name: str, *, executors: bool) -> list[Row]:
     """Compare on one step, in this process."""
     import trainfit
     from trainfit.planning.module_planner import ModulePlanner
@@ -125,8 +129,11 @@ def run_case(name: str) -> list[Row]:
     larger = trainfit.StepOptions(batch=4, optimizer="adamw-fused") if name in LARGER_BATCH else None
     trace = trainfit.capture(small.get(name, name), device=DEVICE, options=larger)
     costs = trainfit.price(trace, DEVICE)
-    costs = replace(costs, host=replace(costs.host, region_call=0.0, region_op=0.0))
+    if not executors:
+        costs = replace(costs, host=replace(costs.host, **dict.fromkeys(EXECUTOR, 0.0)))
     compare = _Comparison(name, trace, costs, Planner(trace, costs), ModulePlanner(trace, costs))
+    if executors:
+        return list(compare.usual_ways())
     rows = [*compare.usual_ways(), *compare.torchs(), *compare.gaps()]
     return [*rows, *compare.exact()] if name in small else rows
 
@@ -226,10 +233,11 @@ class _Comparison:
         )
 
 
-def in_own_process(name: str) -> list[Row]:
+def in_own_process(name: str, *, executors: bool) -> list[Row]:
     """Run one case in a process of its own."""
+    options = ("--executors",) if executors else ()
     try:
-        return [Row(**entry) for entry in run_one(__file__, name, seconds=CASE_SECONDS)]
+        return [Row(**entry) for entry in run_one(__file__, name, *options, seconds=CASE_SECONDS)]
     except CaseFailed as error:
         return [Row(name, "", good=False, note=str(error))]
 
@@ -285,12 +293,13 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", help="steps to compare on (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="steps at a time")
+    parser.add_argument("--executors", action="store_true", help="count what running regions takes the host")
     parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
-        report([asdict(row) for row in run_case(options.run_one)])
+        report([asdict(row) for row in run_case(options.run_one, executors=options.executors)])
         return 0
     import torch_sac
 
@@ -298,8 +307,9 @@ def main() -> int:
         print(problem, file=sys.stderr)
         return 2
     rows: list[Row] = []
+    compare = partial(in_own_process, executors=options.executors)
     with ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(in_own_process, options.names or (*small_steps(), *built_ins())):
+        for found in pool.map(compare, options.names or (*small_steps(), *built_ins())):
             rows += found
             print("\n".join(map(as_line, found)), flush=True)
     good = sum(row.good for row in rows)

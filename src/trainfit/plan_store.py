@@ -1,6 +1,6 @@
 """Plans on disk: JSON with a schema number and a content hash, never executed.
 
-A file is `{"format": "trainfit-plan", "schema": 1, "sha256": ..., "plan": {...}}`. People look into plans, so
+A file is `{"format": "trainfit-plan", "schema": 2, "sha256": ..., "plan": {...}}`. People look into plans, so
 records have their fields' names, and ops one line each. Reading checks the type of every value, the hash and
 that the parts fit together; whatever is wrong, the reader raises one `FileFormatError`.
 """
@@ -21,7 +21,7 @@ from trainfit.plans import DECISIONS, Plan
 from trainfit.store import write_whole
 
 FORMAT = "trainfit-plan"
-SCHEMA = 1
+SCHEMA = 2
 LARGEST_FILE_BYTES = 1 << 30
 _LARGEST_INTEGER = 1 << 62
 
@@ -146,3 +146,5 @@ def _check(plan: Plan) -> None:
         if region.call < 0 or (region.module, region.call) in seen:
             raise _Malformed(f"call {region.call} of {region.module} is there twice or negative")
         seen.add((region.module, region.call))
+        if region.whole and (region.kept_bytes or region.continues):
+            raise _Malformed(f"region {region.module} is computed again as a whole, but not all of it")

@@ -53,6 +53,8 @@ class Region:
     continues: bool = False
     """Whether it belongs together with the region before it in the plan: its input is not held, but computed
     again there."""
+    whole: bool = False
+    """Whether it keeps nothing and is computed again as a whole: then torch alone can do it."""
 
 
 @dataclass(frozen=True)

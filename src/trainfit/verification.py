@@ -195,9 +195,14 @@ def _planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]
 
 
 def compare_step(build: Callable[[], Step], plan: Plan, baseline: Measurement) -> Comparison:
-    """Run the first step with and without the plan, from the same seed, and compare loss and gradients."""
-    loss, gradients = _results(build)
-    planned_loss, planned_gradients = _results(_planned(build, plan))
+    """Run the first step with and without the plan, from the same seed, and compare loss and gradients.
+
+    A region that is computed again as a whole is still followed op by op in the first step, and no longer in
+    the second: then that one is compared, which begins with what the first has made of the weights.
+    """
+    steps = 2 if any(region.whole for region in plan.regions) else 1
+    loss, gradients = _results(build, steps)
+    planned_loss, planned_gradients = _results(_planned(build, plan), steps)
     difference = scale = 0.0
     for name, gradient in gradients.items():
         other = planned_gradients.get(name)
@@ -212,15 +217,17 @@ def compare_step(build: Callable[[], Step], plan: Plan, baseline: Measurement) -
     return Comparison(plan, baseline, _same(loss, planned_loss), difference, scale)
 
 
-def _results(build: Callable[[], Step]) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Run one step; return what it returned, and every gradient as it was when backward was done with it."""
+def _results(build: Callable[[], Step], steps: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Run steps; return what the last returned, and its gradients as they were when backward was done."""
     gradients: dict[str, torch.Tensor] = {}
     with torch.compiler.set_stance("force_eager"), seeded():
         step = build()
         for name, parameter in step.model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(functools.partial(_keep, gradients, name))
-        result = step.run()
+        for _ in range(steps):
+            gradients.clear()
+            result = step.run()
     return result, gradients
 
 

@@ -20,6 +20,11 @@ def recompute_everything(signature: Signature, number: int) -> bool:
     return False
 
 
+def as_a_whole(signature: Signature, number: int) -> bool:
+    """Save nothing, so that torch alone may compute regions again."""
+    return False
+
+
 def save_everything(signature: Signature, number: int) -> bool:
     return True
 
@@ -39,7 +44,8 @@ def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
             continue
         kind = region_kind(trace, number, policy)
         counts[name] = counts.get(name, -1) + 1
-        regions.append(Region(name, counts[name], kinds.setdefault(kind, len(kinds)), 0, 0.0))
+        numbers = (counts[name], kinds.setdefault(kind, len(kinds)), 0)
+        regions.append(Region(name, *numbers, 0.0, whole=policy is as_a_whole))
     assert regions, f"none of {modules} is called"
     return Plan(
         target=trace.target,

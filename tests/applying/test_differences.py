@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planned_models import TRANSFORMER, Subject, assert_same_with, outcome
-from plans import Policy, plan_for, recompute_everything, save_everything, save_products
+from plans import Policy, as_a_whole, plan_for, recompute_everything, save_everything, save_products
 from torch import nn
 
 from trainfit.applying import applied
 from trainfit.applying.surroundings import thread
 
-POLICIES = (recompute_everything, save_products, save_everything)
+POLICIES = (recompute_everything, as_a_whole, save_products, save_everything)
 
 
 class Around(nn.Module):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from planned_models import TRANSFORMER, Block, Subject, Transformer, assert_same_with, outcome, tokens
-from plans import plan_for, recompute_everything, save_products
+from plans import as_a_whole, plan_for, recompute_everything, save_products
 from torch import nn
 
 from trainfit.applying import applied, apply, remove
@@ -23,7 +23,7 @@ from trainfit.applying.attach import PlannedForward
 from trainfit.errors import PlanError
 from trainfit.plans import Plan
 
-POLICIES = (recompute_everything, save_products)
+POLICIES = (recompute_everything, as_a_whole, save_products)
 
 
 @cache

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from planned_models import Outcome, Subject, outcome
-from plans import plan_for, recompute_everything, save_everything, save_products
+from plans import as_a_whole, plan_for, recompute_everything, save_everything, save_products
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -225,6 +225,6 @@ def test_it_computes_the_same(name: str) -> None:
     root = type(subject.new()[0]).__name__
     expected = outcomes(subject, None)
     for regions in ([f"{root}.blocks.{number}" for number in range(4)], [root]):
-        for policy in (recompute_everything, save_products, save_everything):
+        for policy in (recompute_everything, as_a_whole, save_products, save_everything):
             found = outcomes(subject, plan_for(trace, regions, policy))
             assert [one.differences(other) for one, other in zip(expected, found)] == [[], [], []]

@@ -61,7 +61,7 @@ def with_hash(plan: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(plan, separators=(",", ":"), sort_keys=True)
     return {
         "format": "trainfit-plan",
-        "schema": 1,
+        "schema": 2,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "plan": plan,
     }
@@ -81,9 +81,9 @@ def changed(**changes: Any) -> dict[str, Any]:
         ({"format": "trainfit-trace"}, "is not a trainfit plan"),
         (
             {"format": "trainfit-plan", "schema": 7},
-            "has schema 7, but this trainfit reads schema 1; plan again",
+            "has schema 7, but this trainfit reads schema 2; plan again",
         ),
-        ({"format": "trainfit-plan", "schema": "1"}, "has an unknown schema"),
+        ({"format": "trainfit-plan", "schema": "2"}, "has an unknown schema"),
         ({**changed(), "sha256": "0"}, "damaged: its content does not match its hash"),
         (with_hash({}), "plan should have exactly the parts target, device"),
         (changed(budget_bytes="1"), "plan.budget_bytes should be an integer"),
@@ -94,6 +94,10 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(kinds=None), "plan.kinds should be a list"),
         (changed(kinds=[]), "region GPT.blocks.0 is of kind 0, of 0"),
         (changed(kinds=[{"ops": [["aten.mm.default"]]}] * 2), "plan.kinds.ops should have exactly the parts"),
+        (
+            changed(regions=[{**dataclasses.asdict(PLAN.regions[0]), "kept_bytes": 1, "whole": True}]),
+            "region GPT.blocks.0 is computed again as a whole, but not all of it",
+        ),
         (changed(regions=[dataclasses.asdict(PLAN.regions[0])] * 2), "call 0 of GPT.blocks.0 is there twice"),
         (
             changed(kinds=[{"ops": [{"name": "a", "shapes": [], "decision": "x", "random": False}]}] * 2),

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from planned_models import Subject, assert_same_with, outcome
-from plans import plan_for, recompute_everything, save_everything, save_products
+from plans import as_a_whole, plan_for, recompute_everything, save_everything, save_products
 from torch import nn
 
 from trainfit.applying import applied
 from trainfit.applying.state import ModuleState, structure
 
-POLICIES = (recompute_everything, save_products, save_everything)
+POLICIES = (recompute_everything, as_a_whole, save_products, save_everything)
 
 
 def assert_same(subject: Subject) -> None:

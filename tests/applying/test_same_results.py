@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planned_models import SUBJECTS, assert_same_with
-from plans import plan_for, recompute_everything, save_everything, save_products
+from plans import as_a_whole, plan_for, recompute_everything, save_everything, save_products
 
 from trainfit.plans import DECISIONS, Plan, RegionKind
 from trainfit.trace import Trace
@@ -22,7 +22,7 @@ def trace_of(name: str) -> Trace:
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.parametrize("policy", [recompute_everything, save_everything, save_products])
+@pytest.mark.parametrize("policy", [recompute_everything, as_a_whole, save_everything, save_products])
 def test_loss_gradients_and_buffers_are_the_same(name: str, policy: object) -> None:
     subject = SUBJECTS[name]
     assert_same_with(subject, plan_for(trace_of(name), subject.regions, policy), steps=2)  # type: ignore[arg-type]

@@ -49,10 +49,11 @@ def test_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for seconds in (found.forward_op, found.backward_op, found.optimizer_op, found.tensor, found.reload):
         assert abs(seconds) < 1e-2
     assert 0 < found.region_call < 1e-1 and 0 < found.region_op < 1e-2
+    assert 0 <= found.checkpoint_call < 1e-1 and 0 <= found.checkpoint_op < 1e-2
     monkeypatch.setattr(host, "host_seconds", lambda: pytest.fail("measured again"))
     assert this_machine.host(cache_path=path) == found
     names = ("forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "tensor", "reload")
-    names += ("region_call", "region_op")
+    names += ("region_call", "region_op", "checkpoint_call", "checkpoint_op")
     seconds = dict.fromkeys(names, 1e-6)
     monkeypatch.setattr(host, "host_seconds", lambda: {**seconds, "cache_bytes": 1024})
     assert this_machine.host(cache_path=path, refresh=True) == Host(True, **seconds, cache_bytes=1024)

@@ -14,15 +14,17 @@ from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable, OpCost
 from trainfit.devices import find_device
-from trainfit.planning.baselines import everything_again
 from trainfit.planning.certify import host_warnings
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.master import MasterProblem, Option
 from trainfit.planning.regions import candidate_calls, region_graph
 from trainfit.planning.replay import executor_seconds, replayed
 from trainfit.planning.solve import Planner
+from trainfit.planning.whole import everything_again
+from trainfit.plans import Plan
 
 CALL, OP = 1e-3, 1e-4
+CHECKPOINT_CALL, CHECKPOINT_OP = 3e-4, 1e-5
 
 
 class Layers(nn.Module):
@@ -56,30 +58,34 @@ def costs_of(trace: Trace, *, gpu: bool, op_seconds: float) -> CostTable:
     nothing = dict.fromkeys(
         ("forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "launch"), 0.0
     )
-    host = replace(priced.host, **nothing, tensor=0.0, runs_kernels=not gpu, region_call=CALL, region_op=OP)
+    executor = {"region_call": CALL, "region_op": OP}
+    executor |= {"checkpoint_call": CHECKPOINT_CALL, "checkpoint_op": CHECKPOINT_OP}
+    host = replace(priced.host, **nothing, tensor=0.0, runs_kernels=not gpu, **executor)
     return replace(priced, host=host, costs=tuple(OpCost(op_seconds, "formula") for _ in priced.costs))
 
 
-def all_again(trace: Trace) -> list[Effect]:
+def all_again(trace: Trace, *, whole: bool) -> list[Effect]:
     graphs = [region_graph(trace, call, [1.0] * len(trace.ops)) for call in candidate_calls(trace)]
     layers = [g for g in graphs if g is not None and trace.modules[g.module].class_name == "Sequential"]
     assert len(layers) == 4
-    return [effect_of(trace, layer, everything_again(layer)) for layer in layers]
+    effects = [effect_of(trace, layer, everything_again(layer)) for layer in layers]
+    assert all(effect.whole for effect in effects)
+    return [replace(effect, whole=whole) for effect in effects]
 
 
-def test_on_a_cpu_it_is_added(trace: Trace) -> None:
-    costs, effects = costs_of(trace, gpu=False, op_seconds=1e-3), all_again(trace)
+@pytest.mark.parametrize("whole", [False, True])
+def test_on_a_cpu_it_is_added(trace: Trace, whole: bool) -> None:
+    costs, effects = costs_of(trace, gpu=False, op_seconds=1e-3), all_again(trace, whole=whole)
     ops = sum(len(effect.region.ops) for effect in effects)
     again = sum(len(effect.segment) for effect in effects)
     added = replayed(trace, costs, effects).step_seconds - schedule(trace, costs).step_seconds
-    assert added == pytest.approx(4 * CALL + ops * OP + again * 1e-3)
-    alone = replayed(trace, costs, effects, by_torch=True).step_seconds - schedule(trace, costs).step_seconds
-    assert alone == pytest.approx(again * 1e-3)
-    assert sum(executor_seconds(e.region, costs.host) for e in effects) == pytest.approx(4 * CALL + ops * OP)
+    executor = 4 * CHECKPOINT_CALL + ops * CHECKPOINT_OP if whole else 4 * CALL + ops * OP
+    assert added == pytest.approx(executor + again * 1e-3)
+    assert sum(executor_seconds(effect, costs.host) for effect in effects) == pytest.approx(executor)
 
 
 def test_a_busy_gpu_hides_it_and_an_idle_one_waits(trace: Trace) -> None:
-    effects = all_again(trace)
+    effects = all_again(trace, whole=False)
     again = sum(len(effect.segment) for effect in effects)
     executor = sum(CALL + len(effect.region.ops) * OP for effect in effects)
     for op_seconds in (1e-2, 1e-7):
@@ -92,11 +98,19 @@ def test_a_busy_gpu_hides_it_and_an_idle_one_waits(trace: Trace) -> None:
 
 def test_the_plan_promises_it(trace: Trace) -> None:
     planner = Planner(trace, costs_of(trace, gpu=False, op_seconds=1e-6))
-    plan = planner.smallest()
-    ops = sum(len(plan.kind_of(region).ops) for region in plan.regions)
-    recomputed = sum(region.recompute_seconds for region in plan.regions)
-    assert plan.regions
-    assert plan.added_seconds == pytest.approx(len(plan.regions) * CALL + ops * OP + recomputed)
+    between = (planner.smallest().peak_bytes + planner.baseline_peak_bytes) // 2
+    kinds: set[bool] = set()
+    for budget in (planner.smallest().peak_bytes, between):
+        plan = planner.plan(budget)
+        assert isinstance(plan, Plan) and plan.regions
+        executor = 0.0
+        for region in plan.regions:
+            kinds.add(region.whole)
+            call, op = (CHECKPOINT_CALL, CHECKPOINT_OP) if region.whole else (CALL, OP)
+            executor += call + len(plan.kind_of(region).ops) * op
+        recomputed = sum(region.recompute_seconds for region in plan.regions)
+        assert plan.added_seconds == pytest.approx(executor + recomputed)
+    assert True in kinds
 
 
 def test_the_solver_knows_when_the_device_would_wait() -> None:

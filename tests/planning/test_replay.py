@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -170,9 +169,7 @@ def test_out_of_time_is_not_out_of_memory(planner: Planner, monkeypatch: pytest.
 
 
 def test_no_baseline_is_better(planner: Planner) -> None:
-    """As plans: this step is so short that following a plan op by op takes longer than all of it."""
-    host = replace(planner.costs.host, region_call=0.0, region_op=0.0)
-    planner = Planner(planner.trace, replace(planner.costs, host=host))
+    """Though this step is so short that following a plan op by op takes longer than all of it."""
     for baseline in baselines(planner.trace, planner.costs, planner.baseline_peak_bytes // 2):
         plan = planner.plan(baseline.peak_bytes)
         assert isinstance(plan, Plan)

@@ -3,9 +3,10 @@
 In the order in which a step passes through them: `attach.py` puts the plan's regions onto the model's modules
 and takes them off again; `region.py` runs one call of a region under `torch.utils.checkpoint`; `recording.py`
 is its forward, which follows the plan (`following.py`) and leaves a record (`records.py`); `replaying.py`
-computes it again in backward; `results.py` returns results without computing them; `randomness.py` repeats
-random draws; `state.py` sees to what Python code changes; `modes.py` and `surroundings.py` let a region run
-the operators that the capture recorded.
+computes it again in backward, with the `arguments.py` that it was called with; `results.py` returns results
+without computing them; `randomness.py` repeats random draws; `state.py` sees to what Python code changes;
+`modes.py` and `surroundings.py` let a region run the operators that the capture recorded. `whole.py` leaves
+regions to torch alone, where that is known to do the same.
 """
 
 from trainfit.applying.attach import applied, apply, remove, runs_plan

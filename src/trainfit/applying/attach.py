@@ -13,6 +13,7 @@ import threading
 import types
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 from trainfit.applying.following import followed_ops
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.surroundings import thread
+from trainfit.applying.whole import WholeCall, WholeCalls, circumstances_of
 from trainfit.errors import PlanError
 from trainfit.plans import Plan
 
@@ -125,7 +127,7 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
         if region.call in calls:
             raise PlanError(f"the plan is broken: it has call {region.call} of {region.module} twice.")
         continued = following is not None and following.continues
-        calls[region.call] = PlannedCall(kinds[region.kind], region.continues, continued)
+        calls[region.call] = PlannedCall(kinds[region.kind], region.continues, continued, region.whole)
     return found
 
 
@@ -186,11 +188,13 @@ class PlannedForward:
         self._own = vars(module).get(_ATTRIBUTE)
         self._epoch = -1
         self._count = 0
+        self._known: defaultdict[int, WholeCalls] = defaultdict(WholeCalls)
         self.removed = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles refer to their own module."""
-        return {**vars(self), "_module": self._module(), "_epoch": -1, "_count": 0}
+        anew = {"_epoch": -1, "_count": 0, "_known": defaultdict(WholeCalls)}
+        return {**vars(self), "_module": self._module(), **anew}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Undo `__getstate__`."""
@@ -241,14 +245,17 @@ class PlannedForward:
             return forward(*args, **kwargs)
         module = self._module()
         assert module is not None
-        call = RegionCall(
-            self._name,
-            module,
-            forward,
-            planned,
-            functools.partial(_differs, self._shared, self._name, module),
-        )
+        circumstances = circumstances_of(args, kwargs) if planned.whole else None
+        if circumstances is not None:
+            expected = self._known[number].expected(circumstances)
+            if expected is not None:
+                whole = WholeCall(self._name, forward, expected, self._shared.backward_seen)
+                return whole.run(args, kwargs)
+        on_difference = functools.partial(_differs, self._shared, self._name, module)
+        call = RegionCall(self._name, module, forward, planned, on_difference)
         call.on_backward = self._shared.backward_seen
+        if circumstances is not None:
+            call.on_followed = functools.partial(self._known[number].learn, circumstances)
         return call.run(args, kwargs)
 
     def _count_call(self) -> int:

@@ -14,24 +14,23 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from trainfit.applying.chaining import Link, given_on, is_given_on
+from trainfit.applying.arguments import Arguments
+from trainfit.applying.chaining import given_on
 from trainfit.applying.following import Follower
 from trainfit.applying.modes import Facts, RegionMode
 from trainfit.applying.randomness import Draws, drawn_again
 from trainfit.applying.recording import Recorder
 from trainfit.applying.records import Record
 from trainfit.applying.replaying import Replayer
-from trainfit.applying.results import Layout, can_be_absent, has_storage
-from trainfit.applying.state import ModuleState, has_hooks_inside, structure
+from trainfit.applying.state import ModuleState, has_hooks_inside
 from trainfit.applying.surroundings import ordinary_paths, reads_noticed, thread
-from trainfit.capturing.hollow import absent_storage
+from trainfit.applying.whole import Followed
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans import OpDecision
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
 OnDifference = Callable[[str], None]
-_TENSOR = object()
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class PlannedCall:
     """Whether its input is computed again by the region before it, instead of being held."""
     continued: bool = False
     """Whether the next region does so."""
+    whole: bool = False
+    """Whether nothing is kept, so that torch alone may compute it again."""
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -75,6 +76,8 @@ class RegionCall:
         self._on_difference = on_difference
         self.on_backward: Callable[[], None] = lambda: None
         """Called when the region is about to be computed again."""
+        self.on_followed: Callable[[Followed], None] = _ignore
+        """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
         self._record: Record | None = None
         self._recorder: Recorder | None = None
         self._used_up = False
@@ -82,7 +85,7 @@ class RegionCall:
         self._holds_inputs = False
         self._inputs: list[tuple[torch.Tensor, int, int]] = []
         """The tensors among the inputs, how often they had been written to, and their storages' numbers."""
-        self._arguments: _Arguments | None = None
+        self._arguments: Arguments | None = None
         self._state: ModuleState | None = None
         self._host_random: HostRandomState | None = None
         """Python's and NumPy's generators before forward, if it drew from them."""
@@ -95,7 +98,7 @@ class RegionCall:
         # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
         self._holds_inputs = _top_hooks(False) is None
         continues = self._planned.continues
-        arguments = self._arguments = _Arguments(
+        arguments = self._arguments = Arguments(
             args, kwargs, holds_tensors=self._holds_inputs, continues=continues
         )
         if continues and arguments.linked is None:
@@ -137,7 +140,7 @@ class RegionCall:
             self._host_random = host_random
         assert self._arguments is not None
         linked = self._arguments.linked
-        self._arguments.forget_untouched(recorder)
+        self._arguments.forget_untouched(lambda tensor: recorder.number_of(tensor) >= 0)
         self._arguments = None
         if self._holds_inputs:
             self._inputs = [
@@ -148,6 +151,10 @@ class RegionCall:
         self._recorder, self._given = None, []
         if recorder.follower.lost is not None:
             self._on_difference(recorder.follower.lost)
+        elif self._host_random is None:
+            self.on_followed(Followed(state, recorder))
+        # It knows the arguments, which are not to be held longer than backward needs them.
+        self.on_followed = _ignore
 
     def _ordinary(self) -> contextlib.AbstractContextManager[None]:
         return ordinary_paths(self._planned.names)
@@ -216,51 +223,8 @@ class RegionCall:
             )
 
 
-class _Arguments:
-    """The arguments of a region's call, to call it again with what they were."""
-
-    def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, holds_tensors: bool, continues: bool
-    ) -> None:
-        values = (*args, *kwargs.values())
-        self._count, self._names = len(args), tuple(kwargs)
-        self.linked: torch.Tensor | None = next(filter(is_given_on, values), None) if continues else None
-        """What the region before will compute again; held only until forward is over."""
-        passed_in = [
-            not holds_tensors and isinstance(value, torch.Tensor) and value is not self.linked
-            for value in values
-        ]
-        self.tensors = tuple(value for value, passed in zip(values, passed_in) if passed)
-        """Those that torch passes in, each time."""
-        self._others = [_TENSOR if passed else value for value, passed in zip(values, passed_in)]
-        # What is no tensor may be changed by the region: a cache of keys and values, say.
-        self._before = structure(
-            [Link(value) if value is self.linked else value for value in self._others]
-            if self.linked is not None
-            else self._others
-        )
-        self._first = True
-
-    def forget_untouched(self, recorder: Recorder) -> None:
-        """Let go of tensors that the region never looked at, such as the keys of other layers in a cache."""
-
-        def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
-            if not has_storage(tensor) or recorder.number_of(tensor) >= 0 or not can_be_absent(tensor):
-                return tensor
-            storage = absent_storage(tensor.untyped_storage().nbytes(), tensor.device)
-            return Layout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)
-
-        self._before = structure(self._before, of_tensor)
-        self.linked = None
-
-    def call(self, function: Callable[..., Any], tensors: tuple[Any, ...]) -> Any:
-        """Call `function`: the first time with the arguments, then with copies of what they were."""
-        others = self._others if self._first else structure(self._before)
-        self._first, self._others = False, []
-        given = iter(tensors)
-        values = [next(given) if value is _TENSOR else value for value in others]
-        values = [value.tensor() if isinstance(value, Link) else value for value in values]
-        return function(*values[: self._count], **dict(zip(self._names, values[self._count :])))
+def _ignore(followed: Followed) -> None:
+    """Nobody wants to know."""
 
 
 class _Again:

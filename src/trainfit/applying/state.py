@@ -11,8 +11,9 @@ import collections
 import contextlib
 import copy
 import enum
+import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int, Any
 
 def _tuple(value: tuple[Any, ...], of_tensor: OfTensor | None, memo: dict[int, Any]) -> Any:
     items = tuple(structure(item, of_tensor, memo) for item in value)
-    if not any(map(_is_not, items, value)):
+    if all(map(operator.is_, items, value)):
         return value
     if type(value) is tuple:
         return items
@@ -100,10 +101,6 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if not name.startswith("__"))
 
 
-def _is_not(one: Any, other: Any) -> bool:
-    return one is not other
-
-
 class ModuleState:
     """The attributes of a module and of those below it, as they were at some time.
 
@@ -113,12 +110,14 @@ class ModuleState:
     def __init__(self, module: nn.Module) -> None:
         """Remember the attributes as they are now."""
         self._rows = [(each, dict(vars(each)), dict(vars(each)["_buffers"])) for each in module.modules()]
+        self._own: list[list[tuple[str, Any]]] = []
+        """The attributes of each module that are not torch's, which nobody replaces."""
         self._held: list[tuple[Any, Any]] = []
         seen: set[int] = set()
         for _, attributes, _ in self._rows:
-            for name, value in attributes.items():
-                if name not in _OF_TORCH:
-                    self._hold(value, seen, _DEEPEST)
+            self._own.append([(name, value) for name, value in attributes.items() if name not in _OF_TORCH])
+            for _, value in self._own[-1]:
+                self._hold(value, seen, _DEEPEST)
 
     def _hold(self, value: Any, seen: set[int], depth: int) -> None:
         if isinstance(value, _NEVER_CHANGED) or id(value) in seen:
@@ -133,12 +132,21 @@ class ModuleState:
             for item in holder.values() if isinstance(holder, dict) else holder:
                 self._hold(item, seen, depth - 1)
 
+    @property
+    def modules(self) -> Iterator[nn.Module]:
+        """The module and those below it."""
+        return (module for module, *_ in self._rows)
+
     def is_present(self) -> bool:
         """Return whether the attributes are still the same objects, with the same items."""
-        return all(
-            _same(vars(module), attributes) and _same(vars(module)["_buffers"], buffers)
-            for module, attributes, buffers in self._rows
-        ) and all(_same_items(holder, items) for holder, items in self._held)
+        for (module, attributes, buffers), own in zip(self._rows, self._own):
+            now = vars(module)
+            if len(now) != len(attributes) or not _same(now["_buffers"], buffers):
+                return False
+            for name, value in own:
+                if now.get(name) is not value:
+                    return False
+        return all(_same_items(holder, items) for holder, items in self._held)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -178,13 +186,16 @@ def _same_items(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, dict):
         return _same(one, other)
-    return one == other if isinstance(one, set) else not any(map(_is_not, one, other))
+    return one == other if isinstance(one, set) else all(map(operator.is_, one, other))
 
 
 def has_hooks_inside(module: nn.Module) -> bool:
     """Whether some module below has hooks that see its results, when it is computed again as well."""
-    return bool(
-        nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks
-    ) or any(
-        each is not module and (each._forward_hooks or each._forward_pre_hooks) for each in module.modules()
-    )
+    return any_hooks(each for each in module.modules() if each is not module)
+
+
+def any_hooks(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of the modules has hooks, or all modules have."""
+    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
+        return True
+    return any(each._forward_hooks or each._forward_pre_hooks for each in modules)

@@ -73,6 +73,8 @@ def host_of(constants: Constants) -> Host:
         tensor=constants.tensor,
         region_call=constants.region_call,
         region_op=constants.region_op,
+        checkpoint_call=constants.checkpoint_call,
+        checkpoint_op=constants.checkpoint_op,
         launch=constants.launch,
     )
 

@@ -47,9 +47,14 @@ class Host:
     tensor: float
     """For each further tensor of an operator that takes a list of them (foreach and fused optimizers)."""
     region_call: float = 0.0
-    """Running a region of a plan: entering and leaving it, in forward and again in backward."""
+    """Running a region that follows a plan: entering and leaving it, in forward and again in backward."""
     region_op: float = 0.0
     """The same for each op in it, views too: the executor follows the plan, and answers in backward."""
+    checkpoint_call: float = 0.0
+    """Running a region that `torch.utils.checkpoint` alone computes again as a whole."""
+    checkpoint_op: float = 0.0
+    """The same for each op in it, besides running it again: what autograd saves is dropped, and found again
+    in backward."""
     launch: float = 0.0
     """From the host's call to the start of the kernel on an idle device."""
     reload: float = 0.0

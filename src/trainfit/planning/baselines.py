@@ -5,7 +5,7 @@
 - `every second block`: half of the blocks, so.
 - `greedy`: blocks one after the other, by bytes freed per second added, until the step fits.
 
-They are priced as torch alone runs them, without the time that our executor takes to follow a plan.
+They are priced as torch alone runs them: nothing is followed op by op.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.certify import reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
-from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, block_families, region_graph
 from trainfit.planning.replay import replayed
 from trainfit.planning.rewrite import rewritten
+from trainfit.planning.whole import everything_again
 from trainfit.simulate import simulate
 from trainfit.trace import Trace
 
@@ -40,31 +40,13 @@ def baselines(trace: Trace, costs: CostTable, budget_bytes: int) -> tuple[Baseli
     """Replay each of the usual ways; those that need blocks are left out if the model has none."""
     seconds = schedule(trace, costs).marginal_seconds.tolist()
     blocks = list(blocks_of(trace, seconds))
-    full = [effect_of(trace, block, everything_again(block)) for block in blocks]
+    full = [effect_of(trace, block, everything_again(block), by_torch=True) for block in blocks]
     found = [_replayed("keep everything", trace, costs, [])]
     if full:
         found.append(_replayed("full", trace, costs, full))
         found.append(_replayed("every second block", trace, costs, full[::2]))
         found.append(_greedy(trace, costs, full, budget_bytes, found[0], found[1]))
     return tuple(found)
-
-
-def everything_again(region: RegionGraph) -> Choice:
-    """Return what plain checkpointing does: nothing is kept but what cannot be computed again.
-
-    It stops at the last value that backward needs.
-    """
-    last = max(number for number, group in enumerate(region.groups) if group.needed)
-    kept = frozenset(n for n, group in enumerate(region.groups) if not group.repeatable and group.storages)
-    repeated = frozenset(
-        n for n, group in enumerate(region.groups) if group.repeatable and not group.free and n <= last
-    )
-    return Choice(
-        kept,
-        repeated,
-        bytes=sum(region.groups[n].bytes for n in kept),
-        seconds=sum(region.groups[n].seconds for n in repeated),
-    )
 
 
 def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
@@ -127,6 +109,6 @@ def _peak(trace: Trace, effects: list[Effect]) -> int:
 
 
 def _replayed(name: str, trace: Trace, costs: CostTable, effects: list[Effect]) -> Baseline:
-    replay = replayed(trace, costs, effects, by_torch=True)
+    replay = replayed(trace, costs, effects)
     peak_bytes = replay.timeline.peak_bytes + reserve_bytes(trace, replay.timeline)
     return Baseline(name, len(effects), peak_bytes, replay.step_seconds)

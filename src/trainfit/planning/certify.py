@@ -97,8 +97,8 @@ def host_warnings(plan: Plan, costs: CostTable) -> tuple[str, ...]:
         return ()
     return (
         f"the plan adds {format_seconds(plan.added_seconds)}, {format_seconds(waiting)} of it because the "
-        "device waits for the host, which follows a plan op by op in Python; torch.utils.checkpoint around "
-        "whole blocks needs less of the host, and may be faster in a step of so short ops.",
+        "device waits for the host: its ops are so short that checkpointing takes Python longer than them. A "
+        "larger batch would hide some of that.",
     )
 
 
@@ -173,4 +173,5 @@ def _region(trace: Trace, effect: Effect, call: int, place: int, kinds: dict[Reg
         kept_bytes=sum(kept),
         recompute_seconds=sum(effect.region.groups[n].seconds for n in own if n in effect.choice.repeated),
         continues=call != effect.region.calls[0],
+        whole=effect.whole,
     )

@@ -10,7 +10,8 @@ position within the segment.
 - A repeated op makes its results again; they live as they did in forward, and those that autograd saved
   until it releases them.
 - What the executor needs besides is held as long as the inputs are: states of random generators, and copies
-  of what the region overwrites and has to read again.
+  of what the region overwrites and has to read again. A region that is computed again as a whole has one
+  state, since its beginning.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, moves_statistics, remaining_holds, values_read
+from trainfit.planning.whole import is_whole
 from trainfit.recomputation import starts_stream
 from trainfit.trace import Interval, Trace
 
@@ -60,6 +62,8 @@ class Effect:
     """What the executor holds until the region's release: since which op of forward, and its bytes."""
     held_again: tuple[tuple[int, int, int], ...] = ()
     """What it holds in the segment only: from which position to before which, and its bytes."""
+    whole: bool = False
+    """Whether torch alone computes it again (`whole.py`)."""
 
     def decision(self, op: int) -> str:
         """Return what happens to an op of the region."""
@@ -69,8 +73,8 @@ class Effect:
         return "recompute" if group in self.choice.repeated or self.region.groups[group].free else "skip"
 
 
-def effect_of(trace: Trace, region: RegionGraph, choice: Choice) -> Effect:
-    """Work out what a region with these choices changes."""
+def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bool = False) -> Effect:
+    """Work out what a region with these choices changes; `by_torch`: as torch does it, whatever comes out."""
     insert = _first_unpack(trace, region)
     repeated = {op for number in choice.repeated for op in region.groups[number].ops}
     segment = tuple(op for op in region.ops if op in repeated)
@@ -93,7 +97,8 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice) -> Effect:
         )
         for number in made_again
     }
-    effect = Effect(region, choice, insert, segment, until, {}, copies)
+    whole = by_torch or is_whole(trace, region, choice)
+    effect = Effect(region, choice, insert, segment, until, {}, copies, whole=whole)
     return replace(
         effect,
         ends={number: end for number, end, _ in ends_of(trace, (effect,))},
@@ -140,6 +145,10 @@ def _states(trace: Trace, effect: Effect) -> Iterator[tuple[int, int]]:
     """Yield the states that draws of the region start from."""
     if trace.device != "cpu":
         return
+    if effect.whole:
+        if any(_is_random(trace, op) for op in effect.region.ops):
+            yield effect.region.start, _CPU_GENERATOR_BYTES
+        return
     for call in effect.region.calls:
         before: str | None = None
         for op in range(trace.calls[call].forward_start, trace.calls[call].forward_end):
@@ -171,7 +180,7 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
         again = [(position, op) for position, op in enumerate(effect.segment) if op in ops]
         draws = [position for position, op in again if _is_random(trace, op)]
         if draws:
-            yield draws[0], again[-1][0] + 1, _CPU_GENERATOR_BYTES
+            yield 0 if effect.whole else draws[0], again[-1][0] + 1, _CPU_GENERATOR_BYTES
     for position, op in enumerate(effect.segment):
         if moves_statistics(trace.op_name(op)):
             persistent = {s for s in trace.ops[op].reads if trace.storages[s].category == "buffer"}

@@ -1,7 +1,8 @@
 """What becomes of a step with some regions checkpointed: its trace, its memory and its time.
 
 The executor takes time of its own, op by op of a region, when it follows the plan in forward and when it
-answers in backward. That is Python: on a GPU it delays the step only where the device waits for the host.
+answers in backward; where torch alone computes a region again, there is only torch's. That is Python: on a
+GPU it delays the step only where the device waits for the host.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import numpy as np
 from trainfit.costs.schedule import Seconds, schedule
 from trainfit.costs.table import CostTable, Host
 from trainfit.planning.effects import Effect
-from trainfit.planning.regions import RegionGraph
 from trainfit.planning.rewrite import Layout, rewritten
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import Trace
@@ -28,17 +28,20 @@ class Replay:
     step_seconds: float
 
 
-def replayed(trace: Trace, costs: CostTable, effects: Sequence[Effect], *, by_torch: bool = False) -> Replay:
-    """Replay regions on a trace; `by_torch`: as torch alone would run them, without our executor's time."""
+def replayed(trace: Trace, costs: CostTable, effects: Sequence[Effect]) -> Replay:
+    """Replay regions on a trace."""
     if not effects:
         return Replay(simulate(trace), schedule(trace, costs).step_seconds)
     new = rewritten(trace, effects)
-    besides = None if by_torch else _executor_seconds(trace, effects, costs.host)
+    besides = _executor_seconds(trace, effects, costs.host)
     return Replay(simulate(new), schedule(new, costs, besides).step_seconds)
 
 
-def executor_seconds(region: RegionGraph, host: Host) -> float:
+def executor_seconds(effect: Effect, host: Host) -> float:
     """Return what the host needs to run a region under a plan, besides the ops themselves."""
+    region = effect.region
+    if effect.whole:
+        return len(region.calls) * host.checkpoint_call + len(region.ops) * host.checkpoint_op
     return len(region.calls) * host.region_call + len(region.ops) * host.region_op
 
 
@@ -47,7 +50,7 @@ def _executor_seconds(trace: Trace, effects: Sequence[Effect], host: Host) -> Se
     layout = Layout(trace, effects)
     found = np.zeros(len(trace.ops) + sum(len(effect.segment) for effect in effects))
     for effect in effects:
-        half = executor_seconds(effect.region, host) / 2
+        half = executor_seconds(effect, host) / 2
         ops = [layout.start(op) for op in effect.region.ops]
         found[ops] += half / len(ops)
         found[min(layout.segment_start[id(effect)], len(found) - 1)] += half

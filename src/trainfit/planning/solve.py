@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
-from trainfit.planning.baselines import blocks_of, everything_again
+from trainfit.planning.baselines import blocks_of
 from trainfit.planning.between import with_points_between
 from trainfit.planning.certify import Unplanned
 from trainfit.planning.curves import curve_of
@@ -26,6 +26,7 @@ from trainfit.planning.regions import (
     chain_graph,
 )
 from trainfit.planning.replay import executor_seconds
+from trainfit.planning.whole import can_be_whole, everything_again
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import Trace
@@ -251,7 +252,7 @@ def _spare_seconds(step: Schedule) -> float:
 
 def _option(step: Schedule, number: int, effects: tuple[Effect, ...]) -> Option:
     seconds = sum(effect.choice.seconds for effect in effects)
-    executor = sum(executor_seconds(effect.region, step.costs.host) for effect in effects)
+    executor = sum(executor_seconds(effect, step.costs.host) for effect in effects)
     if step.costs.host.runs_kernels:
         return Option(number, effects, seconds + executor)
     again = sum(float(step.host_seconds[list(effect.segment)].sum()) for effect in effects)
@@ -271,7 +272,13 @@ def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
             hull = _thinned(curve_of(passes[0].groups))
             between = _POINTS_BETWEEN // alike[key] if len(passes[0].groups) <= _MOST_GROUPS_BETWEEN else 0
             curves[key] = with_points_between(passes[0].groups, hull, between)
-        for choice in curves[key]:
+        points = curves[key]
+        whole = everything_again(passes[0])
+        if all(can_be_whole(step.trace, region) for region in passes) and not any(
+            point.repeated == whole.repeated for point in points
+        ):
+            points = [*points, whole]
+        for choice in points:
             chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
             effects = tuple(effect_of(step.trace, *each) for each in zip(passes, chosen))
             options.append(_option(step, number, effects))

@@ -1,0 +1,68 @@
+"""The arguments of a region's call, to call it again with what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainfit.applying.chaining import Link, is_given_on
+from trainfit.applying.results import Layout, can_be_absent, has_storage
+from trainfit.applying.state import structure
+from trainfit.capturing.hollow import absent_storage
+
+_TENSOR = object()
+
+
+def without_untouched(arguments: Any, is_touched: Callable[[torch.Tensor], bool]) -> Any:
+    """Copy arguments, with tensors that have no memory in the place of those that nobody looks at."""
+
+    def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        if not has_storage(tensor) or is_touched(tensor) or not can_be_absent(tensor):
+            return tensor
+        storage = absent_storage(tensor.untyped_storage().nbytes(), tensor.device)
+        return Layout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)
+
+    return structure(arguments, of_tensor)
+
+
+class Arguments:
+    """The arguments of one call: remembered when it begins, and used each time it runs."""
+
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, holds_tensors: bool, continues: bool
+    ) -> None:
+        """Remember them; with the tensors, if nobody else holds those, but for one that was given on."""
+        values = (*args, *kwargs.values())
+        self._count, self._names = len(args), tuple(kwargs)
+        self.linked: torch.Tensor | None = next(filter(is_given_on, values), None) if continues else None
+        """What the region before will compute again; held only until forward is over."""
+        passed_in = [
+            not holds_tensors and isinstance(value, torch.Tensor) and value is not self.linked
+            for value in values
+        ]
+        self.tensors = tuple(value for value, passed in zip(values, passed_in) if passed)
+        """Those that torch passes in, each time."""
+        self._others = [_TENSOR if passed else value for value, passed in zip(values, passed_in)]
+        # What is no tensor may be changed by the region: a cache of keys and values, say.
+        self._before = structure(
+            [Link(value) if value is self.linked else value for value in self._others]
+            if self.linked is not None
+            else self._others
+        )
+        self._first = True
+
+    def forget_untouched(self, is_touched: Callable[[torch.Tensor], bool]) -> None:
+        """Let go of tensors that the region never looks at, such as the keys of other layers in a cache."""
+        self._before = without_untouched(self._before, is_touched)
+        self.linked = None
+
+    def call(self, function: Callable[..., Any], tensors: tuple[Any, ...]) -> Any:
+        """Call `function`: the first time with the arguments, then with copies of what they were."""
+        others = self._others if self._first else structure(self._before)
+        self._first, self._others = False, []
+        given = iter(tensors)
+        values = [next(given) if value is _TENSOR else value for value in others]
+        values = [value.tensor() if isinstance(value, Link) else value for value in values]
+        return function(*values[: self._count], **dict(zip(self._names, values[self._count :])))

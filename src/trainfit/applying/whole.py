@@ -1,0 +1,245 @@
+"""Regions that are computed again as a whole: nothing is kept, so no op needs to be followed.
+
+The first call is run like any other region's. If it did nothing but compute its result from its inputs, the
+same can be expected of the next call in the same circumstances (kinds of arguments, attributes of the
+modules, autocast), and that is left to `torch.utils.checkpoint` alone, which needs much less of the host.
+What can be checked for next to nothing still is: that no parameter, buffer or input was written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from trainfit.applying.arguments import without_untouched
+from trainfit.applying.modes import facts_of
+from trainfit.applying.randomness import state_of
+from trainfit.applying.recording import Recorder
+from trainfit.applying.records import Record
+from trainfit.applying.state import ModuleState, any_hooks, structure
+from trainfit.applying.surroundings import thread
+from trainfit.recomputation import NOBODY
+
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_active_modes: Any = torch._C._len_torch_dispatch_stack
+_VALUES = (
+    *(type(None), bool, int, float, complex, str, bytes, enum.Enum),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_MOST_KINDS = 16
+"""Of calls, for one region: batches come in some sizes, but a number that grows is never the same again."""
+_MOST_CHANGES = 8
+"""Of attributes: where they change again and again, nothing is to be expected of the next call."""
+_DEVICES = ("cpu", "cuda")
+
+
+class Circumstances(NamedTuple):
+    """What the course of a call may depend on, besides the modules themselves."""
+
+    key: Hashable
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[torch.Tensor]
+    """Those among the arguments, in containers too."""
+
+
+class Followed(NamedTuple):
+    """A call that was followed op by op, and went as planned."""
+
+    state: ModuleState
+    """That of the modules before it."""
+    recorder: Recorder
+
+
+class Expected(NamedTuple):
+    """What such a call has shown of the calls to come."""
+
+    circumstances: Circumstances
+    """Those of the call to come."""
+    state: ModuleState
+    """That of the modules before it."""
+    weights: list[dict[str, Any]]
+    """The parameters and buffers of its modules."""
+    generators: tuple[torch.Generator, ...]
+    """Those that it draws from."""
+    untouched: tuple[int, ...]
+    """Which of the tensors among its arguments it never looks at."""
+
+
+class WholeCalls:
+    """What is known of the calls of one region."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._state: ModuleState | None = None
+        self._weights: list[dict[str, Any]] = []
+        self._known: dict[Hashable, tuple[tuple[torch.Generator, ...], tuple[int, ...]]] = {}
+        self._changes = 0
+
+    def expected(self, circumstances: Circumstances) -> Expected | None:
+        """Return what to expect of a call, if that is known."""
+        if self._state is None or circumstances.key not in self._known:
+            return None
+        if not self._state.is_present():
+            # Not held any longer than that: there may be tensors among the attributes.
+            self._state, self._weights, self._known = None, [], {}
+            self._changes += 1
+            return None
+        _, *inside = self._state.modules
+        if any_hooks(inside):
+            return None
+        return Expected(circumstances, self._state, self._weights, *self._known[circumstances.key])
+
+    def learn(self, circumstances: Circumstances, followed: Followed) -> None:
+        """Look at a call that was followed, and remember it if torch alone can repeat it."""
+        if self._changes > _MOST_CHANGES or len(self._known) == _MOST_KINDS:
+            return
+        generators = _generators_if_repeatable(followed.recorder.record)
+        if generators is None:
+            return
+        if not followed.state.is_present():
+            self._changes += 1
+            return
+        if self._state is None:
+            modules = list(followed.state.modules)
+            self._state = followed.state
+            self._weights = [held for m in modules for held in (m._parameters, m._buffers) if held]
+        number_of = followed.recorder.number_of
+        untouched = tuple(n for n, tensor in enumerate(circumstances.tensors) if number_of(tensor) == NOBODY)
+        self._known[circumstances.key] = (generators, untouched)
+
+
+def _generators_if_repeatable(record: Record) -> tuple[torch.Generator, ...] | None:
+    """Return what a call drew from, or None if it did more than compute from inputs and weights."""
+    makers = record.flow.makers
+    for row in record.ops:
+        if not isinstance(row.func, torch._ops.OpOverload):
+            return None
+        if facts_of(row.func).statistics or any(makers[storage][0] == NOBODY for storage, _ in row.writes):
+            return None
+    generators = tuple({row.generator: None for row in record.ops if row.generator is not None})
+    usual = {torch.default_generator, *torch.cuda.default_generators}
+    if record.unseen_kernels or not usual.issuperset(generators):
+        return None
+    return generators
+
+
+def circumstances_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Circumstances | None:
+    """Return what a call's course may depend on, or None if that cannot be told."""
+    if _top_hooks(False) is not None or _active_modes():
+        # Someone else watches what is saved, or every op.
+        return None
+    tensors: list[torch.Tensor] = []
+    try:
+        kinds = (_kind(args, tensors), _kind(kwargs, tensors))
+    except (_Unknown, RecursionError):
+        return None
+    autocast = tuple(
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in _DEVICES
+    )
+    return Circumstances((kinds, autocast), args, kwargs, tensors)
+
+
+class _Unknown(Exception):
+    """An argument is an object, in which anything may change."""
+
+
+def _kind(value: Any, tensors: list[torch.Tensor]) -> Hashable:
+    """Return what can be said of an argument before the call; tensors are added to the list."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        tensors.append(value)
+        return (value.shape, value.dtype, value.device, value.requires_grad)
+    if isinstance(value, _VALUES):
+        return (kind, value)
+    if isinstance(value, tuple) or kind is list:
+        return (kind, *[_kind(item, tensors) for item in value])
+    if kind is dict:
+        return (kind, *[(name, _kind(item, tensors)) for name, item in value.items()])
+    if dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
+        return (kind, *[(name, _kind(item, tensors)) for name, item in vars(value).items()])
+    raise _Unknown
+
+
+class WholeCall:
+    """Runs a region's forward under `torch.utils.checkpoint`, and again as a whole."""
+
+    def __init__(
+        self, name: str, forward: Callable[..., Any], expected: Expected, on_backward: Callable[[], None]
+    ) -> None:
+        """Prepare one call."""
+        self._name = name
+        self._forward = forward
+        self._state = expected.state
+        self._generators = expected.generators
+        self._on_backward = on_backward
+        args, kwargs, given = expected.circumstances[1:]
+        # Containers may be changed by whoever gets them.
+        self._arguments = structure((args, kwargs))
+        if expected.untouched:
+            untouched = {id(given[number]) for number in expected.untouched}
+            given = [tensor for tensor in given if id(tensor) not in untouched]
+            self._arguments = without_untouched((args, kwargs), lambda tensor: id(tensor) not in untouched)
+        weights = [each for held in expected.weights for each in held.values() if each is not None]
+        self._reads = [(each, each._version) for each in (*given, *weights) if not each.is_inference()]
+        """What it may read, and how often that had been written to."""
+        self._states = _states(self._generators)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run forward; the results are those of the module without a plan."""
+        arguments = [(args, kwargs)]
+
+        def forward() -> Any:
+            return self._first(*arguments.pop()) if arguments else self._again()
+
+        # Random states are ours: torch asks the arguments for their devices, and is given none.
+        return checkpoint(forward, use_reentrant=False, preserve_rng_state=False)
+
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        thread.regions += 1
+        try:
+            result = self._forward(*args, **kwargs)
+        finally:
+            thread.regions -= 1
+        self._check_unchanged("by itself, which it did not do before")
+        return result
+
+    def _again(self) -> Any:
+        self._on_backward()
+        self._check_unchanged("between forward and backward")
+        args, kwargs = structure(self._arguments)
+        now = _states(self._generators)
+        unchanged = self._state.is_present()
+        thread.regions += 1
+        thread.recomputations += 1
+        try:
+            _set(self._states)
+            with contextlib.nullcontext() if unchanged else self._state.restored():
+                return self._forward(*args, **kwargs)
+        finally:
+            _set(now)
+            thread.regions -= 1
+            thread.recomputations -= 1
+
+    def _check_unchanged(self, when: str) -> None:
+        for tensor, version in self._reads:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"a tensor of shape {list(tensor.shape)} that {self._name} reads was modified in place "
+                    f"{when}. Modify a copy, or leave the module out of the plan."
+                )
+
+
+def _states(generators: tuple[torch.Generator, ...]) -> list[tuple[torch.Generator, torch.Tensor]]:
+    return [(generator, state_of(generator)) for generator in generators]
+
+
+def _set(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+    for generator, state in states:
+        generator.set_state(state)

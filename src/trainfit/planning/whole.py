@@ -1,0 +1,43 @@
+"""Regions that are computed again as a whole: nothing is kept, and torch alone can do it.
+
+That needs less of the host than following a plan op by op (`applying/whole.py`), but everything runs again
+until the last value that backward needs, also what nobody needs.
+"""
+
+from __future__ import annotations
+
+from trainfit.planning.minimum_cut import Choice
+from trainfit.planning.regions import RegionGraph, moves_statistics
+from trainfit.trace import Trace
+
+
+def everything_again(region: RegionGraph) -> Choice:
+    """Return what plain checkpointing does: nothing is kept but what cannot be computed again.
+
+    It stops at the last value that backward needs.
+    """
+    last = max((number for number, group in enumerate(region.groups) if group.needed), default=-1)
+    kept = frozenset(n for n, group in enumerate(region.groups) if not group.repeatable and group.storages)
+    repeated = frozenset(
+        n for n, group in enumerate(region.groups) if group.repeatable and not group.free and n <= last
+    )
+    return Choice(
+        kept,
+        repeated,
+        bytes=sum(region.groups[n].bytes for n in kept),
+        seconds=sum(region.groups[n].seconds for n in repeated),
+    )
+
+
+def is_whole(trace: Trace, region: RegionGraph, choice: Choice) -> bool:
+    """Whether a choice is one that torch alone carries out, with the results of the step without a plan."""
+    if choice.kept or choice.repeated != everything_again(region).repeated:
+        return False
+    return can_be_whole(trace, region)
+
+
+def can_be_whole(trace: Trace, region: RegionGraph) -> bool:
+    """Whether a region does nothing but compute its result."""
+    if len(region.calls) > 1 or not all(group.repeatable for group in region.groups):
+        return False
+    return not any(moves_statistics(trace.op_name(op)) for op in region.ops)
