@@ -8,7 +8,7 @@
 Every plan, whoever made it, is replayed on the same trace (H100, roofline): its peak and its time are the
 replay's. What an executor takes besides is not counted, because each way may have another; executor_time.py
 compares those. With `--executors` it is: then the usual ways are priced as torch runs them, ours as we do,
-and PyTorch's own plans and the exact optimum are left out. Each other way is asked first, and our solvers get
+and PyTorch's own plans, `modules` and the exact optimum are left out. Each other way is asked first, and our solvers get
 its peak as their budget. Exit code 1 if
 
 - `regions` adds more time than another way at the same peak,
@@ -131,7 +131,8 @@ def run_case(name: str, *, executors: bool) -> list[Row]:
     costs = trainfit.price(trace, DEVICE)
     if not executors:
         costs = replace(costs, host=replace(costs.host, **dict.fromkeys(EXECUTOR, 0.0)))
-    compare = _Comparison(name, trace, costs, Planner(trace, costs), ModulePlanner(trace, costs))
+    modules = None if executors else ModulePlanner(trace, costs)
+    compare = _Comparison(name, trace, costs, Planner(trace, costs), modules)
     if executors:
         return list(compare.usual_ways())
     rows = [*compare.usual_ways(), *compare.torchs(), *compare.gaps()]
@@ -144,7 +145,7 @@ class _Comparison:
     trace: Trace
     costs: CostTable
     regions: Planner
-    modules: ModulePlanner
+    modules: ModulePlanner | None
 
     def usual_ways(self) -> Iterator[Row]:
         from trainfit.planning.baselines import baselines
@@ -213,7 +214,7 @@ class _Comparison:
         from trainfit.plans import Plan
 
         before = self.regions.baseline_seconds
-        ours, modules = self.regions.plan(budget), self.modules.plan(budget)
+        ours, modules = self.regions.plan(budget), self.modules and self.modules.plan(budget)
         other = None if seconds is None else seconds / before - 1
         added = ours.added_seconds / before if isinstance(ours, Plan) else None
         gap = ours.gap if isinstance(ours, Plan) else 1.0

@@ -71,8 +71,8 @@ class Constants:
     region_call: float = 1e-3
     region_op: float = 110e-6
     """Python of our own for a region that is followed, and for each op in it."""
-    checkpoint_call: float = 0.35e-3
-    checkpoint_op: float = 15e-6
+    checkpoint_call: float = 0.42e-3
+    checkpoint_op: float = 16e-6
     """The same of torch, for a region under `torch.utils.checkpoint` alone. `benchmarks/executor_time.py`
     measures the four."""
     launch: float = 5e-6
