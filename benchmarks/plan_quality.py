@@ -8,8 +8,8 @@
 Every plan, whoever made it, is replayed on the same trace (H100, roofline): its peak and its time are the
 replay's. What an executor takes besides is not counted, because each way may have another; executor_time.py
 compares those. With `--executors` it is: then the usual ways are priced as torch runs them, ours as we do,
-and PyTorch's own plans, `modules` and the exact optimum are left out. Each other way is asked first, and our solvers get
-its peak as their budget. Exit code 1 if
+and PyTorch's own plans, `modules` and the exact optimum are left out. Each other way is asked first, and our
+solvers get its peak as their budget. Exit code 1 if
 
 - `regions` adds more time than another way at the same peak,
 - it adds more than 1.01 times the exact optimum where that is known, or
