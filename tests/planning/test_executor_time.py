@@ -130,6 +130,31 @@ def test_the_solver_knows_when_the_device_would_wait() -> None:
     assert chosen(spare_seconds=0.0) == ([1], 3.0)
 
 
+def test_a_host_that_waits_for_a_result_has_no_time_to_spare() -> None:
+    """All kernels take the same time, and the host nothing but to wait for two of them."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = self.linear(x)[(x > 0).any(1).nonzero()[:, 0]]
+            return x
+
+    def build_reads() -> Step:
+        return Step.of(Reads(), (torch.randn(64, 8),), loss=lambda out: out.square().mean(), optimizer=None)
+
+    reads = trainfit.capture(build_reads, device="cpu")
+    costs = costs_of(reads, gpu=True, op_seconds=1e-3)
+    found = schedule(reads, costs)
+    assert sum(reads.op_name(op) == "aten.nonzero.default" for op in range(len(reads.ops))) == 2
+    assert found.host_seconds.sum() == 0
+    assert found.occupied_seconds.sum() == pytest.approx(2e-3)
+    assert found.spare_seconds == pytest.approx(found.step_seconds - 2e-3)
+
+
 def test_a_plan_says_when_the_device_waits(trace: Trace) -> None:
     for gpu, op_seconds, said in ((True, 1e-7, True), (True, 1e-2, False), (False, 1e-7, False)):
         costs = costs_of(trace, gpu=gpu, op_seconds=op_seconds)

@@ -73,6 +73,17 @@ class Schedule:
         return np.where(_waits(self.trace), in_turn, own)
 
     @property
+    def occupied_seconds(self) -> Seconds:
+        """How long each op keeps the host from anything else: to issue it, and to wait for it if it must."""
+        awaited = np.where(_waits(self.trace), self.costs.host.launch + self.device_seconds, 0.0)
+        return self.host_seconds + awaited
+
+    @property
+    def spare_seconds(self) -> float:
+        """How much more the host could do at most, before the step takes longer."""
+        return max(self.step_seconds - float(self.occupied_seconds.sum()), 0.0)
+
+    @property
     def waiting_share(self) -> float:
         """The share of the step in which the device waits for the host."""
         step = self.step_seconds

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trainfit.costs.schedule import Schedule, schedule
+from trainfit.costs.schedule import Schedule, Seconds, schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
 from trainfit.planning.baselines import blocks_of
@@ -244,18 +244,16 @@ def _alike(trace: Trace, passes: list[RegionGraph]) -> bool:
 
 
 def _spare_seconds(step: Schedule) -> float:
-    """Return how long the host has nothing to do in a step; where it runs the kernels too, it never waits."""
-    if step.costs.host.runs_kernels:
-        return math.inf
-    return max(step.step_seconds - float(step.host_seconds.sum()), 0.0)
+    """Return what the host may do more; where it runs the kernels too, all that it does is in the options."""
+    return math.inf if step.costs.host.runs_kernels else step.spare_seconds
 
 
-def _option(step: Schedule, number: int, effects: tuple[Effect, ...]) -> Option:
+def _option(step: Schedule, occupied: Seconds, number: int, effects: tuple[Effect, ...]) -> Option:
     seconds = sum(effect.choice.seconds for effect in effects)
     executor = sum(executor_seconds(effect, step.costs.host) for effect in effects)
     if step.costs.host.runs_kernels:
         return Option(number, effects, seconds + executor)
-    again = sum(float(step.host_seconds[list(effect.segment)].sum()) for effect in effects)
+    again = sum(float(occupied[list(effect.segment)].sum()) for effect in effects)
     return Option(number, effects, seconds, again + executor)
 
 
@@ -264,7 +262,7 @@ def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
         tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in passes[0].groups)
         for passes in regions
     ]
-    alike = Counter(keys)
+    alike, occupied = Counter(keys), step.occupied_seconds
     curves: dict[object, list[Choice]] = {}
     options: list[Option] = []
     for number, (passes, key) in enumerate(zip(regions, keys)):
@@ -281,7 +279,7 @@ def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
         for choice in points:
             chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
             effects = tuple(effect_of(step.trace, *each) for each in zip(passes, chosen))
-            options.append(_option(step, number, effects))
+            options.append(_option(step, occupied, number, effects))
     return options
 
 
