@@ -69,8 +69,10 @@ def attention_by_formula(
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    scores = torch.matmul(query, aten.mul.Scalar(key.transpose(-2, -1), root)).add_(attn_mask)
-    weights = torch.dropout(aten._safe_softmax.default(scores, -1), dropout_p, dropout_p > 0)
+    # One name for what comes out of another: torch lets go of the scores when it has the weights.
+    weights = torch.matmul(query, aten.mul.Scalar(key.transpose(-2, -1), root)).add_(attn_mask)
+    weights = aten._safe_softmax.default(weights, -1)
+    weights = torch.dropout(weights, dropout_p, dropout_p > 0)
     narrow = weights.to(dtype)
     return torch.matmul(weights, value).to(dtype), narrow
 
