@@ -120,6 +120,16 @@ def both(of: Subject, plan: Plan | None = None, steps: int = 4) -> list[Outcome]
     return found
 
 
+def after_two_steps(of: Subject) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield a model that has been trained for two steps without a plan, and one with."""
+    for plan in (None, of.plan(as_a_whole)):
+        model, inputs = of.new()
+        if plan is not None:
+            apply(model, plan)
+        trained(model, inputs, steps=2)
+        yield model, inputs
+
+
 def test_after_the_first_step_torch_does_it_alone(calls: list[str]) -> None:
     without, planned = both(TRANSFORMER)
     assert without.differences(planned) == []
@@ -162,18 +172,13 @@ def counts_sometimes(part: Any, x: torch.Tensor) -> torch.Tensor:
 
 def test_an_attribute_that_is_set_only_later(calls: list[str]) -> None:
     outcomes = []
-    plan = subject(counts_sometimes).plan(as_a_whole)
-    for planned in (False, True):
-        model, inputs = subject(counts_sometimes).new()
-        if planned:
-            apply(model, plan)
-        trained(model, inputs, steps=2)
+    for model, inputs in after_two_steps(subject(counts_sometimes)):
         SOMETIMES.append(True)
         try:
             outcomes.append(trained(model, inputs, steps=3))
         finally:
             SOMETIMES.clear()
-        assert model.part.calls == 3  # type: ignore[union-attr]
+        assert model.part.calls == 3
     assert outcomes[0].differences(outcomes[1]) == []
     assert calls == ["followed", "whole", "whole", "followed", "followed"]
 
@@ -226,14 +231,9 @@ def test_another_shape_is_followed_once(calls: list[str]) -> None:
 @pytest.mark.filterwarnings("ignore:.*does not do what its plan says")
 def test_attributes_that_change_are_noticed(calls: list[str]) -> None:
     outcomes = []
-    plan = subject(only_computes).plan(as_a_whole)
-    for planned in (False, True):
-        model, inputs = subject(only_computes).new()
-        if planned:
-            apply(model, plan)
-        trained(model, inputs, steps=2)
+    for model, inputs in after_two_steps(subject(only_computes)):
         # Now it draws random numbers, which it did not before, and which the plan does not have.
-        model.part.dropout.p = 0.5  # type: ignore[union-attr]
+        model.part.dropout.p = 0.5
         outcomes.append(trained(model, inputs, steps=3))
     assert outcomes[0].differences(outcomes[1]) == []
     assert calls == ["followed", "whole", "followed", "followed", "followed"]
@@ -241,16 +241,9 @@ def test_attributes_that_change_are_noticed(calls: list[str]) -> None:
 
 def test_hooks_inside_see_values(calls: list[str]) -> None:
     found: list[list[torch.Tensor]] = []
-    plan = TRANSFORMER.plan(as_a_whole)
-    for planned in (False, True):
-        model, inputs = TRANSFORMER.new()
-        if planned:
-            apply(model, plan)
-        trained(model, inputs, steps=2)
+    for model, inputs in after_two_steps(TRANSFORMER):
         seen: list[torch.Tensor] = []
-        model.blocks[0].up.register_forward_hook(  # type: ignore[union-attr, index]
-            lambda module, args, out, seen=seen: seen.append(out)
-        )
+        model.blocks[0].up.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out))
         trained(model, inputs, steps=1)
         found.append(seen)
     assert len(found[0]) == 1 and all(torch.equal(found[0][0], other) for other in found[1])
@@ -272,12 +265,7 @@ def test_no_gradients_and_evaluation(calls: list[str]) -> None:
 
 def test_two_backwards(calls: list[str]) -> None:
     gradients = []
-    plan = TRANSFORMER.plan(as_a_whole)
-    for planned in (False, True):
-        model, inputs = TRANSFORMER.new()
-        if planned:
-            apply(model, plan)
-        trained(model, inputs, steps=2)
+    for model, inputs in after_two_steps(TRANSFORMER):
         with seeded():
             loss = model(inputs)
         loss.backward(retain_graph=True)
@@ -298,10 +286,8 @@ def test_copies_and_pickles_learn_for_themselves(calls: list[str]) -> None:
 
 
 def ready(of: Subject) -> tuple[Any, torch.Tensor]:
-    model, inputs = of.new()
-    apply(model, of.plan(as_a_whole))
-    trained(model, inputs, steps=2)
-    return model, inputs
+    _, planned = after_two_steps(of)
+    return planned
 
 
 def test_a_weight_that_is_modified_before_backward() -> None:
