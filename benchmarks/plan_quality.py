@@ -7,7 +7,7 @@
 
 Every plan, whoever made it, is replayed on the same trace (H100, roofline): its peak and its time are the
 replay's. What an executor takes besides is not counted, because each way may have another; executor_time.py
-compares those. With `--executors` it is: then the usual ways are priced as torch runs them, ours as we do,
+compares those. With `--executors` it is: then the usual ways are priced like our regions that keep nothing,
 and PyTorch's own plans, `modules` and the exact optimum are left out. Each other way is asked first, and our
 solvers get its peak as their budget. Exit code 1 if
 

@@ -252,6 +252,7 @@ class Recorder(RegionMode):
 
     def value_read(self, tensor: torch.Tensor) -> None:
         """Python code reads the values of a tensor without an operator call."""
+        self.record.values_read = True
         if has_storage(tensor):
             self._needs.append((*self._read(tensor), None))
 

@@ -62,6 +62,8 @@ class Record:
     rerun: Rerun | None = None
     unseen_kernels: bool = False
     """Whether something filled memory without an operator call: then nothing can be left out."""
+    values_read: bool = False
+    """Whether Python code read values without an operator call."""
 
     def without_kept(self) -> Rerun:
         """Return what runs again when nothing that was kept can be used."""

@@ -21,7 +21,7 @@ from trainfit.applying.arguments import without_untouched
 from trainfit.applying.modes import facts_of
 from trainfit.applying.randomness import state_of
 from trainfit.applying.recording import Recorder
-from trainfit.applying.records import Record
+from trainfit.applying.records import VALUE, Record
 from trainfit.applying.state import ModuleState, any_hooks, structure
 from trainfit.applying.surroundings import thread
 from trainfit.recomputation import NOBODY
@@ -116,16 +116,19 @@ class WholeCalls:
 
 
 def _generators_if_repeatable(record: Record) -> tuple[torch.Generator, ...] | None:
-    """Return what a call drew from, or None if it did more than compute from inputs and weights."""
+    """Return what a call drew from, or None if it did more than compute from inputs and weights.
+
+    Where Python code read values, the next call may take another branch, and draw there or write.
+    """
     makers = record.flow.makers
     for row in record.ops:
-        if not isinstance(row.func, torch._ops.OpOverload):
+        if row.kind is VALUE or not isinstance(row.func, torch._ops.OpOverload):
             return None
         if facts_of(row.func).statistics or any(makers[storage][0] == NOBODY for storage, _ in row.writes):
             return None
     generators = tuple({row.generator: None for row in record.ops if row.generator is not None})
     usual = {torch.default_generator, *torch.cuda.default_generators}
-    if record.unseen_kernels or not usual.issuperset(generators):
+    if record.unseen_kernels or record.values_read or not usual.issuperset(generators):
         return None
     return generators
 

@@ -5,7 +5,7 @@
 - `every second block`: half of the blocks, so.
 - `greedy`: blocks one after the other, by bytes freed per second added, until the step fits.
 
-They are priced as torch alone runs them: nothing is followed op by op.
+They are priced like regions that we leave to torch: nothing is followed op by op.
 """
 
 from __future__ import annotations
