@@ -184,6 +184,18 @@ def test_an_attribute_that_is_set_only_later(calls: list[str]) -> None:
     assert calls == ["followed", "whole", "whole", "followed", "followed"]
 
 
+def draws_if_large(part: Any, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x, 0.5) if x.abs().max().item() > 100 else x
+
+
+@pytest.mark.filterwarnings("ignore:.*does not do what its plan says")
+def test_a_value_that_leads_to_a_draw_only_later() -> None:
+    outcomes = []
+    for model, inputs in after_two_steps(subject(draws_if_large)):
+        outcomes.append(trained(model, inputs * 1e4, steps=1))
+    assert outcomes[0].differences(outcomes[1]) == []
+
+
 def test_batch_norm_is_followed_each_time(calls: list[str]) -> None:
     without, planned = both(CONVOLUTIONS)
     assert without.differences(planned) == []
