@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 import trainfit
 from trainfit import cli
+from trainfit.devices import CONTEXT_BYTES
 
 GOOD_STEP = """
 import torch
@@ -317,6 +319,28 @@ def test_a_budget_that_nothing_fits_into() -> None:
     assert not Path("plan.json").exists()
 
 
+def test_without_a_budget_a_plan_leaves_the_devices_margin() -> None:
+    """A device whose memory is 1.1 times the step's peak: with the margin it does not fit as it is."""
+    Path("layers.py").write_text(LAYERED_STEP)
+    assert run("estimate", "layers.py:build", "--device", "h100", "--json", "estimate.json").exit_code == 0
+    usable = json.loads(Path("estimate.json").read_text())["peak_bytes"] * 11 // 10
+    speed = {"bandwidth_bytes_per_second": 1e12, "flops": {"fp32": 1e13}, "sm_count": 100}
+    device = {"name": "small", "memory_bytes": CONTEXT_BYTES + usable, **speed}
+    Path("small.json").write_text(json.dumps(device))
+    arguments = ("plan", "layers.py:build", "--device", "small.json", "--json", "planned.json")
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    planned = json.loads(Path("planned.json").read_text())
+    assert planned["margin_bytes"] == math.ceil(0.15 * usable)
+    assert planned["budget_bytes"] == usable - planned["margin_bytes"] >= planned["peak_bytes"]
+    assert planned["regions"]
+    assert "budget: the device without the margin of" in " ".join(result.stdout.split())
+    result = run(*arguments, "--budget", f"{usable}B")
+    planned = json.loads(Path("planned.json").read_text())
+    assert (planned["budget_bytes"], planned["margin_bytes"], planned["regions"]) == (usable, 0, [])
+    assert "margin" not in result.stdout
+
+
 def test_the_frontier_prints_and_writes() -> None:
     Path("layers.py").write_text(LAYERED_STEP)
     result = run("frontier", "layers.py:build", "--device", "h100", "--points", "4", "--json", "points.json")
@@ -383,6 +407,7 @@ def test_help_teaches_and_needs_no_torch() -> None:
 import sys
 from typer.testing import CliRunner
 from trainfit import cli
+from trainfit.devices import CONTEXT_BYTES
 lines = "--help", "estimate --help", "plan --help", "frontier --help", "verify -h", "devices", "devices h100"
 for line in (*lines, "--version"):
     result = CliRunner().invoke(cli.app, line.split())

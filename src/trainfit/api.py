@@ -12,7 +12,7 @@ from trainfit.costs.pricing import CostSource, Measuring, check_source, price_tr
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import StepTime, summarise
 from trainfit.costs.table import CostTable
-from trainfit.devices import Device, find_device
+from trainfit.devices import Device, Verdict, find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError, StepError
 from trainfit.models.recipe import StepOptions
 from trainfit.module_stats import ModuleStats, module_stats
@@ -80,8 +80,18 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is below the memory that the device has for tensors."""
-        return self.peak_bytes <= self.device.usable_bytes
+        """Whether the peak is within the device's memory and leaves its margin free."""
+        return self.verdict == "fits"
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fits`, `does not fit`, or between the margin and the limit `too close to call`."""
+        return self.device.verdict(self.peak_bytes)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What the peak leaves of the memory that the device has for tensors; negative if it is too large."""
+        return self.device.usable_bytes - self.peak_bytes
 
 
 def capture(
@@ -187,7 +197,8 @@ def plan(
 ) -> Plan:
     """Return the fastest plan whose peak is within the budget; `BudgetTooSmall` if there is none.
 
-    `budget` is bytes or text such as `24GiB` or `80%` (of the device); without it, what the device has.
+    `budget` is bytes or text such as `24GiB` or `80%` (of the device), and taken literally. Without it, it is
+    what the device has for tensors less its margin (`Device.margin_bytes`).
 
     The solver `modules` is PyTorch's formulation: it takes the names of modules that may be checkpointed
     (`ac_units`), of those that FSDP shards (`fsdp_units`: no AC unit lies around one), and a `world_size`
@@ -264,6 +275,7 @@ def plan_step(
         trace=trace,
         costs=table,
         timeline=planner.timeline_of(chosen),
+        margin_bytes=found.margin_bytes if budget is None else 0,
         baselines=compared,
         warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(chosen, table),
         seconds={
@@ -312,7 +324,7 @@ def frontier(
         device=found,
         trace=trace,
         points=tuple(FrontierPoint(plan.peak_bytes, plan.step_seconds, plan) for plan in plans),
-        baselines=baselines(trace, table, found.usable_bytes),
+        baselines=baselines(trace, table, found.default_budget_bytes),
         seconds={"capture": captured - begin, "solve": end - captured, "total": end - begin},
     )
 
@@ -326,17 +338,35 @@ def too_small(result: PlanResult) -> str:
     parts = ", ".join(f"{format_bytes(size)} {name.replace('_', ' ')}" for name, size in by_category if size)
     peak = _peak(result.timeline)
     return (
-        f"no plan fits into {format_bytes(result.plan.budget_bytes)}. The smallest peak that was found is "
+        f"no plan fits into {format_bytes(result.plan.budget_bytes)}{_without_margin(result)}. "
+        "The smallest peak that was found is "
         f"{format_bytes(result.plan.peak_bytes)} ({parts}), "
         f"in the {peak.phase} of {peak.module} at {peak.op}. "
         "A smaller batch or sequence lowers the activations, another optimizer its state, and a larger "
-        "device all of it."
+        f"device all of it.{_within_margin(result)}"
+    )
+
+
+def _without_margin(result: PlanResult) -> str:
+    if not result.margin_bytes:
+        return ""
+    usable, margin = format_bytes(result.device.usable_bytes), format_bytes(result.margin_bytes)
+    return f" ({usable} less a margin of {margin} for the allocator's fragmentation and workspaces)"
+
+
+def _within_margin(result: PlanResult) -> str:
+    """Say how to plan without the margin where that would do."""
+    if not result.margin_bytes or result.plan.peak_bytes > result.device.usable_bytes:
+        return ""
+    return (
+        " Without the margin it would fit: --budget 100% plans so. Whether that runs is too close to call; "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True makes it likelier."
     )
 
 
 def _budget_bytes(budget: int | str | None, device: Device) -> int:
     if budget is None:
-        return device.usable_bytes
+        return device.default_budget_bytes
     if isinstance(budget, str):
         return parse_size(budget, device.usable_bytes)
     if type(budget) is not int or budget < 1:

@@ -205,7 +205,8 @@ def plan(
             "--budget",
             metavar="SIZE",
             show_default=False,
-            help="Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has.",
+            help="Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has, less a "
+            "margin for what is not simulated.",
         ),
     ] = None,
     device: DeviceName = None,

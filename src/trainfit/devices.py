@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from trainfit.errors import DeviceError, OptionError
 from trainfit.units import parse_size
 
 Kind = Literal["cuda", "cpu"]
+Verdict = Literal["fits", "too close to call", "does not fit"]
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 
@@ -29,6 +31,15 @@ _NARROW_MULTIPROCESSORS = ("sm_60", "sm_70", "sm_75", "sm_80")
 CONTEXT_BYTES = 450 * 2**20
 """What the CUDA context and the loaded kernels take of a GPU before the first tensor; 0.3 to 0.6 GiB,
 depending on the driver and on how many kernels the process has loaded."""
+
+MARGIN_SHARE = 0.15
+"""The share of a GPU's usable memory that is left for what is not simulated: how torch's caching allocator
+cuts memory up, and the workspaces of cuBLAS and cuDNN.
+
+Of six training steps whose allocations were replayed through the real allocator (GPT-2, ResNet-50 and Llama,
+with plans and without), the worst needed 16.7 % more memory than it asked for. That is 14.3 % of what it
+needed; the rest is for the libraries, which take 8 to 32 MiB per stream. With
+`PYTORCH_ALLOC_CONF=expandable_segments:True` the worst needed 1.4 % more."""
 
 _LARGEST_SHARE = 1.5
 
@@ -92,6 +103,22 @@ class Device:
         if self.kind == "cuda":
             return max(self.memory_bytes - CONTEXT_BYTES, 0)
         return self.memory_bytes
+
+    @property
+    def margin_bytes(self) -> int:
+        """What of the usable memory is left free where nobody names a budget; nothing on a CPU."""
+        return math.ceil(MARGIN_SHARE * self.usable_bytes) if self.kind == "cuda" else 0
+
+    @property
+    def default_budget_bytes(self) -> int:
+        """The largest peak that is said to fit."""
+        return self.usable_bytes - self.margin_bytes
+
+    def verdict(self, peak_bytes: int) -> Verdict:
+        """Say whether a peak fits: beyond the margin surely, within it nobody knows."""
+        if peak_bytes <= self.default_budget_bytes:
+            return "fits"
+        return "too close to call" if peak_bytes <= self.usable_bytes else "does not fit"
 
 
 def find_device(name: str) -> Device:

@@ -124,7 +124,7 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
     calls = [0] * count
     for call in trace.calls:
         calls[call.module] += not call.recompute
-    for number, module in _gradient_modules(trace):
+    for number, module in gradient_modules(trace):
         gradients[module] += trace.storages[number].bytes
     for storage in trace.storages:
         if storage.producer < 0:
@@ -160,7 +160,7 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
     )
 
 
-def _gradient_modules(trace: Trace) -> Iterator[tuple[int, int]]:
+def gradient_modules(trace: Trace) -> Iterator[tuple[int, int]]:
     """Yield each gradient with the module whose backward makes it.
 
     A gradient that is there before the step (accumulated over steps, or only set to zero between them) is

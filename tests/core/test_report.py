@@ -12,7 +12,7 @@ import pytest
 
 from trainfit.api import Estimate, Peak
 from trainfit.costs.summary import OperatorTime, StepTime
-from trainfit.devices import Device
+from trainfit.devices import CONTEXT_BYTES, Device
 from trainfit.errors import FileFormatError, OptionError
 from trainfit.module_stats import ModuleStats
 from trainfit.report.json_result import check_destination, estimate_json, verification_json, write_json
@@ -181,6 +181,20 @@ def printed(view: object) -> str:
 def test_the_estimate_begins_with_the_answer() -> None:
     lines = printed(estimate_view(make_estimate())).splitlines()
     assert lines[0] == "gpt2: peak 300.00 MiB (predicted), fits in tiny: 100.00 MiB free"
+
+
+def test_what_is_too_close_to_call_says_why() -> None:
+    """Of 340 MiB a margin of 51 is kept: 300 are more than 289, and less than 340."""
+    gpu = Device("tiny", "cuda", 340 * MIB + CONTEXT_BYTES)
+    estimate = replace(make_estimate(), device=gpu)
+    flowing = " ".join(printed(estimate_view(estimate)).split())
+    assert flowing.startswith(
+        "gpt2: peak 300.00 MiB (predicted), too close to call in tiny: 40.00 MiB free, less than the margin "
+        "of 51.00 MiB for the allocator's fragmentation and workspaces"
+    )
+    result = estimate_json(estimate)
+    assert result["fits"] is False and result["verdict"] == "too close to call"
+    assert (result["spare_bytes"], result["margin_bytes"]) == (40 * MIB, 51 * MIB)
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:

@@ -14,12 +14,14 @@ from trainfit import Trace, cli
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError
-from trainfit.planning.module_planner import ModulePlanner, divided
+from trainfit.planning.module_planner import ModulePlanner
+from trainfit.planning.module_sharding import divided, gathered_by
 from trainfit.planning.solve import Infeasible, Planner
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 
 H100 = find_device("h100-sxm-80gb")
+BLOCKS = [f"GPT2.blocks.{number}" for number in range(4)]
 STATES = {"parameter", "gradient", "optimizer_state"}
 
 
@@ -100,7 +102,7 @@ def test_no_unit_lies_around_an_fsdp_unit(trace: Trace) -> None:
     assert not names & {f"GPT2.blocks.{number}" for number in range(4)}
 
 
-def test_several_processes_divide_the_states_and_say_what_is_not_counted(trace: Trace) -> None:
+def test_several_processes_divide_the_states_and_count_what_is_gathered(trace: Trace) -> None:
     whole, part = simulate(trace), simulate(divided(trace, 4))
     states = sum(s.bytes for s in trace.storages if s.persistent and s.category in STATES)
     assert part.persistent_bytes == pytest.approx(whole.persistent_bytes - states * 3 / 4, rel=1e-3)
@@ -109,10 +111,18 @@ def test_several_processes_divide_the_states_and_say_what_is_not_counted(trace: 
     )
     assert result.plan.world_size == 4
     assert result.plan.peak_bytes <= result.plan.budget_bytes
-    assert result.plan.baseline_peak_bytes == part.peak_bytes
-    assert result.baselines[0].peak_bytes == part.peak_bytes
+    own = {name: sum(m.parameter_bytes for m in trace.modules if m.name.startswith(name)) for name in BLOCKS}
+    root = sum(m.parameter_bytes for m in trace.modules) - sum(own.values())
+    gathered = gathered_by(trace, ["blocks.*"])
+    assert gathered.parameter_bytes == root + 2 * max(own.values())
+    # Every parameter is trained; the head is tied to the embedding and has no gradient of its own.
+    assert gathered.gradient_bytes == root + max(own.values())
+    # The peak is in backward, where all of it counts.
+    expected = part.peak_bytes + gathered.parameter_bytes + gathered.gradient_bytes
+    assert result.plan.baseline_peak_bytes == expected
+    assert result.baselines[0].peak_bytes == expected
     assert "one of 4 processes" in " ".join(result.warnings)
-    assert "Not in them: what FSDP gathers" in " ".join(result.warnings)
+    assert "On top of them are what FSDP gathers" in " ".join(result.warnings)
     with pytest.raises(PlanError, match="one of 4 processes"):
         trainfit.verify("gpt2-tiny", plan=result.plan)
 
@@ -146,7 +156,7 @@ def test_the_command_says_what_it_counts_and_refuses_what_it_cannot_mean(tmp_pat
     assert "in each of 2 processes" in result.output
     found = json.loads(file.read_text())
     assert (found["method"], found["world_size"]) == ("modules", 2)
-    assert any("Not in them: what FSDP gathers" in warning for warning in found["warnings"])
+    assert any("On top of them are what FSDP gathers" in warning for warning in found["warnings"])
     refused = CliRunner().invoke(cli.app, [*command, "--ac-unit", "blocks.0"])
     assert refused.exit_code == 2
     assert "Add --solver modules, or leave them out" in refused.output

@@ -6,7 +6,8 @@ and `between.py` find the trade-off of each region, `whole.py` which of its poin
 asks it; `rewrite.py` writes the trace that a choice results in, `replay.py` has its memory and time, and
 `certify.py` makes it a plan that promises what came out. `baselines.py` replays the usual ways.
 
-By modules, PyTorch's formulation: `module_names.py` finds them, `module_sac_stats.py` has their statistics
-and curves, `module_milp.py` the program, `module_units.py` its data, `module_policy.py` the ops inside of a
-unit; `module_planner.py` asks them. `highs.py` is the solver.
+By modules, PyTorch's formulation: `module_names.py` finds them, `module_sharding.py` has the step of one of
+several processes, `module_sac_stats.py` their statistics and curves, `module_milp.py` the program,
+`module_units.py` its data, `module_policy.py` the ops inside of a unit; `module_planner.py` asks them.
+`highs.py` is the solver.
 """

@@ -1,4 +1,4 @@
-"""Modules by name: which may be AC units, which are FSDP units, and what a world size means for them."""
+"""Modules by name: which may be AC units, and which are FSDP units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from trainfit.errors import OptionError
 from trainfit.trace import Trace
-from trainfit.units import format_bytes
 
 
 def allowed_modules(trace: Trace, ac_units: Sequence[str] | None, fsdp_units: Sequence[str]) -> set[int]:
@@ -17,7 +16,7 @@ def allowed_modules(trace: Trace, ac_units: Sequence[str] | None, fsdp_units: Se
         outer
         for name in fsdp_units
         for module in named(trace, name, "FSDP unit")
-        for outer in _around(trace, module)
+        for outer in modules_around(trace, module)
     }
     if ac_units is None:
         return {number for number in range(len(trace.modules)) if number in parents and number not in above}
@@ -68,24 +67,9 @@ def _parent_hint(trace: Trace, module: int) -> str:
     return f", {trace.modules[parent].name}" if parent >= 0 else ""
 
 
-def _around(trace: Trace, module: int) -> list[int]:
+def modules_around(trace: Trace, module: int) -> list[int]:
+    """Return the modules that a module lies inside of, the innermost first."""
     found: list[int] = []
     while (module := trace.modules[module].parent) >= 0:
         found.append(module)
     return found
-
-
-def what_is_divided(trace: Trace, fsdp_units: Sequence[str], world_size: int) -> str:
-    """Say what a world size changes here, and what it does not."""
-    sharded = {module for name in fsdp_units for module in named(trace, name, "FSDP unit")}
-    gathered: dict[int, int] = {}
-    for number, module in enumerate(trace.modules):
-        unit = next((outer for outer in (number, *_around(trace, number)) if outer in sharded), -1)
-        gathered[unit] = gathered.get(unit, 0) + module.parameter_bytes
-    largest = max(gathered.values(), default=0)
-    return (
-        f"the figures are for one of {world_size} processes: parameters, gradients and optimizer state are "
-        f"divided evenly. Not in them: what FSDP gathers for the unit that runs (the largest has "
-        f"{format_bytes(largest)} of parameters, and the next one may be gathered ahead), its gradients "
-        "before they are reduced, and the time of communication"
-    )

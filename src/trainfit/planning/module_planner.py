@@ -1,14 +1,14 @@
 """Plans by modules: AC units chosen by `module_milp`, their ops by `module_policy`, certified by replay.
 
-`world_size` divides parameters, gradients and optimizer state, in the model and in the replay alike: the peak
-is that of one of so many processes, without what FSDP gathers for the module that runs.
+With a `world_size` the model and the replay alike are of one of so many processes, which has a part of the
+parameters, gradients and optimizer state, and what FSDP gathers on top (`module_sharding.py`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from trainfit.costs.schedule import schedule
@@ -18,17 +18,11 @@ from trainfit.planning import certify
 from trainfit.planning.certify import Unplanned
 from trainfit.planning.effects import effect_of
 from trainfit.planning.module_milp import ModuleSolution
-from trainfit.planning.module_names import allowed_modules, what_is_divided
+from trainfit.planning.module_names import allowed_modules
 from trainfit.planning.module_policy import optimal_policy
 from trainfit.planning.module_sac_stats import SacStats, choice_of
-from trainfit.planning.module_units import (
-    STATES,
-    Candidate,
-    Reading,
-    candidates_of,
-    readings,
-    rebuilt_bytes,
-)
+from trainfit.planning.module_sharding import divided, gathered_by, what_is_divided, with_gathered
+from trainfit.planning.module_units import Candidate, Reading, candidates_of, readings, rebuilt_bytes
 from trainfit.planning.regions import passes_in_step
 from trainfit.planning.solve import Infeasible
 from trainfit.plans import Plan
@@ -74,7 +68,12 @@ class ModulePlanner:
                 "use the solver 'regions'."
             )
         allowed = allowed_modules(self.whole_trace, self.ac_units, self.fsdp_units)
-        self.trace = divided(self.whole_trace, self.world_size)
+        undivided = self.whole_trace
+        if self.world_size > 1:
+            gathered = gathered_by(undivided, self.fsdp_units)
+            undivided = with_gathered(undivided, gathered)
+            self.warnings += (what_is_divided(gathered, self.world_size),)
+        self.trace = divided(undivided, self.world_size)
         timeline = simulate(self.trace)
         times = schedule(self.trace, self.costs)
         self.baseline_peak_bytes = timeline.peak_bytes
@@ -88,9 +87,7 @@ class ModulePlanner:
             self.world_size,
         )
         self.candidates = candidates_of(self.trace, times.marginal_seconds.tolist(), allowed)
-        self._everything, self._saved = readings(self.whole_trace, self.candidates, self.world_size)
-        if self.world_size > 1:
-            self.warnings += (what_is_divided(self.whole_trace, self.fsdp_units, self.world_size),)
+        self._everything, self._saved = readings(undivided, self.candidates, self.world_size)
 
     def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Plan | Infeasible:
         """Return the fastest certified plan within the budget, or the one with the smallest peak."""
@@ -179,26 +176,3 @@ class ModulePlanner:
         if key not in self._policies:
             self._policies[key] = optimal_policy(stats, min(max(1.0 - share, 0.0), 1.0))
         return self._policies[key]
-
-
-def divided(trace: Trace, world_size: int) -> Trace:
-    """Return the step of one of several processes that divide parameters, gradients and optimizer state."""
-    if world_size == 1:
-        return trace
-
-    def part(size: int) -> int:
-        return -(-size // world_size)
-
-    return replace(
-        trace,
-        storages=tuple(
-            replace(
-                storage,
-                bytes=part(storage.bytes),
-                resizes=tuple((when, part(size)) for when, size in storage.resizes),
-            )
-            if storage.category in STATES
-            else storage
-            for storage in trace.storages
-        ),
-    )

@@ -19,13 +19,11 @@ from trainfit.planning.module_sac_stats import (
     sac_stats,
     trade_off,
 )
+from trainfit.planning.module_sharding import STATES
 from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import CATEGORIES, Trace
-
-STATES = ("parameter", "gradient", "optimizer_state")
-"""What data-parallel processes divide among themselves."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class PlanResult:
     timeline: Timeline
     """Of the step with the plan."""
     baselines: tuple[Baseline, ...]
+    margin_bytes: int = 0
+    """What the budget leaves free of the device's memory for what is not simulated; 0 if it was named."""
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""

@@ -31,6 +31,9 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
         "peak_bytes": estimate.peak_bytes,
         "persistent_bytes": estimate.timeline.persistent_bytes,
         "fits": estimate.fits,
+        "verdict": estimate.verdict,
+        "spare_bytes": estimate.spare_bytes,
+        "margin_bytes": estimate.device.margin_bytes,
         "peak": {
             "op": estimate.peak.op,
             "op_index": estimate.peak.op_index,
@@ -78,6 +81,7 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
         **_common(plan.target, result.device, result.trace, result.seconds),
         "feasible": result.feasible,
         "budget_bytes": plan.budget_bytes,
+        "margin_bytes": result.margin_bytes,
         "baseline": {"peak_bytes": plan.baseline_peak_bytes, "step_seconds": plan.baseline_step_seconds},
         "peak_bytes": plan.peak_bytes,
         "reserve_bytes": plan.reserve_bytes,
@@ -112,9 +116,11 @@ def frontier_json(frontier: Frontier) -> dict[str, Any]:
                 "step_seconds": point.step_seconds,
                 "bound_seconds": point.plan.bound_seconds,
                 "regions": len(point.plan.regions),
+                "verdict": frontier.device.verdict(point.peak_bytes),
             }
             for point in frontier.points
         ],
+        "margin_bytes": frontier.device.margin_bytes,
         "baselines": [dataclasses.asdict(baseline) for baseline in frontier.baselines],
     }
 

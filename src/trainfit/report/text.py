@@ -32,6 +32,11 @@ _MOST_OPERATORS = 8
 _MOST_KINDS = 10
 _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
+_FITS = {
+    "fits": Text("yes", "green"),
+    "too close to call": Text("close", "yellow"),
+    "does not fit": Text("no", "red"),
+}
 
 
 def show(view: RenderableType, file: IO[str] | None = None) -> None:
@@ -82,22 +87,29 @@ def frontier_view(frontier: Frontier) -> RenderableType:
     table = _table("peak (predicted)", "step", "added", "regions", "fits")
     fastest = frontier.points[-1].step_seconds
     for point in frontier.points:
-        fits = point.peak_bytes <= frontier.device.usable_bytes
         table.add_row(
             format_bytes(point.peak_bytes),
             format_seconds(point.step_seconds),
             f"{point.step_seconds / fastest - 1:.1%}" if fastest else "-",
             format_count(len(point.plan.regions)),
-            Text("yes", "green") if fits else Text("no", "red"),
+            _FITS[frontier.device.verdict(point.peak_bytes)],
         )
-    best = next((p for p in reversed(frontier.points) if p.peak_bytes <= frontier.device.usable_bytes), None)
+    budget = frontier.device.default_budget_bytes
+    best = next((p for p in reversed(frontier.points) if p.peak_bytes <= budget), None)
     line = _safe(frontier.trace.target, "bold").append(" on ").append_text(_safe(frontier.device.name))
     if best is None:
         line.append(": nothing fits", "bold red")
     else:
         line.append(f": the fastest that fits takes {format_seconds(best.step_seconds)} per step and ")
         line.append(format_bytes(best.peak_bytes), "bold").append(" (predicted)")
-    return Group(line, Text(), _whole_numbers(table))
+    parts: list[RenderableType] = [line, Text(), _whole_numbers(table)]
+    if frontier.device.margin_bytes:
+        parts += [Text(), Text(f"close: within {_margin(frontier.device.margin_bytes)}", "dim")]
+    return Group(*parts)
+
+
+def _margin(margin_bytes: int) -> str:
+    return f"the margin of {format_bytes(margin_bytes)} for the allocator's fragmentation and workspaces"
 
 
 def _plan_headline(result: PlanResult) -> Text:
@@ -157,8 +169,9 @@ def _plan_footer(result: PlanResult) -> Text:
     seconds = result.seconds
     reserve = result.plan.reserve_bytes
     aside = f"{format_bytes(reserve)} of the peak set aside: memory depends on data\n" if reserve else ""
+    margin = f"budget: the device without {_margin(result.margin_bytes)}\n" if result.margin_bytes else ""
     return Text(
-        f"{aside}{format_count(len(result.trace.ops))} ops, "
+        f"{aside}{margin}{format_count(len(result.trace.ops))} ops, "
         f"captured in {format_seconds(seconds['capture'])}, "
         f"solved in {format_seconds(seconds['solve'])}, torch {result.trace.torch}",
         "dim",
@@ -227,6 +240,7 @@ def device_view(device: Device) -> RenderableType:
     rows = {
         "memory": format_bytes(device.memory_bytes),
         "usable for tensors": format_bytes(device.usable_bytes),
+        "margin": format_bytes(device.margin_bytes),
         "bandwidth": _rate(device.bandwidth_bytes_per_second, 1e9, "GB/s"),
         **{f"{dtype} dense": _rate(rate, 1e12, "TFLOP/s") for dtype, rate in device.flops.items()},
         "fastest matrix product": f"{device.matmul_share:.0%} of the peak" if device.matmul_share else "-",
@@ -247,13 +261,16 @@ def _headline(estimate: Estimate) -> Text:
     device = estimate.device
     line = Text().append_text(_safe(estimate.target, "bold")).append(": peak ")
     line.append(format_bytes(estimate.peak_bytes), "bold").append(" (predicted), ")
-    spare = device.usable_bytes - estimate.peak_bytes
-    if estimate.fits:
+    spare = estimate.spare_bytes
+    if estimate.verdict == "fits":
         line.append_text(_safe(f"fits in {device.name}", "bold green"))
         line.append(f": {format_bytes(spare)} free")
-    else:
+    elif estimate.verdict == "does not fit":
         line.append_text(_safe(f"does not fit in {device.name}", "bold red"))
         line.append(f": {format_bytes(-spare)} missing")
+    else:
+        line.append_text(_safe(f"too close to call in {device.name}", "bold yellow"))
+        line.append(f": {format_bytes(spare)} free, less than {_margin(device.margin_bytes)}")
     if estimate.time is not None:
         line.append("; ").append(format_seconds(estimate.time.step_seconds), "bold").append(" per step")
     return line
