@@ -74,8 +74,8 @@ class Result:
     unplanned_bytes: int = 0
     regions: int = 0
     added_share: float = 0.0
-    loss_equal: bool = False
-    gradient_difference: float = 0.0
+    equal: bool = False
+    """Loss, gradients, and parameters afterwards, bit by bit."""
     failure: str = ""
 
     @property
@@ -87,7 +87,7 @@ class Result:
     def good(self) -> bool:
         bound = max(0.01, self.reserve_bytes / max(self.measured_bytes, 1))
         within = self.measured_bytes <= self.budget_bytes and abs(self.error) <= bound
-        return not self.failure and within and self.loss_equal and self.gradient_difference == 0.0
+        return not self.failure and within and self.equal
 
 
 def run_case(name: str, threads: int) -> list[Result]:
@@ -98,9 +98,10 @@ def run_case(name: str, threads: int) -> list[Result]:
     from trainfit.capturing import capture
     from trainfit.costs.pricing import price_trace
     from trainfit.devices import find_device
+    from trainfit.plan_comparison import compare_results
     from trainfit.planning.solve import Planner
     from trainfit.plans import Plan
-    from trainfit.verification import compare_step, measure_step
+    from trainfit.verification import measure_step
     from trainfit.workspace.measured import THOROUGH
 
     torch.set_num_threads(threads)
@@ -118,7 +119,7 @@ def run_case(name: str, threads: int) -> list[Result]:
             results.append(Result(name, share, failure="no plan fits, although one did with less"))
             continue
         measured = measure_step(build, "cpu", plan, timed=False)
-        compared = compare_step(build, plan, unplanned)
+        compared = compare_results(build, plan)
         results.append(
             Result(
                 name,
@@ -130,8 +131,7 @@ def run_case(name: str, threads: int) -> list[Result]:
                 unplanned.peak_bytes,
                 len(plan.regions),
                 plan.added_seconds / plan.baseline_step_seconds,
-                compared.loss_equal,
-                compared.max_gradient_difference,
+                not compared.differences,
             )
         )
     return results
@@ -150,7 +150,7 @@ def as_line(result: Result) -> str:
     verdict = "ok  " if result.good else "MISS"
     if result.failure:
         return f"{verdict} {result.name:22} {result.failure}"
-    same = "equal" if result.loss_equal and not result.gradient_difference else "NOT EQUAL"
+    same = "equal" if result.equal else "NOT EQUAL"
     return (
         f"{verdict} {result.name:22} {result.share:.0%} budget {result.budget_bytes:>12,} promised "
         f"{result.promised_bytes:>12,} measured {result.measured_bytes:>12,} ({100 * result.error:+.4f} %), "
@@ -163,7 +163,7 @@ def markdown(results: list[Result]) -> Iterator[str]:
     yield "| case | budget | promised | measured | error | without a plan | added time | results |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     for r in results:
-        same = r.failure or ("equal" if r.loss_equal and not r.gradient_difference else "NOT EQUAL")
+        same = r.failure or ("equal" if r.equal else "NOT EQUAL")
         yield (
             f"| {r.name} | {r.budget_bytes:,} | {r.promised_bytes:,} | {r.measured_bytes:,} | "
             f"{100 * r.error:+.4f} % | {r.unplanned_bytes:,} | {r.added_share:+.1%} | {same} |"

@@ -299,10 +299,12 @@ def test_a_plan_is_made_written_and_verified() -> None:
         "verify", "layers.py:build", "--plan", "plan.json", "--costs", "roofline", "--json", "real.json"
     )
     assert result.exit_code == 0, result.output
-    assert "the loss is equal and the gradients are equal" in result.stdout
+    said = " ".join(result.stdout.split())
+    assert "the loss is equal, the gradients are equal, parameters and buffers afterwards are equal" in said
     real = json.loads(Path("real.json").read_text())
     assert real["loss_equal"] is True and real["gradients_equal"] is True
-    assert real["max_gradient_difference"] == 0.0
+    assert real["max_gradient_difference"] == 0.0 and real["state_equal"] is True
+    assert real["differences"] == real["not_compared"] == []
     assert real["baseline_measured_peak_bytes"] == before
     assert real["measured_peak_bytes"] == pytest.approx(planned["peak_bytes"], rel=0.01)
 

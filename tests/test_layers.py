@@ -30,6 +30,8 @@ LAYERS = (
     "workspace",
     "capturing",
     "applying",
+    "comparing",
+    "plan_comparison",
     "trainer_callback",
     "order_fronts",
     "costs  timing",
@@ -43,11 +45,11 @@ LAYERS = (
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
     "torch": (
-        "step models targets profiler workspace capturing applying trainer_callback order_fronts timing "
-        "verification",
+        "step models targets profiler workspace capturing applying comparing plan_comparison "
+        "trainer_callback order_fronts timing verification",
         "devices costs api cli",
     ),
-    "numpy": ("simulate module_stats costs planning capturing", ""),
+    "numpy": ("simulate module_stats costs planning capturing comparing", ""),
     "rich": ("report", ""),
     "typer": ("cli", ""),
     "transformers": ("trainer_callback", "targets"),

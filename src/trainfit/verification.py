@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from trainfit import capturing
-from trainfit.applying import apply
 from trainfit.capturing.random_stream import seeded
 from trainfit.costs.pricing import CostSource, Measuring, price_trace
 from trainfit.costs.schedule import schedule
 from trainfit.devices import Device
 from trainfit.errors import MemoryGuard
+from trainfit.plan_comparison import SameResults, compare_results, planned
 from trainfit.plans import Plan
 from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.simulate import simulate
@@ -50,17 +48,27 @@ class Comparison:
 
     plan: Plan
     baseline: Measurement
-    loss_equal: bool
-    """Bit by bit."""
-    max_gradient_difference: float
-    """The largest difference of any element of any parameter's gradient; 0 if they are equal bit by bit."""
-    gradient_scale: float
-    """The largest element of any gradient, to compare the difference with."""
+    results: SameResults
 
     @property
-    def gradients_equal(self) -> bool:
-        """Whether every gradient is the same, bit by bit."""
-        return self.max_gradient_difference == 0.0
+    def loss_equal(self) -> bool | None:
+        """Whether what `run` returned is the same, bit by bit; None if nothing in it can be compared."""
+        return self.results.loss.equal
+
+    @property
+    def gradients_equal(self) -> bool | None:
+        """Whether every gradient is the same, bit by bit; None if no gradient was seen."""
+        return self.results.gradients.equal
+
+    @property
+    def state_equal(self) -> bool | None:
+        """Whether parameters and buffers are the same when the step is done, bit by bit."""
+        return self.results.state.equal
+
+    @property
+    def max_gradient_difference(self) -> float:
+        """The largest difference of any element of any gradient; infinite where no number says it."""
+        return self.results.gradients.largest_difference
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,9 @@ def verify_step(
         measured = measure_step(build, device.kind, plan)
         if plan is not None:
             report("real run without the plan")
-            comparison = compare_step(build, plan, measure_step(build, device.kind))
+            baseline = measure_step(build, device.kind)
+            report("comparing results")
+            comparison = Comparison(plan, baseline, compare_results(build, plan))
     except Exception as error:
         raise_as_user_error(error, "the real step")
     end = time.perf_counter()
@@ -167,7 +177,7 @@ def measure_step(
 
     A few more are timed without the profiler; if not `timed`, the seconds are those under it.
     """
-    build = _planned(build, plan)
+    build = planned(build, plan)
     if kind == "cuda":
         return _measure_cuda(build)
     # A compiled function is measured as its eager original, which is what was captured.
@@ -182,65 +192,6 @@ def measure_step(
         usage = log.usage("step")
         seconds = _typical_seconds(step) if timed else usage.seconds
     return Measurement(usage.peak_bytes, usage.start_bytes, seconds)
-
-
-def _planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]:
-    def build_with_plan() -> Step:
-        step = build()
-        if plan is not None:
-            apply(step.model, plan)
-        return step
-
-    return build_with_plan
-
-
-def compare_step(build: Callable[[], Step], plan: Plan, baseline: Measurement) -> Comparison:
-    """Run the first step with and without the plan, from the same seed, and compare loss and gradients.
-
-    A region that is computed again as a whole is still followed op by op in the first step, and no longer in
-    the second: then that one is compared, which begins with what the first has made of the weights.
-    """
-    steps = 2 if any(region.whole for region in plan.regions) else 1
-    loss, gradients = _results(build, steps)
-    planned_loss, planned_gradients = _results(_planned(build, plan), steps)
-    difference = scale = 0.0
-    for name, gradient in gradients.items():
-        other = planned_gradients.get(name)
-        scale = max(scale, float(gradient.abs().max())) if gradient.numel() else scale
-        if other is None or other.shape != gradient.shape:
-            difference = float("inf")
-        elif not torch.equal(gradient, other):
-            # NaN equals nothing, but the same NaN in both is no difference.
-            apart = (gradient.double() - other.double()).abs()
-            same = torch.isnan(gradient) & torch.isnan(other)
-            difference = max(difference, float(torch.where(same, 0.0, apart).max()))
-    return Comparison(plan, baseline, _same(loss, planned_loss), difference, scale)
-
-
-def _results(build: Callable[[], Step], steps: int) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Run steps; return what the last returned, and its gradients as they were when backward was done."""
-    gradients: dict[str, torch.Tensor] = {}
-    with torch.compiler.set_stance("force_eager"), seeded():
-        step = build()
-        for name, parameter in step.model.named_parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(functools.partial(_keep, gradients, name))
-        for _ in range(steps):
-            gradients.clear()
-            result = step.run()
-    return result, gradients
-
-
-def _keep(gradients: dict[str, torch.Tensor], name: str, parameter: torch.Tensor) -> None:
-    if parameter.grad is not None:
-        gradients[name] = parameter.grad.detach().to_dense().clone()
-
-
-def _same(first: Any, second: Any) -> bool:
-    """Whether two results of a step are equal bit by bit; what is not a tensor has to be equal."""
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        return torch.equal(torch.nan_to_num(first.detach()), torch.nan_to_num(second.detach()))
-    return type(first) is type(second)
 
 
 def _typical_seconds(step: Step) -> float:

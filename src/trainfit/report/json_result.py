@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,8 +147,17 @@ def verification_json(verification: Verification) -> dict[str, Any]:
         "baseline_measured_seconds": (comparison.baseline if comparison else measured).seconds,
         "loss_equal": comparison.loss_equal if comparison else None,
         "gradients_equal": comparison.gradients_equal if comparison else None,
-        "max_gradient_difference": comparison.max_gradient_difference if comparison else None,
+        "max_gradient_difference": _finite(comparison.max_gradient_difference) if comparison else None,
+        "state_equal": comparison.state_equal if comparison else None,
+        "differences": list(comparison.results.differences) if comparison else [],
+        "not_compared": list(comparison.results.not_compared) if comparison else [],
+        "warnings": list(verification.warnings),
     }
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no infinity: a difference that no number says is null."""
+    return number if math.isfinite(number) else None
 
 
 def check_destination(path: str, flag: str) -> None:

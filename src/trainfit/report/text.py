@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
@@ -28,6 +29,7 @@ _LEAST_WIDTH = 80
 """Numbers are never cut: on a narrower terminal the lines wrap instead."""
 _LEAST_NAME_WIDTH = 18
 _MOST_WARNINGS = 10
+_MOST_DIFFERENCES = 5
 _MOST_OPERATORS = 8
 _MOST_KINDS = 10
 _WHOLE_ABOVE = 100
@@ -208,7 +210,7 @@ def verification_view(verification: Verification) -> RenderableType:
     )
     parts = [
         _verdict(verification),
-        *([] if comparison is None else [_same_results(comparison)]),
+        *([] if comparison is None else _same_results(comparison)),
         Text(),
         _whole_numbers(table),
         *_warnings(verification.warnings),
@@ -393,19 +395,28 @@ def _verdict(verification: Verification) -> Text:
     return line.append(f" ({format_count(difference)} bytes)")
 
 
-def _same_results(comparison: Comparison) -> Text:
-    """Say whether the plan changed the results."""
-    line = Text("With the plan the loss is ")
-    line.append(
-        "equal" if comparison.loss_equal else "NOT equal", "green" if comparison.loss_equal else "red"
-    )
-    line.append(" and the gradients are ")
-    if comparison.gradients_equal:
-        return line.append("equal", "green").append(", bit by bit (measured).")
-    relative = comparison.max_gradient_difference / (comparison.gradient_scale or 1.0)
-    return line.append("not equal", "yellow").append(
-        f": up to {relative:.1e} of the largest apart (measured)."
-    )
+def _same_results(comparison: Comparison) -> list[RenderableType]:
+    """Say whether the plan changed the results, where, and what was not compared."""
+    results = comparison.results
+    line = Text("With the plan the loss is ").append_text(_equality(comparison.loss_equal))
+    line.append(", the gradients are ").append_text(_equality(comparison.gradients_equal))
+    line.append(", parameters and buffers afterwards are ").append_text(_equality(comparison.state_equal))
+    line.append(" (bit by bit, measured).")
+    if comparison.gradients_equal is False and math.isfinite(comparison.max_gradient_difference):
+        relative = comparison.max_gradient_difference / (results.gradient_scale or 1.0)
+        line.append(f" Gradients are up to {relative:.1e} of the largest apart.")
+    parts: list[RenderableType] = [line]
+    for title, lines in (("not equal", results.differences), ("not compared", results.not_compared)):
+        parts += [Padding(_safe(f"{title}: {text}"), (0, 0, 0, 2)) for text in lines[:_MOST_DIFFERENCES]]
+        if len(lines) > _MOST_DIFFERENCES:
+            parts.append(Text(f"  and {len(lines) - _MOST_DIFFERENCES} more; --json lists all", "dim"))
+    return parts
+
+
+def _equality(equal: bool | None) -> Text:
+    if equal is None:
+        return Text("not compared", "yellow")
+    return Text("equal", "green") if equal else Text("NOT equal", "bold red")
 
 
 def _both(predicted: int, measured: int) -> tuple[Text, Text]:

@@ -1,0 +1,148 @@
+"""Run a step with and without its plan from the same seed, and compare what both made, bit by bit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainfit.applying import apply
+from trainfit.capturing.random_stream import seeded
+from trainfit.comparing import Contents, Match, compare, contents_of, largest_element
+from trainfit.plans import Plan
+from trainfit.step import Step
+
+_RUNS = ("unplanned", "planned")
+
+
+@dataclass(frozen=True)
+class SameResults:
+    """How the results of a planned step compare with those of the same step without its plan."""
+
+    loss: Match
+    """What `run` returned."""
+    gradients: Match
+    """Every gradient of the model's parameters and of whatever the optimizers train, as backward left it."""
+    state: Match
+    """Parameters and buffers when the step was done."""
+    gradient_scale: float
+    """The largest element of any gradient, to compare a difference with."""
+    runs: int
+    """How often `run` was called for this."""
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """One line for everything that is not the same."""
+        return self.loss.differences + self.gradients.differences + self.state.differences
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """One line for everything that could not be compared."""
+        return self.loss.not_compared + self.gradients.not_compared + self.state.not_compared
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What one run of a step made."""
+
+    loss: Contents
+    gradients: Contents
+    state: Contents
+
+
+def planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]:
+    """Return a function that builds the same step, whose model runs the plan."""
+
+    def build_with_plan() -> Step:
+        step = build()
+        if plan is not None:
+            apply(step.model, plan)
+        return step
+
+    return build_with_plan
+
+
+def compare_results(build: Callable[[], Step], plan: Plan) -> SameResults:
+    """Run the first step with and without the plan, from the same seed, and compare their results.
+
+    Both run eagerly: a compiler rounds differently by itself, and the question is what the plan does. A
+    region that is computed again as a whole is still followed op by op in the first step, and no longer in
+    the second: then that one is compared, which begins with what the first has made of the weights.
+    """
+    steps = 2 if any(region.whole for region in plan.regions) else 1
+    first = _results(build, steps)
+    second = _results(planned(build, plan), steps)
+    return SameResults(
+        loss=compare(first.loss, second.loss, _RUNS),
+        gradients=compare(first.gradients, second.gradients, _RUNS),
+        state=compare(first.state, second.state, _RUNS),
+        gradient_scale=largest_element(first.gradients),
+        runs=2 * steps,
+    )
+
+
+def _results(build: Callable[[], Step], steps: int) -> _Results:
+    """Run so many steps; return what the last one made."""
+    gradients: dict[str, Contents] = {}
+    with torch.compiler.set_stance("force_eager"), seeded():
+        step = build()
+        names = parameter_names(step)
+        for parameter, name in names.items():
+            if parameter.requires_grad:
+                _call_first(parameter, functools.partial(_keep, gradients, name))
+        for optimizer in step.optimizers:
+            optimizer.register_step_pre_hook(functools.partial(_keep_all, gradients, names))
+        for _ in range(steps):
+            gradients.clear()
+            result = step.run()
+        loss = contents_of(result)
+    state: Contents = {}
+    buffers = {buffer: name for name, buffer in step.model.named_buffers()}
+    for tensor, name in (names | buffers).items():
+        # The step is done, and nothing writes to them any more.
+        state |= contents_of(tensor, name, copies=False)
+    parts = {path: part for contents in gradients.values() for path, part in contents.items()}
+    return _Results(loss, parts, state)
+
+
+def parameter_names(step: Step) -> dict[torch.Tensor, str]:
+    """Return the parameters of the model, and those of other models that the step's optimizers train."""
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in step.model.named_parameters()}
+    for number, optimizer in enumerate(step.optimizers):
+        for group, settings in enumerate(optimizer.param_groups):
+            for position, parameter in enumerate(settings["params"]):
+                names.setdefault(parameter, f"optimizer {number}, group {group}, parameter {position}")
+    return names
+
+
+def _call_first(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Let the hook see a gradient before the user's own hooks, which may use it up and set it to None."""
+    handle = parameter.register_post_accumulate_grad_hook(hook)
+    hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks
+    others = {number: other for number, other in hooks.items() if number != handle.id}
+    for number in others:
+        del hooks[number]
+    hooks.update(others)
+
+
+def _keep(gradients: dict[str, Contents], name: str, parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        gradients[name] = contents_of(parameter.grad, name)
+
+
+def _keep_all(
+    gradients: dict[str, Contents],
+    names: dict[torch.Tensor, str],
+    optimizer: Any,
+    args: object,
+    kwargs: object,
+) -> None:
+    """Keep the gradients that backward did not accumulate: the step has put them there itself."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names.setdefault(parameter, f"parameter {len(names)}, which was added later")
+            if name not in gradients:
+                _keep(gradients, name, parameter)
