@@ -109,8 +109,8 @@ def run_case(name: str, threads: int, cache: Path) -> Result:
 
     torch.set_num_threads(threads)
     case = all_cases()[name]
-    device = this_machine.with_speed(this_cpu(), cache_path=cache)
-    host = this_machine.host(cache_path=cache)
+    device, _ = this_machine.with_speed(this_cpu(), cache_path=cache)
+    host, _ = this_machine.host(cache_path=cache)
     trace = capture(case.build, target=name)
     built: list[Step] = []
     clock = cpu_clock()

@@ -75,8 +75,8 @@ class Estimate:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What had to be assumed."""
-        return self.trace.warnings
+        """What had to be assumed, and what went wrong while costs were measured."""
+        return self.trace.warnings + (self.costs.warnings if self.costs else ())
 
     @property
     def fits(self) -> bool:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.costs.cache import CostCache, Entry, Machine, default_path, key_of
+from trainfit.costs.cache import CostCache, Entry, Figures, Machine, default_path, key_of
 
 MACHINE = Machine("a processor", "2.13.0", 2)
-ENTRY = Entry("aten.mm.default", 1.5e-3, 0.02, 4096)
+ENTRY = Entry("aten.mm.default", 1.5e-3, 0.02, 4096, load=0.25)
+FIGURES = Figures({"forward_op": 1e-6}, load=0.5)
 
 
 @pytest.fixture
@@ -25,10 +26,10 @@ def path(tmp_path: Path) -> Path:
 def test_remembers_what_was_stored(path: Path) -> None:
     with CostCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY})
-        cache.store_figures("host", {"forward_op": 1e-6})
+        cache.store_figures("host", FIGURES)
     with CostCache(MACHINE, path) as cache:
         assert cache.entries(["a", "b"]) == {"a": ENTRY}
-        assert cache.figures("host") == {"forward_op": 1e-6}
+        assert cache.figures("host") == FIGURES
         assert cache.figures("rates") is None
         assert cache.warning == ""
 
@@ -44,7 +45,7 @@ def test_remembers_what_was_stored(path: Path) -> None:
 def test_holds_for_one_machine_only(path: Path, other: Machine) -> None:
     with CostCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY})
-        cache.store_figures("host", {"forward_op": 1e-6})
+        cache.store_figures("host", FIGURES)
     with CostCache(other, path) as cache:
         assert cache.entries(["a"]) == {}
         assert cache.figures("host") is None
@@ -62,7 +63,7 @@ def test_a_new_figure_replaces_the_old_one(path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from trainfit.costs.cache import CostCache, Entry, Machine
+from trainfit.costs.cache import CostCache, Entry, Figures, Machine
 with CostCache(Machine("a processor", "2.13.0", 2), Path(sys.argv[1])) as cache:
     for number in range(int(sys.argv[3])):
         cache.store({f"{sys.argv[2]}{number}": Entry("aten.mm.default", 1e-3, 0.0, 0)})
@@ -173,17 +174,21 @@ def test_a_file_that_another_process_holds_for_too_long(path: Path, monkeypatch)
 
 def test_figures_that_make_no_sense_are_not_taken(path: Path) -> None:
     with CostCache(MACHINE, path) as cache:
-        cache.store({"a": ENTRY, "b": ENTRY})
-        cache.store_figures("host", {"forward_op": 1e-6})
+        cache.store({"a": ENTRY, "b": ENTRY, "c": ENTRY})
+        cache.store_figures("host", FIGURES)
+        cache.store_figures("rates", FIGURES)
     connection = sqlite3.connect(path)
     connection.execute("UPDATE operators SET seconds = 9e999 WHERE key = 'a'")
     connection.execute("UPDATE operators SET spread = 'wide' WHERE key = 'b'")
-    connection.execute("UPDATE machines SET figures = '[1]'")
+    connection.execute("UPDATE operators SET load = 57 WHERE key = 'c'")
+    connection.execute("UPDATE machines SET figures = '[1]' WHERE what = 'host'")
+    connection.execute("UPDATE machines SET load = 'heavy' WHERE what = 'rates'")
     connection.commit()
     connection.close()
     with CostCache(MACHINE, path) as cache:
-        assert cache.entries(["a", "b"]) == {}
+        assert cache.entries(["a", "b", "c"]) == {}
         assert cache.figures("host") is None
+        assert cache.figures("rates") is None
 
 
 def test_an_older_schema_is_made_anew(path: Path) -> None:

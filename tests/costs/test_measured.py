@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_machine import FakeMachine
 from torch import nn
 
 from trainfit import Step
@@ -78,7 +79,7 @@ def price(trace: Trace, tmp_path: Path) -> Callable[..., CostTable]:
             host=HOST,
             fallback=lambda signature: FORMULA,
             cache_path=tmp_path / "costs.sqlite",
-            **options,
+            **{"meter": FakeMachine(0.0).meter(), **options},
         )
 
     return price
@@ -135,6 +136,29 @@ def test_what_was_measured_is_not_measured_again(
     assert not calls
     price(progress=count, refresh=True)
     assert calls["aten.embedding.default"] > 3
+
+
+def test_what_a_busy_machine_measured_is_measured_again_when_it_is_quiet(
+    price: Callable[..., CostTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "_STEADY", float("inf"))
+    machine, calls = FakeMachine(0.57), Counter[str]()
+
+    def priced() -> CostTable:
+        calls.clear()
+        return price(progress=lambda done, total, name: calls.update([name]), meter=machine.meter())
+
+    (warning,) = priced().warnings
+    assert (
+        warning.startswith("other work took 57% of this machine's processors while ")
+        and "--refresh" in warning
+    )
+    assert calls
+    assert priced().warnings == (warning,) and not calls  # still busy: used, with the same warning
+    machine.share = 0.0
+    assert priced().warnings == () and calls
+    machine.share = 0.9
+    assert priced().warnings == () and not calls
 
 
 def test_an_interruption_keeps_what_was_measured(

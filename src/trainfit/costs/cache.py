@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-SCHEMA = 1
+SCHEMA = 2
 APPLICATION = 0x7466_636F
 """Marks an SQLite file as this cache."""
 BUSY_SECONDS = 20.0
@@ -27,11 +27,11 @@ BUSY_SECONDS = 20.0
 _TABLES = """
 CREATE TABLE operators (
     key TEXT NOT NULL, machine TEXT NOT NULL, name TEXT NOT NULL, seconds REAL NOT NULL CHECK (seconds >= 0),
-    spread REAL NOT NULL, workspace_bytes INTEGER NOT NULL, source TEXT NOT NULL,
+    spread REAL NOT NULL, workspace_bytes INTEGER NOT NULL, source TEXT NOT NULL, load REAL,
     PRIMARY KEY (key, machine)
 ) WITHOUT ROWID;
 CREATE TABLE machines (
-    machine TEXT NOT NULL, what TEXT NOT NULL, figures TEXT NOT NULL, PRIMARY KEY (machine, what)
+    machine TEXT NOT NULL, what TEXT NOT NULL, figures TEXT NOT NULL, load REAL, PRIMARY KEY (machine, what)
 ) WITHOUT ROWID;
 """
 
@@ -47,6 +47,17 @@ class Entry:
     spread: float
     workspace_bytes: int
     source: str = "measured"
+    load: float | None = None
+    """The share of the processors that other work took meanwhile; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured about the machine itself, by name."""
+
+    values: dict[str, float]
+    load: float | None = None
+    """The share of the processors that other work took meanwhile; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,7 @@ class CostCache:
         self.warning = ""
         self._machine = machine.text
         self._entries: dict[str, Entry] = {}
-        self._figures: dict[str, dict[str, float]] = {}
+        self._figures: dict[str, Figures] = {}
         self._lock = threading.Lock()
         self._connection = self._try("be used", self._open)
 
@@ -115,12 +126,12 @@ class CostCache:
         """Remember entries, and write them all or none to the file."""
         self._entries |= entries
         rows = [
-            (key, self._machine, e.name, e.seconds, e.spread, e.workspace_bytes, e.source)
+            (key, self._machine, e.name, e.seconds, e.spread, e.workspace_bytes, e.source, e.load)
             for key, e in entries.items()
         ]
         self._try("be written", lambda: self._write("operators", rows))
 
-    def figures(self, what: str) -> dict[str, float] | None:
+    def figures(self, what: str) -> Figures | None:
         """Return figures about the machine itself that were stored under this name."""
         if what not in self._figures:
             found = self._try("be read", lambda: self._read_figures(what))
@@ -129,10 +140,10 @@ class CostCache:
             self._figures[what] = found
         return self._figures[what]
 
-    def store_figures(self, what: str, figures: dict[str, float]) -> None:
+    def store_figures(self, what: str, figures: Figures) -> None:
         """Remember figures about the machine."""
         self._figures[what] = figures
-        rows = [(self._machine, what, json.dumps(figures, allow_nan=False))]
+        rows = [(self._machine, what, json.dumps(figures.values, allow_nan=False), figures.load)]
         self._try("be written", lambda: self._write("machines", rows))
 
     def _open(self) -> sqlite3.Connection:
@@ -176,7 +187,7 @@ class CostCache:
         found: dict[str, Entry] = {}
         if self._connection is None:
             return found
-        columns = "name, seconds, spread, workspace_bytes, source"
+        columns = "name, seconds, spread, workspace_bytes, source, load"
         query = f"SELECT {columns} FROM operators WHERE key = ? AND machine = ?"
         for key in keys:
             row = self._connection.execute(query, (key, self._machine)).fetchone()
@@ -186,19 +197,19 @@ class CostCache:
                     found[key] = entry
         return found
 
-    def _read_figures(self, what: str) -> dict[str, float] | None:
+    def _read_figures(self, what: str) -> Figures | None:
         if self._connection is None:
             return None
         row = self._connection.execute(
-            "SELECT figures FROM machines WHERE machine = ? AND what = ?", (self._machine, what)
+            "SELECT figures, load FROM machines WHERE machine = ? AND what = ?", (self._machine, what)
         ).fetchone()
         if row is None:
             return None
-        figures = json.loads(row[0])
-        sound = isinstance(figures, dict) and all(
-            isinstance(value, int | float) for value in figures.values()
-        )
-        return {name: float(value) for name, value in figures.items()} if sound else None
+        values, load = json.loads(row[0]), row[1]
+        sound = isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
+        if not sound or not _is_share(load):
+            return None
+        return Figures({name: float(value) for name, value in values.items()}, load)
 
     def _write(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         if self._connection is None or not rows:
@@ -237,4 +248,10 @@ def _pragma(connection: sqlite3.Connection, name: str) -> Any:
 
 def _is_sound(entry: Entry) -> bool:
     numbers = (entry.seconds, entry.spread, entry.workspace_bytes)
-    return all(isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers)
+    return _is_share(entry.load) and all(
+        isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers
+    )
+
+
+def _is_share(load: object) -> bool:
+    return load is None or (isinstance(load, int | float) and 0 <= load <= 1)

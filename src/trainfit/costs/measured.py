@@ -2,7 +2,8 @@
 
 An operator is timed in the situations that the step has: with its inputs in the cache or not
 (`timing/locality.py`). Its cost is the mean over its ops. What cannot be run alone is priced by `fallback`,
-and its source says so.
+and its source says so. Figures that were taken while the machine was busy with other work are used with a
+warning, and measured again as soon as it is quiet.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from trainfit.costs.cache import CostCache, Entry, key_of
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.costs.this_machine import machine_of, refuse_absent
 from trainfit.devices import Device
+from trainfit.timing.load import LoadMeter, busiest, busy_warning, is_busy
 from trainfit.trace import Signature, Trace
 
 if TYPE_CHECKING:
@@ -48,18 +50,22 @@ def measured_costs(
     cache_path: Path | None = None,
     between: Callable[[], object] | None = None,
     budget_seconds: float = BUDGET_SECONDS,
+    meter: LoadMeter | None = None,
 ) -> CostTable:
     """Price a trace by running its operators on this machine; from the cache what was measured before.
 
-    `refresh` measures everything again. `between` is called after every round of operators.
+    `refresh` measures everything again. `between` is called after every round of operators. The `meter`
+    tells how busy the machine is with other work.
     """
     from trainfit.timing.operators import situations_of
 
     refuse_absent(device)
     situations = situations_of(trace)
     with CostCache(machine_of(device), cache_path) as cache:
-        known = _look_up(situations, device, cache, refresh, progress, between, budget_seconds)
-        warnings = (cache.warning,) if cache.warning else ()
+        known = _look_up(
+            situations, device, cache, refresh, progress, between, budget_seconds, meter or LoadMeter()
+        )
+        warnings = ((cache.warning,) if cache.warning else ()) + _busy_warning(known)
     costs = tuple(
         _cost(fallback(signature), found, known) for signature, found in zip(trace.signatures, situations)
     )
@@ -74,6 +80,7 @@ def _look_up(
     progress: Progress | None,
     between: Callable[[], object] | None,
     budget_seconds: float,
+    meter: LoadMeter,
 ) -> dict[Situation, Entry]:
     """Return the entry of every situation: from the cache, else measured now. Some cannot be measured."""
     from trainfit.timing.operators import Bench
@@ -81,19 +88,39 @@ def _look_up(
     keys = {situation: _key(situation) for found in situations for situation in found}
     stored = {} if refresh else cache.entries(keys.values())
     known = {situation: stored[key] for situation, key in keys.items() if key in stored}
-    missing = [situation for situation in keys if situation not in known]
+    missing = [
+        situation
+        for situation in keys
+        if situation not in known or meter.should_repeat(known[situation].load)
+    ]
     if not missing:
         return known
     bench = Bench(device.kind)
     for begin in range(0, len(missing), _BATCH):
         batch = missing[begin : begin + _BATCH]
-        company = list(known)[: max(_COMPANY - len(batch), 0)]
+        company = [situation for situation in known if situation not in set(batch)]
+        company = company[: max(_COMPANY - len(batch), 0)]
         budget = budget_seconds * len(batch) / len(keys)
-        measured = _measure(bench, batch, company, budget, progress, between)
+        with meter.watching() as watch:
+            measured = _measure(bench, batch, company, budget, progress, between)
+        measured = {
+            situation: replace(entry, load=watch.share)
+            for situation, entry in measured.items()
+            if situation not in known or (watch.share or 0.0) <= (known[situation].load or 0.0)
+        }
         steady = {situation: entry for situation, entry in measured.items() if entry.spread < _STEADY}
         cache.store({keys[situation]: entry for situation, entry in steady.items()})
         known |= measured
     return known
+
+
+def _busy_warning(known: dict[Situation, Entry]) -> tuple[str, ...]:
+    doubtful = [entry for entry in known.values() if is_busy(entry.load)]
+    return busy_warning(
+        busiest(entry.load for entry in doubtful),
+        f"{len(doubtful)} of the step's {len(known)} distinct operators were measured",
+        "the predicted time may be too long. They are measured again when it is quiet, or now by --refresh.",
+    )
 
 
 def _cost(formula: OpCost, situations: Counter[Situation], known: dict[Situation, Entry]) -> OpCost:

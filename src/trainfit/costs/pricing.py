@@ -12,6 +12,7 @@ from trainfit.costs.table import CostTable
 from trainfit.costs.this_machine import refuse_absent
 from trainfit.devices import Device
 from trainfit.errors import OptionError
+from trainfit.timing.load import LoadMeter, busiest, busy_warning
 from trainfit.trace import Trace
 
 CostSource = Literal["roofline", "measured"]
@@ -37,14 +38,24 @@ def price_trace(
 ) -> CostTable:
     """Return the cost of every signature of the trace, which was captured for this kind of device."""
     check_source(costs, device)
-    host = host_of(CALIBRATED)
+    host, meter = host_of(CALIBRATED), LoadMeter()
+    warnings: tuple[str, ...] = ()
     if device.kind == "cpu":
         from trainfit.costs import this_machine  # needs torch
 
-        device, host = this_machine.with_speed(device, refresh=refresh), this_machine.host(refresh=refresh)
+        device, speed_load = this_machine.with_speed(device, refresh=refresh, meter=meter)
+        host, host_load = this_machine.host(refresh=refresh, meter=meter)
+        warnings = busy_warning(
+            busiest((speed_load, host_load)),
+            "its own speed was measured",
+            "predicted times are doubtful. It is measured again when it is quiet, or now by --refresh.",
+        )
     if costs == "roofline":
-        return replace(roofline_costs(trace, device), host=host)
+        return replace(roofline_costs(trace, device), host=host, warnings=warnings)
     from trainfit.costs.measured import measured_costs  # needs torch
 
     fallback = Roofline(device, CALIBRATED, trace.tf32).price
-    return measured_costs(trace, device, host=host, fallback=fallback, refresh=refresh, progress=progress)
+    table = measured_costs(
+        trace, device, host=host, fallback=fallback, refresh=refresh, progress=progress, meter=meter
+    )
+    return replace(table, warnings=warnings + table.warnings)

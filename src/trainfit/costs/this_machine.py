@@ -1,19 +1,22 @@
 """This machine: what its processor can do, and what its Python takes around the operators of a step.
 
-Both are measured once and kept in the cache of costs.
+Both are measured once and kept in the cache of costs. They are measured again if the machine was busy with
+other work then, and is not now.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
-from trainfit.costs.cache import CostCache, Machine
+from trainfit.costs.cache import CostCache, Figures, Machine
 from trainfit.costs.table import Host
 from trainfit.devices import Device, this_cpu
 from trainfit.errors import DeviceError
+from trainfit.timing.load import LoadMeter
 
 
 def refuse_absent(device: Device) -> None:
@@ -34,15 +37,42 @@ def machine_of(device: Device) -> Machine:
     return Machine(_processor(), torch.__version__, torch.get_num_threads())
 
 
-def with_speed(device: Device, *, refresh: bool = False, cache_path: Path | None = None) -> Device:
-    """Complete the description of this machine's processor by its FLOP/s and its bandwidth."""
+def with_speed(
+    device: Device, *, refresh: bool = False, cache_path: Path | None = None, meter: LoadMeter | None = None
+) -> tuple[Device, float | None]:
+    """Complete the description of this machine's processor by its FLOP/s and its bandwidth.
+
+    The second result is the share of the processors that other work took when they were measured.
+    """
     with CostCache(machine_of(device), cache_path) as cache:
-        rates = None if refresh else cache.figures("rates")
-        if rates is None:
-            rates = _measure_rates()
-            cache.store_figures("rates", rates)
-    flops = {name: rate for name, rate in rates.items() if name != "bandwidth"}
-    return replace(device, bandwidth_bytes_per_second=rates["bandwidth"], flops=flops)
+        found = _figures(cache, "rates", _measure_rates, {"bandwidth"}, refresh, meter)
+    flops = {name: rate for name, rate in found.values.items() if name != "bandwidth"}
+    speedy = replace(device, bandwidth_bytes_per_second=found.values["bandwidth"], flops=flops)
+    return speedy, found.load
+
+
+def _figures(
+    cache: CostCache,
+    what: str,
+    measure: Callable[[], dict[str, float]],
+    names: set[str],
+    refresh: bool,
+    meter: LoadMeter | None,
+) -> Figures:
+    """Return figures about the machine: from the cache if it has all of them, else measured now."""
+    meter = meter or LoadMeter()
+    known = None if refresh else cache.figures(what)
+    if known is not None and not names <= set(known.values):
+        known = None  # An earlier version of this program has remembered less.
+    if known is not None and not meter.should_repeat(known.load):
+        return known
+    with meter.watching() as watch:
+        values = measure()
+    fresh = Figures(values, watch.share)
+    if known is not None and (fresh.load or 0.0) > (known.load or 0.0):
+        return known
+    cache.store_figures(what, fresh)
+    return fresh
 
 
 def _measure_rates() -> dict[str, float]:
@@ -58,19 +88,24 @@ def _measure_rates() -> dict[str, float]:
     }
 
 
-def host(*, refresh: bool = False, cache_path: Path | None = None) -> Host:
-    """Return what this machine takes around the operators of a step that runs on its processor."""
+def host(
+    *, refresh: bool = False, cache_path: Path | None = None, meter: LoadMeter | None = None
+) -> tuple[Host, float | None]:
+    """Return what this machine takes around the operators of a step that runs on its processor.
+
+    The second result is the share of the processors that other work took when it was measured.
+    """
     names = {field.name for field in fields(Host)} - {"runs_kernels", "launch"}
     with CostCache(machine_of(this_cpu()), cache_path) as cache:
-        figures = None if refresh else cache.figures("host")
-        # What an earlier version of this program remembered may lack some of them.
-        if figures is None or not names <= set(figures):
-            from trainfit.timing.host import host_seconds
+        found = _figures(cache, "host", _measure_host, names, refresh, meter)
+    seconds = {name: figure for name, figure in found.values.items() if name != "cache_bytes"}
+    return Host(runs_kernels=True, cache_bytes=int(found.values["cache_bytes"]), **seconds), found.load
 
-            figures = host_seconds()
-            cache.store_figures("host", figures)
-    seconds = {name: figure for name, figure in figures.items() if name != "cache_bytes"}
-    return Host(runs_kernels=True, cache_bytes=int(figures["cache_bytes"]), **seconds)
+
+def _measure_host() -> dict[str, float]:
+    from trainfit.timing.host import host_seconds
+
+    return host_seconds()
 
 
 def _processor() -> str:

@@ -45,6 +45,7 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
         **_time(estimate.time),
         "modules": [dataclasses.asdict(module) for module in estimate.modules],
         "orders": _orders(estimate.trace),
+        "warnings": list(estimate.warnings),
     }
 
 

@@ -448,7 +448,7 @@ def _warnings(warnings: Sequence[str]) -> list[RenderableType]:
         counts[warning] = counts.get(warning, 0) + 1
     if not counts:
         return []
-    parts: list[RenderableType] = [Text(), Text("assumed", "yellow")]
+    parts: list[RenderableType] = [Text(), Text("notes", "yellow")]
     for warning, count in list(counts.items())[:_MOST_WARNINGS]:
         times = f" ({count} times)" if count > 1 else ""
         parts.append(Padding(_safe(f"{warning}{times}"), (0, 0, 0, 2)))
