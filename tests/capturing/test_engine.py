@@ -157,6 +157,22 @@ def test_the_backward_of_indexing_scatters_into_the_zeros_it_made(
     assert_exact(build)
 
 
+@pytest.mark.parametrize("rows", [ROWS, 20_000], ids=["known values", "hollow"])
+def test_the_gradient_of_a_view_that_was_written_to_is_copied_for_the_formula(rows: int) -> None:
+    # GIVEN a write through a mask into a view, whose backward gets a copy of the gradient and zeroes a part
+    def hide(y: torch.Tensor) -> torch.Tensor:
+        view = y.view(-1)
+        view[torch.zeros(rows * WIDTH, dtype=torch.bool)] = 0.0
+        return y.exp()
+
+    build = using(hide, rows)
+    trace = captured(build)
+    # THEN the formula makes a second copy: it writes into zeros of its own only
+    zeroing = only_op(trace, "index_put", phase="backward")
+    assert trace.storages[result_of(trace, zeroing)].bytes == rows * WIDTH * 4
+    assert_exact(build)
+
+
 def test_a_backward_written_in_python_that_does_not_work_in_place_is_left_alone() -> None:
     # GIVEN a custom function whose backward calls index_add, not index_add_
     class Pick(torch.autograd.Function):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -255,6 +257,28 @@ def test_tensors_that_a_function_cache_took_up_during_the_capture_are_dropped() 
     capture(training(Remembering, 2, 300))
     assert positions.cache_info().currsize == 0
     assert positions(3).tolist() == [0.5, 1.5, 2.5]
+
+
+@both_devices
+def test_the_tensors_of_a_module_that_the_step_imports_are_real(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a module with constants, which the step is the first to import
+    name = f"constants_of_a_step_for_{device}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\nSCALE = torch.full((70000,), 3.0)\nONE = torch.tensor(1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def build() -> Step:
+        constants = importlib.import_module(name)
+        return training(lambda: nn.Linear(4, 4), 3, 4, loss=lambda y: y.sum() * constants.SCALE[0])()
+
+    captured(build, device)
+    # THEN they have their values when the capture is over
+    constants = importlib.import_module(name)
+    assert constants.SCALE.sum() == 210000
+    assert constants.ONE == 1
 
 
 def test_a_function_cache_is_emptied_also_if_the_capture_fails() -> None:

@@ -411,9 +411,14 @@ class CaptureMode(TorchDispatchMode):
             if func is aten.add.Tensor and not kwargs and self.engine_would_add_in_place(args[0]):
                 return aten.add_.Tensor
             return func
-        forms = _IN_PLACE_IN_NODE.get(self.recorder.node.name, _IN_PLACE_FORMS)
-        if func in forms and not torch.is_grad_enabled() and self._made_in_this_node(args[0]):
-            return forms[func]
+        if torch.is_grad_enabled():
+            return func
+        form = _IN_PLACE_IN_NODE.get(self.recorder.node.name, {}).get(func)
+        if form is not None and self._made_in_this_node(args[0]):
+            return form
+        form = _IN_PLACE_INTO_ZEROS.get(func)
+        if form is not None and self.live(args[0]).producer in _ZEROS and self._made_in_this_node(args[0]):
+            return form
         return func
 
     @contextlib.contextmanager
@@ -461,7 +466,10 @@ class CaptureMode(TorchDispatchMode):
         return _storage_count(tensor) <= self.recorder.unshared_counts[1]
 
 
-_IN_PLACE_FORMS = {
+# Not into every tensor of the node: a formula gets a copy of the gradient where a view was written to, and
+# leaves that as it is.
+_ZEROS = ("aten.new_zeros.default", "aten.zeros.default", "aten.zeros_like.default")
+_IN_PLACE_INTO_ZEROS = {
     aten.index_put.default: aten.index_put_.default,
     aten.index_add.default: aten.index_add_.default,
     aten.index_copy.default: aten.index_copy_.default,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,8 @@ def installed(session: Session) -> Iterator[None]:
         for name in ("nbytes", "size", "__len__"):
             stack.enter_context(replaced(storage, name, lambda o: _storage_size(session, o)))
         stack.enter_context(replaced(threading.Thread, "run", lambda o: _thread_run(session, o)))
+        loader = importlib.machinery.SourceFileLoader
+        stack.enter_context(replaced(loader, "exec_module", _import_for_real))
         # A compiled function is captured as its eager original.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_optimizer_hooks(session))
@@ -80,6 +83,15 @@ def _thread_run(session: Session, original: Any) -> Any:
             original(self)
 
     return run
+
+
+def _import_for_real(original: Any) -> Any:
+    # A module that the step is the first to import outlives the capture, and so do the tensors in it.
+    def exec_module(self: Any, module: Any) -> None:
+        with torch._C._DisableTorchDispatch():
+            original(self, module)
+
+    return exec_module
 
 
 def _without_hooks(session: Session, original: Any) -> Any:
