@@ -160,6 +160,30 @@ def test_values_become_known_again_when_all_of_the_memory_is_overwritten() -> No
     assert about_values(trace) == []
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_values_are_known_when_they_have_been_written_part_by_part(device: str) -> None:
+    def question() -> list[int]:
+        offsets = torch.empty(2, 3, dtype=torch.int64)
+        offsets[:, 0] = 0
+        offsets[:, 1:] = torch.tensor([[4, 9], [16, 25]])
+        return torch.arange(offsets[0, 1], offsets[1, 2], 7).tolist()
+
+    assert inside(question, device) == [4, 11, 18]
+
+
+def test_values_stay_unknown_while_a_part_of_them_is() -> None:
+    def question(hidden: torch.Tensor) -> float:
+        buffer = torch.empty(3)
+        buffer[0] = 2
+        buffer[1:] = hidden[0, :2].detach()
+        buffer[0] = 3
+        return buffer[0].item()
+
+    answer, trace = asked(question)
+    assert answer == 1  # which is assumed
+    assert len(about_values(trace)) == 1
+
+
 def test_numpy_memory_shared_with_a_tensor_stays_shared() -> None:
     def question() -> list[float]:
         array = numpy.zeros(3)

@@ -167,7 +167,7 @@ class CaptureMode(TorchDispatchMode):
         if (
             call.operator.runs_on_cpu
             and not call.unlike_cpu
-            and self._inputs_known(call.operator, tensors, lives)
+            and self._inputs_known(call.operator, lives)
             and self.small_outputs(call)
         ):
             if call.operator.mutated and self._would_change_outside(call.operator, args, kwargs):
@@ -213,8 +213,12 @@ class CaptureMode(TorchDispatchMode):
             decide(call.operator.name, result)
         written = self._written(call.operator, args, kwargs)
         for live in written:
-            live.known = True
-            live.assumption = assumption
+            if not call.operator.overwrites_first:
+                live.known = True
+                live.assumption = assumption
+            else:
+                live.assumption = assumption if live.covered_by(tensors[0]) else assumption or live.assumption
+                live.fill(tensors[0])
         created: list[LiveStorage] = []
         wrapped = self._adopt(result, call.operator, created)
         for live in created:
@@ -247,7 +251,7 @@ class CaptureMode(TorchDispatchMode):
         operator = call.operator
         written = self._written(operator, args, kwargs)
         for live in written:
-            live.known = False
+            live.forget()
         new: dict[int, tuple[LiveStorage, torch.UntypedStorage]] = {}
         replaced = [self._storage_of_out(value) for value in kwargs.values()]  # alive until it is recorded
         results: list[Any] = []
@@ -335,13 +339,9 @@ class CaptureMode(TorchDispatchMode):
         """Whether running an operator would change the user's own tensors, made before the capture."""
         return any(live.producer == OUTSIDE for live in self._written(operator, args, kwargs))
 
-    def _inputs_known(
-        self, operator: Operator, tensors: list[torch.Tensor], lives: list[LiveStorage]
-    ) -> bool:
+    def _inputs_known(self, operator: Operator, lives: list[LiveStorage]) -> bool:
         if operator.overwrites_first and lives:
-            first, tensor = lives[0], tensors[0]
-            covers = tensor.numel() * tensor.element_size() == first.nbytes
-            if not first.known and not (first.backing is not None and covers):
+            if not lives[0].known and lives[0].backing is None:
                 return False
             return all(live.known for live in lives[1:])
         return all(live.known for live in lives)

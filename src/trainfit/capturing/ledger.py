@@ -54,12 +54,41 @@ class LiveStorage:
     """Real memory with this storage's bytes, for small storages; None when hollow."""
     known: bool = False
     """Whether the memory holds the values that a real run would have."""
+    _filled: torch.Tensor | None = None
+    """Which bytes do, while others have not been written yet; None if no part was written alone."""
+    _missing_bytes: int = 0
     assumption: str | None = None
     """What was assumed to get the values, when they are not the real run's."""
     on_host: bool = False
     """For a GPU: whether the memory is the host's, and does not count."""
     undecided: bool = False
     """Whether the values are tests of unknown data: "do all hold?" is then yes, "does any?" is no."""
+
+    def covered_by(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor over this storage has all of its bytes."""
+        return tensor.numel() * tensor.element_size() == self.storage_bytes
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Note that the elements of `tensor` got known values: all are known when no byte is missing."""
+        if self.known or self.covered_by(tensor):
+            self.known = True
+            return
+        if self._filled is None:
+            self._filled = torch.zeros(self.storage_bytes, dtype=torch.bool)
+            self._missing_bytes = self.storage_bytes
+        item = tensor.element_size()
+        part = self._filled.as_strided(
+            (*tensor.shape, item),
+            (*(stride * item for stride in tensor.stride()), 1),
+            int(tensor.storage_offset()) * item,
+        )
+        self._missing_bytes -= part.numel() - int(part.sum())
+        part.fill_(True)
+        self.known = self._missing_bytes == 0
+
+    def forget(self) -> None:
+        """Note that unknown values were written."""
+        self.known, self._filled = False, None
 
 
 class _StorageReference(weakref.ref[torch.UntypedStorage]):
