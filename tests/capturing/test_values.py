@@ -603,3 +603,34 @@ def test_known_tensors_count_like_any_other(make: Callable[[], torch.Tensor]) ->
     trace = captured(_with_constant(make))
     assert result(trace, 0).bytes == 12
     assert result(trace, 0).category == "activation"
+
+
+# What is asked while the step is built --------------------------------------------------------------------
+
+
+def building(prepare: Callable[[nn.Linear], Any]) -> Trace:
+    """Capture a step of a layer whose weights are unknown, prepared in some way when it is built."""
+
+    def make_model() -> nn.Module:
+        layer = nn.Linear(WIDTH, WIDTH)
+        prepare(layer)
+        return layer
+
+    return captured(training(make_model, ROWS, WIDTH))
+
+
+def test_numbers_that_initial_weights_draw_again_are_no_warning() -> None:
+    trace = building(lambda layer: nn.init.trunc_normal_(layer.weight, std=0.02, a=-0.04, b=0.04))
+    assert about_values(trace) == []
+    assert not trace.depends_on_data
+
+
+def test_what_the_built_model_depends_on_is_a_warning_but_does_not_change_from_step_to_step() -> None:
+    def prune(layer: nn.Linear) -> None:
+        layer.kept = layer.weight[layer.weight > 0].numel()  # <- prune
+
+    trace = building(prune)
+    (warning,) = about_values(trace)
+    assert warning.startswith("when the step was built, ")
+    assert line_marked("prune") in warning
+    assert not trace.depends_on_data

@@ -174,7 +174,8 @@ def _attempt(
     """
     with seeded(), session.active():
         report("building the model")
-        step = _user_code(build, "building the step")
+        with session.values.while_building():
+            step = _user_code(build, "building the step")
         _refuse_unusable(step, surroundings)
         report("first step")
         _user_code(step.run, "the step")

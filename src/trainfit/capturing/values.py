@@ -7,8 +7,9 @@ a question about it is answered with a stated assumption and a warning that name
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,7 @@ from types import FrameType
 import torch
 
 from trainfit.capturing.ledger import LiveStorage
+from trainfit.trace import DATA_DEPENDENT
 
 _PATIENCE = 100
 """Times that a line may ask about unknown data before it gets the other answer."""
@@ -24,6 +26,7 @@ _FLOAT_LIMIT = 1 << 16
 _EVERYTHING = 1 << 62
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
 _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
+_INITIALISATION = str(Path(torch.nn.init.__file__).resolve())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,16 @@ class Values:
         self.kernel_lacked_values = False
         """Whether some kernel's workspace depends on values that were not known."""
         self._asked: dict[str, int] = {}
+        self._building = False
+
+    @contextlib.contextmanager
+    def while_building(self) -> Iterator[None]:
+        """Note that the step is being built: what is asked now is asked once, not in every step."""
+        self._building = True
+        try:
+            yield
+        finally:
+            self._building = False
 
     def worth_knowing(self, dtype: torch.dtype, numel: int) -> bool:
         """Whether a tensor is small enough to be computed for real."""
@@ -62,7 +75,14 @@ class Values:
         return numel <= (self._float_limit if real else self._integer_limit)
 
     def assume(self, text: str) -> None:
-        """Note an assumption, once per place."""
+        """Note an assumption, once per place.
+
+        What initial values depend on (numbers that are drawn again, because they are too large) is not noted.
+        """
+        if any(frame.f_code.co_filename == _INITIALISATION for frame, _ in traceback.walk_stack(None)):
+            return
+        if self._building:
+            text = f"when the step was built, {text.removeprefix(f'{DATA_DEPENDENT}: ')}"
         self.assumptions[Assumption(text, self._current_module(), user_line())] = None
 
     def rely_on(self, live: LiveStorage) -> None:
@@ -173,7 +193,7 @@ def assume_result(name: str, inputs: list[torch.Tensor], results: list[object], 
     position, fill = ASSUMED_RESULTS[name]
     result = results[position]
     assert isinstance(result, torch.Tensor)
-    live.assumption = f"memory depends on data: the results of {name} {fill(inputs, result)}"
+    live.assumption = f"{DATA_DEPENDENT}: the results of {name} {fill(inputs, result)}"
     live.known = True
     live.undecided = fill is _every_second
 
