@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "trainfit"
 LAYERS = (
     "errors",
     "units  arguments  user_errors",
+    "settings",
     "trace  trace_check  simulate  plans  recomputation",
     "work",
     "module_stats",

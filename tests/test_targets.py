@@ -235,8 +235,7 @@ def test_file_that_is_not_python() -> None:
         (
             "def build(config): ...",
             "build",
-            "build() in user.py needs config, but it is called without arguments; give a default. "
-            "Only parameters named batch, seq, image_size, dtype, optimizer, device are filled in",
+            "build() in user.py needs config; pass --set config=VALUE, or give a default.",
         ),
         (
             "def build(batch): ...",

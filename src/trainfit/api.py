@@ -30,7 +30,7 @@ from trainfit.trace import Trace
 from trainfit.units import format_bytes, parse_size
 from trainfit.verification import Verification, verify_step
 
-Build = Callable[[], Step]
+Build = Callable[..., Step]
 Solver = Literal["regions", "modules"]
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
@@ -108,7 +108,13 @@ def capture(
     """
     found = device if isinstance(device, Device) else find_device(device)
     resolved = _resolve(target, found, options, task)
-    return capturing.capture(resolved.build, device=found.kind, target=resolved.name, progress=progress)
+    return capturing.capture(
+        resolved.build,
+        device=found.kind,
+        target=resolved.name,
+        settings=resolved.settings,
+        progress=progress,
+    )
 
 
 def price(
@@ -429,6 +435,7 @@ def verify(
         resolved.build,
         device,
         target=resolved.name,
+        settings=resolved.settings,
         plan=plan,
         costs=costs,
         force=force,
@@ -438,14 +445,7 @@ def verify(
 
 
 def _resolve(target: str | Build, device: Device, options: StepOptions | None, task: str | None) -> Target:
-    if isinstance(target, Step):
-        raise StepError(
-            "a Step with real tensors was passed where the step is still to be built; "
-            "pass the function that builds it, so that it can be called without allocating anything."
-        )
-    if isinstance(target, str):
-        return load(target, replace(options or StepOptions(), device=device.kind), task)
-    return Target(name=getattr(target, "__name__", "step"), build=target, kind="module")
+    return load(target, replace(options or StepOptions(), device=device.kind), task)
 
 
 def _peak(timeline: Timeline) -> Peak:

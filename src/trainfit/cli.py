@@ -88,6 +88,16 @@ Optimizer = Annotated[
         help="adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
     ),
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="Any parameter of your own function, any setting of a built-in model (layers=4) or field of an "
+        "hf: config (hidden_size=1024). Repeat for more.",
+    ),
+]
 Task = Annotated[
     str | None,
     typer.Option(
@@ -139,6 +149,7 @@ def estimate(
     image_size: ImageSize = None,
     dtype: Dtype = None,
     optimizer: Optimizer = None,
+    set: Set = None,
     task: Task = None,
     costs: Costs = "roofline",
     refresh: Refresh = False,
@@ -176,7 +187,7 @@ def estimate(
             from trainfit.devices import find_device
 
             found = find_device(device or _default_device())
-            options = _options(found.kind, batch, seq, image_size, dtype, optimizer)
+            options = _options(found.kind, batch, seq, image_size, dtype, optimizer, set)
             result = api.estimate(
                 target,
                 device=found,
@@ -215,6 +226,7 @@ def plan(
     image_size: ImageSize = None,
     dtype: Dtype = None,
     optimizer: Optimizer = None,
+    set: Set = None,
     task: Task = None,
     costs: Costs = "roofline",
     refresh: Refresh = False,
@@ -295,7 +307,7 @@ def plan(
             from trainfit.errors import BudgetTooSmall
 
             found = find_device(device or _default_device())
-            options = _options(found.kind, batch, seq, image_size, dtype, optimizer)
+            options = _options(found.kind, batch, seq, image_size, dtype, optimizer, set)
             result = api.plan_step(
                 target,
                 budget=budget,
@@ -331,6 +343,7 @@ def frontier(
     image_size: ImageSize = None,
     dtype: Dtype = None,
     optimizer: Optimizer = None,
+    set: Set = None,
     task: Task = None,
     costs: Costs = "roofline",
     refresh: Refresh = False,
@@ -355,7 +368,7 @@ def frontier(
             from trainfit.devices import find_device
 
             found = find_device(device or _default_device())
-            options = _options(found.kind, batch, seq, image_size, dtype, optimizer)
+            options = _options(found.kind, batch, seq, image_size, dtype, optimizer, set)
             result = api.frontier(
                 target,
                 device=found,
@@ -381,6 +394,7 @@ def verify(
     image_size: ImageSize = None,
     dtype: Dtype = None,
     optimizer: Optimizer = None,
+    set: Set = None,
     task: Task = None,
     plan: Annotated[
         str | None,
@@ -416,7 +430,7 @@ def verify(
             report("loading torch")
             from trainfit import api
 
-            options = _options(_default_device(), batch, seq, image_size, dtype, optimizer)
+            options = _options(_default_device(), batch, seq, image_size, dtype, optimizer, set)
             result = api.verify(
                 target,
                 options=options,
@@ -457,6 +471,7 @@ def order(
     image_size: ImageSize = None,
     dtype: Dtype = None,
     optimizer: Optimizer = None,
+    set: Set = None,
     task: Task = None,
     seconds: Annotated[
         float | None,
@@ -492,7 +507,7 @@ def order(
             options = None
             if not is_graph_file(graph_or_target):
                 report("loading torch")
-                options = _options("cpu", batch, seq, image_size, dtype, optimizer)
+                options = _options("cpu", batch, seq, image_size, dtype, optimizer, set)
             result = order_anything(
                 graph_or_target, graph=graph, options=options, task=task, seconds=seconds, progress=report
             )
@@ -542,10 +557,13 @@ def _options(
     image_size: int | None,
     dtype: str | None,
     optimizer: str | None,
+    set: list[str] | None,
 ) -> StepOptions:
     from trainfit.models.recipe import StepOptions
+    from trainfit.targets.given_values import read_assignments
 
-    chosen: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer}  # StepOptions checks the choices itself
+    # StepOptions checks the choices itself.
+    chosen: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "set": read_assignments(set or ())}
     return StepOptions(batch=batch, seq=seq, image_size=image_size, device=device, **chosen)
 
 

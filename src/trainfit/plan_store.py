@@ -1,6 +1,6 @@
 """Plans on disk: JSON with a schema number and a content hash, never executed.
 
-A file is `{"format": "trainfit-plan", "schema": 2, "sha256": ..., "plan": {...}}`. People look into plans, so
+A file is `{"format": "trainfit-plan", "schema": 3, "sha256": ..., "plan": {...}}`. People look into plans, so
 records have their fields' names, and ops one line each. Reading checks the type of every value, the hash and
 that the parts fit together; whatever is wrong, the reader raises one `FileFormatError`.
 """
@@ -18,10 +18,11 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from trainfit.errors import FileFormatError
 from trainfit.plans import DECISIONS, Plan
+from trainfit.settings import is_sound
 from trainfit.store import write_whole
 
 FORMAT = "trainfit-plan"
-SCHEMA = 2
+SCHEMA = 3
 LARGEST_FILE_BYTES = 1 << 30
 _LARGEST_INTEGER = 1 << 62
 
@@ -41,7 +42,9 @@ def load_plan(path: str | Path) -> Plan:
     schema = document.get("schema")
     if type(schema) is not int or schema != SCHEMA:
         named = f"schema {schema}" if type(schema) is int and abs(schema) < 10**9 else "an unknown schema"
-        raise FileFormatError(f"{path} has {named}, but this trainfit reads schema {SCHEMA}; plan again.")
+        raise FileFormatError(
+            f"{path} has {named}, but this trainfit reads schema {SCHEMA}; make it again with trainfit plan."
+        )
     content = document.get("plan")
     if _digest(content) != document.get("sha256"):
         raise FileFormatError(f"{path} is damaged: its content does not match its hash.")
@@ -124,7 +127,12 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
     if get_origin(hint) is tuple:
         if type(value) is not list:
             raise _Malformed(f"{where} should be a list")
-        return tuple([_decode(get_args(hint)[0], item, where) for item in value])
+        kinds = get_args(hint)
+        if kinds[-1] is Ellipsis:
+            return tuple([_decode(kinds[0], item, where) for item in value])
+        if len(value) != len(kinds):
+            raise _Malformed(f"{where} should have {len(kinds)} entries")
+        return tuple([_decode(kind, item, where) for kind, item in zip(kinds, value)])
     fields = _fields(hint)
     if type(value) is not dict or set(value) != set(fields):
         raise _Malformed(f"{where} should have exactly the parts " + ", ".join(fields))
@@ -133,6 +141,10 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
 
 def _check(plan: Plan) -> None:
     """Check that the parts of a plan fit together."""
+    if not is_sound(plan.settings):
+        raise _Malformed(
+            "plan.settings should have counts from zero on, sizes above, and values as JSON text"
+        )
     for number, kind in enumerate(plan.kinds):
         for op in kind.ops:
             if op.decision not in DECISIONS:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainfit.settings import UNKNOWN_SETTINGS, Settings
+
 DECISIONS = ("save", "recompute", "skip")
 
 
@@ -81,6 +83,8 @@ class Plan:
     """What is set aside in the peak because memory depends on data, and was captured for an assumption."""
     world_size: int = 1
     """Bytes are those of one of so many processes, which divide parameters, gradients and optimizer state."""
+    settings: Settings = UNKNOWN_SETTINGS
+    """Of the step that it was made for."""
 
     @property
     def added_seconds(self) -> float:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from trainfit.settings import UNKNOWN_SETTINGS, Settings
+
 PHASES = ("forward", "backward", "optimizer")
 CATEGORIES = (
     "parameter",
@@ -173,6 +175,8 @@ class Trace:
     samples: int | None = None
     """How many samples the step trains on, where it says so."""
     tokens: int | None = None
+    settings: Settings = UNKNOWN_SETTINGS
+    """What step it is: batch, dtype, optimizer, the model's size."""
     warnings: tuple[str, ...] = field(default=())
 
     @property

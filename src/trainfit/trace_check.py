@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainfit.settings import is_sound
 from trainfit.trace import (
     CATEGORIES,
     HOLDERS,
@@ -169,6 +170,8 @@ def _totals(trace: Trace) -> None:
         _require(
             count is None or count > 0, "count", count or 0, "samples and tokens are above zero or unknown"
         )
+    sound = is_sound(trace.settings)
+    _require(sound, "settings", 0, "counts are from zero on, sizes above, and values are JSON text")
     kinds = set(trace.tf32) <= set(TF32_KINDS) and len(set(trace.tf32)) == len(trace.tf32)
     _require(
         kinds, "kinds", len(trace.tf32), f"TF32 is allowed for some of {', '.join(TF32_KINDS)}, once each"

@@ -20,6 +20,7 @@ from trainfit.errors import MemoryGuard
 from trainfit.plan_comparison import SameResults, compare_results, planned
 from trainfit.plans import Plan
 from trainfit.profiler import no_cycle_collection, profile_allocations
+from trainfit.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Trace
@@ -98,6 +99,7 @@ def verify_step(
     device: Device,
     *,
     target: str,
+    settings: Settings = UNKNOWN_SETTINGS,
     plan: Plan | None = None,
     costs: CostSource = "measured",
     force: bool = False,
@@ -110,7 +112,9 @@ def verify_step(
     """
     begin = time.perf_counter()
     report = progress or (lambda stage: None)
-    trace = capturing.capture(build, device=device.kind, target=target, limits=THOROUGH, progress=progress)
+    trace = capturing.capture(
+        build, device=device.kind, target=target, settings=settings, limits=THOROUGH, progress=progress
+    )
     timeline = simulate(trace)
     captured = time.perf_counter()
     if not force:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.errors import FileFormatError
-from trainfit.plan_store import load_plan, save_plan
+from trainfit.plan_store import SCHEMA, load_plan, save_plan
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
+from trainfit.settings import Settings
 
 PLAN = Plan(
     target="gpt2",
@@ -38,6 +39,7 @@ PLAN = Plan(
     baseline_peak_bytes=100,
     baseline_step_seconds=1.0,
     bound_seconds=1.2,
+    settings=Settings(batch=8, parameters=1000, modules=3, model=(("layers", "4"), ("dropout", "0.1"))),
 )
 
 
@@ -61,7 +63,7 @@ def with_hash(plan: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(plan, separators=(",", ":"), sort_keys=True)
     return {
         "format": "trainfit-plan",
-        "schema": 2,
+        "schema": SCHEMA,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "plan": plan,
     }
@@ -69,6 +71,10 @@ def with_hash(plan: dict[str, Any]) -> dict[str, Any]:
 
 def changed(**changes: Any) -> dict[str, Any]:
     return with_hash({**json.loads(json.dumps(dataclasses.asdict(PLAN))), **changes})
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {**dataclasses.asdict(PLAN.settings), **changes}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +86,8 @@ def changed(**changes: Any) -> dict[str, Any]:
         ([1], "is not a trainfit plan"),
         ({"format": "trainfit-trace"}, "is not a trainfit plan"),
         (
-            {"format": "trainfit-plan", "schema": 7},
-            "has schema 7, but this trainfit reads schema 2; plan again",
+            {"format": "trainfit-plan", "schema": 7, "plan": {}},
+            f"has schema 7, but this trainfit reads schema {SCHEMA}; make it again with trainfit plan",
         ),
         ({"format": "trainfit-plan", "schema": "2"}, "has an unknown schema"),
         ({**changed(), "sha256": "0"}, "damaged: its content does not match its hash"),
@@ -92,6 +98,9 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(step_seconds=None), "plan.step_seconds should be a finite number"),
         (changed(target=3), "plan.target should be of type str"),
         (changed(kinds=None), "plan.kinds should be a list"),
+        (changed(settings=settings(batch=0)), "plan.settings should have counts from zero on"),
+        (changed(settings=settings(model=[["layers", "4"], ["a", "x"]])), "and values as JSON text"),
+        (changed(settings=settings(model=[["layers"]])), "plan.settings.model should have 2 entries"),
         (changed(kinds=[]), "region GPT.blocks.0 is of kind 0, of 0"),
         (changed(kinds=[{"ops": [["aten.mm.default"]]}] * 2), "plan.kinds.ops should have exactly the parts"),
         (

@@ -26,6 +26,7 @@ from trace_text import trace
 
 from trainfit import store
 from trainfit.errors import FileFormatError
+from trainfit.settings import Settings
 from trainfit.store import content_hash, load_trace, save_trace
 from trainfit.trace import Trace
 
@@ -40,8 +41,12 @@ TRACE = replace(
         -- optimizer
         w += step(g)
     """),
+    settings=Settings(
+        8, 16, None, "fp32", "adamw", "AdamW", "foreach", "causal-lm", 25, 25, 2, "Net", (("layers", "1"),)
+    ),
     warnings=("an assumption",),
 )
+SCHEMA = f'"schema": {store.SCHEMA}'.encode()
 
 
 @pytest.fixture
@@ -75,7 +80,7 @@ def canonical(content: Any) -> bytes:
 def sealed(content: Any, **head: Any) -> bytes:
     """Return a file whose hash is right, whatever its content."""
     digest = hashlib.sha256(canonical(content)).hexdigest()
-    document = {"format": "trainfit-trace", "schema": 2, "sha256": digest} | head
+    document = {"format": "trainfit-trace", "schema": store.SCHEMA, "sha256": digest} | head
     return json.dumps(document | {"trace": content}).encode()
 
 
@@ -124,7 +129,7 @@ def test_the_file_says_what_it_is(path: Path) -> None:
     save_trace(TRACE, path)
     document = json.loads(path.read_bytes())
     assert list(document) == ["format", "schema", "sha256", "trace"]
-    assert (document["format"], document["schema"]) == ("trainfit-trace", 2)
+    assert (document["format"], document["schema"]) == ("trainfit-trace", store.SCHEMA)
     assert document["sha256"] == content_hash(TRACE)
     assert path.read_bytes().endswith(b'"trace": ' + canonical(document["trace"]) + b"}\n")
 
@@ -261,8 +266,8 @@ def test_json_that_is_not_a_trace(path: Path, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        (1, "schema 1"),
-        (3, "schema 3"),
+        (store.SCHEMA - 1, f"schema {store.SCHEMA - 1}"),
+        (store.SCHEMA + 1, f"schema {store.SCHEMA + 1}"),
         (0, "schema 0"),
         (None, "an unknown schema"),
         ("2", "an unknown schema"),
@@ -275,7 +280,8 @@ def test_json_that_is_not_a_trace(path: Path, data: bytes) -> None:
 )
 def test_another_schema(path: Path, schema: object, named: str) -> None:
     path.write_bytes(sealed(content_of(TRACE, path), schema=schema))
-    assert f"{path} has {named}, but this trainfit reads schema 2; capture the step again." == refused(path)
+    reads = f"this trainfit reads schema {store.SCHEMA}"
+    assert f"{path} has {named}, but {reads}; capture the step again." == refused(path)
 
 
 def test_a_broken_gzip_file(path: Path) -> None:
@@ -306,7 +312,7 @@ def test_an_integer_that_is_infinite(path: Path) -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_numbers_that_are_not_json(path: Path, number: str) -> None:
-    path.write_bytes(sealed(content_of(TRACE, path)).replace(b'"schema": 2', b'"schema": ' + number.encode()))
+    path.write_bytes(sealed(content_of(TRACE, path)).replace(SCHEMA, b'"schema": ' + number.encode()))
     assert refused(path) == f"{path} is truncated or not JSON."
 
 
@@ -412,7 +418,7 @@ def test_a_part_that_is_missing(path: Path) -> None:
 
 
 def test_an_integer_with_more_digits_than_python_reads(path: Path) -> None:
-    path.write_bytes(sealed(content_of(TRACE, path)).replace(b'"schema": 2', b'"schema": ' + b"9" * 5000))
+    path.write_bytes(sealed(content_of(TRACE, path)).replace(SCHEMA, b'"schema": ' + b"9" * 5000))
     assert refused(path) == f"{path} is truncated or not JSON."
 
 

@@ -15,6 +15,7 @@ import pytest
 from trace_text import trace
 
 from trainfit import arguments, trace_check
+from trainfit.settings import Settings
 from trainfit.trace import Interval, Storage, Trace
 from trainfit.trace_check import BrokenTrace
 
@@ -206,6 +207,10 @@ BREAKAGES: list[tuple[str, Break]] = [
     (
         f"total {2**63 + 2288}: all bytes can be counted in 64 bits",
         change("signatures", 0, workspace_bytes=2**63 - 8),
+    ),
+    (
+        "settings 0: counts are from zero on, sizes above, and values are JSON text",
+        change_trace(settings=Settings(model=(("layers", "four"),))),
     ),
     ("peak 1776: the replay equals what the recorder saw (7)", change_trace(observed_peak_bytes=7)),
     ("peak 1784: the replay equals what the recorder saw (1776)", change("storages", SPARE, bytes=16)),

@@ -5,7 +5,7 @@ The files, in the order in which a step passes through them: `session` (builds a
 under a dispatch mode), `dispatch` (every operator call), `operators` and `metadata` (what the call is, what
 it returns), `own_kernels` and `special` (operators that need more), `values` (what is known and what is
 assumed), `hollow` and `ledger` (tensors without memory, and who holds them), `autograd` and `modules` (saved
-tensors, backward nodes, names), `recorder` (rows), `assemble` (the trace).
+tensors, backward nodes, names), `recorder` (rows), `describing` (what step it is), `assemble` (the trace).
 """
 
 from trainfit.capturing.session import capture

@@ -10,6 +10,7 @@ import torch
 
 from trainfit import arguments
 from trainfit import trace as t
+from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
 from trainfit.capturing.parts import strided_parts
@@ -61,7 +62,11 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
         tf32=_tf32(),
         samples=step.samples,
         tokens=step.tokens,
-        warnings=tuple(str(assumption) for assumption in session.values.assumptions),
+        settings=described(session.settings, step, session),
+        warnings=(
+            *on_the_host(step, session),
+            *(str(assumption) for assumption in session.values.assumptions),
+        ),
     )
 
 

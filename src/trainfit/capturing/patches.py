@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import nn
 
+from trainfit.capturing.describing import autocast_dtype
 from trainfit.capturing.recorder import OPTIMIZER
 from trainfit.capturing.replacing import replaced
 
@@ -24,6 +25,7 @@ def installed(session: Session) -> Iterator[None]:
     """Install all replacements for the length of a capture."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(nn.Module, "__call__", lambda original: _module_call(session, original)))
+        stack.enter_context(replaced(torch.autocast, "__enter__", lambda o: _autocast(session, o)))
         for owner in (torch.autograd, torch.autograd.graph):
             stack.enter_context(
                 replaced(owner, "_engine_run_backward", lambda original: _run_backward(session, original))
@@ -64,6 +66,17 @@ def _module_call(session: Session, original: Any) -> Any:
             recorder.leave_module(number)
 
     return __call__
+
+
+def _autocast(session: Session, original: Any) -> Any:
+    # What a step computes in is part of what is said about it.
+    def __enter__(self: torch.autocast) -> Any:
+        dtype = autocast_dtype(self)
+        if dtype is not None:
+            session.recorder.autocast.add(dtype)
+        return original(self)
+
+    return __enter__
 
 
 def _run_backward(session: Session, original: Any) -> Any:

@@ -95,6 +95,8 @@ class Recorder:
         self.stack: list[int] = []
         self.forward_post_order: list[int] = []
         self.backward_pre_order: list[int] = []
+        self.autocast: set[str] = set()
+        """Dtypes that autocast was switched on for."""
         self._arrived: list[LiveStorage] = []
         self._events = 0
         self.backward_seen = False

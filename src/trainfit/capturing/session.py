@@ -28,6 +28,7 @@ from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values, user_line_of
 from trainfit.errors import CaptureError, StepError
 from trainfit.profiler import no_cycle_collection
+from trainfit.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.step import Step
 from trainfit.trace import Trace
 from trainfit.user_errors import raise_as_user_error
@@ -45,10 +46,16 @@ class Session:
     """Everything one capture shares: ledger, recorder, value rules, hooks and the dispatch mode."""
 
     def __init__(
-        self, device: str = "cpu", oracle: MetadataOracle | None = None, *, know_everything: bool = False
+        self,
+        device: str = "cpu",
+        oracle: MetadataOracle | None = None,
+        *,
+        know_everything: bool = False,
+        settings: Settings = UNKNOWN_SETTINGS,
     ) -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
         self.device = device
+        self.settings = settings
         self.ledger = Ledger(granularity=CUDA_BLOCK_BYTES if device == "cuda" else 1)
         self.recorder = Recorder(self.ledger)
         self.modules = ModuleTable()
@@ -130,10 +137,13 @@ def capture(
     *,
     device: str = "cpu",
     target: str = "step",
+    settings: Settings = UNKNOWN_SETTINGS,
     limits: Limits = QUICK,
     progress: Progress | None = None,
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run.
+
+    `settings` is what the target says about its step; the rest is read off it.
 
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use.
     """
@@ -144,7 +154,7 @@ def capture(
         surroundings = Surroundings()
         try:
             for _ in range(_MOST_CORRECTIONS):
-                session = Session(device, oracle, know_everything=know_everything)
+                session = Session(device, oracle, know_everything=know_everything, settings=settings)
                 trace = _attempt(build, session, target, limits, surroundings, report)
                 if trace is None:
                     continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,6 +19,7 @@ OptimizerName = Literal["adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop
 # Beyond these a size is a typing mistake; torch would answer with an overflow deep inside a kernel.
 _RANGES = {"batch": (1, 1_000_000), "seq": (2, 100_000_000), "image_size": (1, 65_536)}
 
+DEFAULT_OPTIMIZER: OptimizerName = "adamw"
 _AUTOCAST_DTYPES = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 
 
@@ -27,7 +28,8 @@ class StepOptions:
     """What the user asked of the step; None where they left the choice to the target.
 
     `seq` is tokens (audio samples for raw audio models), `image_size` the side of a square image in pixels.
-    `device` is where the step would run: "cpu", "cuda" or "cuda:N".
+    `device` is where the step would run: "cpu", "cuda" or "cuda:N". `set` are further values by name, as
+    `--set` gives them: parameters of the user's function, settings of a built-in model or of a config.
     """
 
     batch: int | None = None
@@ -36,6 +38,7 @@ class StepOptions:
     dtype: Dtype | None = None
     optimizer: OptimizerName | None = None
     device: str = "cpu"
+    set: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse impossible values at once, naming the possible ones."""
@@ -86,7 +89,7 @@ def training_step(
     into a scalar; without it the output is searched for one, as in `Step.of`.
     """
     model = _in_parameter_dtype(model, options.parameter_dtype).to(options.device).train()
-    optimizer = _make_optimizer(model, options.optimizer or "adamw")
+    optimizer = _make_optimizer(model, options.optimizer or DEFAULT_OPTIMIZER)
     loss_of = loss if loss is not None else find_loss
 
     def forward() -> torch.Tensor:

@@ -144,12 +144,10 @@ def _of_step(
     from trainfit.models.recipe import StepOptions
     from trainfit.order_fronts.fx import buffer_graph
     from trainfit.order_fronts.joint import joint_graph_without_memory
-    from trainfit.targets import Target, load
+    from trainfit.targets import load
 
-    if isinstance(given, str):
+    if isinstance(given, str) or callable(given):
         target = load(given, options or StepOptions(), task)
-    elif callable(given):
-        target = Target(name=getattr(given, "__name__", "step"), build=given, kind="module")
     else:
         raise OptionError(
             "order takes a graph, the path of one, an FX GraphModule, a Trace, the name of a target, or a "
@@ -158,6 +156,8 @@ def _of_step(
     if graph == "eager":
         from trainfit.capturing import capture
 
-        return _of_trace(capture(target.build, target=target.name, progress=progress))
+        return _of_trace(
+            capture(target.build, target=target.name, settings=target.settings, progress=progress)
+        )
     module = joint_graph_without_memory(target.build)
     return _Found(target.name, "joint", buffer_graph(module), torch.__version__)

@@ -85,6 +85,7 @@ def certified(
         method=method,
         reserve_bytes=reserve,
         world_size=step.world_size,
+        settings=trace.settings,
     )
     return plan, timeline
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainfit.errors import OptionError
 from trainfit.plans import DECISIONS, Plan, Region
+from trainfit.settings import settings_json
 from trainfit.store import write_whole
 from trainfit.trace import Trace
 
@@ -191,5 +192,6 @@ def _common(target: str, device: Device, trace: Trace, seconds: dict[str, float]
         "torch": trace.torch,
         "seconds": dict(seconds),
         "ops": len(trace.ops),
+        "settings": settings_json(trace.settings),
         "warnings": list(trace.warnings),
     }

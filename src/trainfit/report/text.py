@@ -14,6 +14,7 @@ from rich.text import Text
 
 from trainfit.devices import Device
 from trainfit.report.module_rows import largest_rows
+from trainfit.settings import describe
 from trainfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from trainfit.planning.baselines import Baseline
     from trainfit.planning.results import Frontier, PlanResult
     from trainfit.plans import Plan, Region
+    from trainfit.trace import Trace
     from trainfit.verification import Comparison, Verification
 
 _BAR_WIDTH = 24
@@ -57,6 +59,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     """Lay out an estimate: fits or not, what the peak consists of, where it is, the largest modules."""
     parts: list[RenderableType] = [
         _headline(estimate),
+        *_settings(estimate.trace),
         Text(),
         _where(estimate),
         Text(),
@@ -75,7 +78,12 @@ def estimate_view(estimate: Estimate) -> RenderableType:
 def plan_view(result: PlanResult) -> RenderableType:
     """Lay out a plan: does it fit, what it costs, how good it is, the usual ways beside it, its regions."""
     plan = result.plan
-    parts: list[RenderableType] = [_plan_headline(result), Text(), _alternatives(result.baselines, plan)]
+    parts: list[RenderableType] = [
+        _plan_headline(result),
+        *_settings(result.trace),
+        Text(),
+        _alternatives(result.baselines, plan),
+    ]
     regions = _plan_regions(plan)
     if regions is not None:
         parts += [Text(), regions]
@@ -104,7 +112,12 @@ def frontier_view(frontier: Frontier) -> RenderableType:
     else:
         line.append(f": the fastest that fits takes {format_seconds(best.step_seconds)} per step and ")
         line.append(format_bytes(best.peak_bytes), "bold").append(" (predicted)")
-    parts: list[RenderableType] = [line, Text(), _whole_numbers(table)]
+    parts: list[RenderableType] = [
+        line,
+        *_settings(frontier.trace),
+        Text(),
+        _whole_numbers(table),
+    ]
     if frontier.device.margin_bytes:
         parts += [Text(), Text(f"close: within {_margin(frontier.device.margin_bytes)}", "dim")]
     return Group(*parts)
@@ -112,6 +125,12 @@ def frontier_view(frontier: Frontier) -> RenderableType:
 
 def _margin(margin_bytes: int) -> str:
     return f"the margin of {format_bytes(margin_bytes)} for the allocator's fragmentation and workspaces"
+
+
+def _settings(trace: Trace) -> list[Text]:
+    """Say in one line what the step is."""
+    line = describe(trace.settings)
+    return [_safe(line, "dim")] if line else []
 
 
 def _plan_headline(result: PlanResult) -> Text:
@@ -210,6 +229,7 @@ def verification_view(verification: Verification) -> RenderableType:
     )
     parts = [
         _verdict(verification),
+        *_settings(verification.trace),
         *([] if comparison is None else _same_results(comparison)),
         Text(),
         _whole_numbers(table),

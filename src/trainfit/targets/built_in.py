@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any, get_type_hints
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from trainfit.errors import OptionError, TargetError
 from trainfit.models.bert import BertConfig
 from trainfit.models.catalog import (
     PRESETS,
+    Config,
     LanguageConfig,
     Preset,
     VisionConfig,
@@ -19,24 +21,52 @@ from trainfit.models.catalog import (
     names_by_family,
 )
 from trainfit.models.gpt2 import GPT2Config
-from trainfit.models.recipe import StepOptions, default_dtype, training_step
+from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, default_dtype, training_step
 from trainfit.models.resnet import ResNetConfig
 from trainfit.models.vit import ViTConfig
+from trainfit.settings import Settings, named
 from trainfit.step import Step
+from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.targets.inputs import masked_labels, random_classes, random_images, random_tokens
+from trainfit.targets.target import Target
 
 # Smaller images leave a ResNet's last stage one pixel, and batch norm cannot train on a batch of one pixel.
 _SMALLEST_RESNET_IMAGE = 64
+_OWN_FLAGS = ("image_size",)
+"""What a config has, but an option of its own sets."""
 
 
-def load_built_in(name: str, options: StepOptions) -> Callable[[], Step]:
-    """Return the function that builds the step of the built-in model `name`."""
+def load_built_in(name: str, options: StepOptions) -> Target:
+    """Find the built-in model `name`."""
     preset = _find(name)
-    options = _with_defaults(preset, options)
-    config = preset.config
+    config = _changed(preset, options.set)
+    options = _with_defaults(preset, config, options)
     if isinstance(config, ViTConfig | ResNetConfig):
-        return _vision_build(config, options)
-    return _language_build(config, options)
+        build = _vision_build(config, options)
+    else:
+        build = _language_build(config, options)
+    settings = Settings(
+        batch=options.batch,
+        seq=options.seq,
+        image_size=options.image_size,
+        optimizer=options.optimizer or DEFAULT_OPTIMIZER,
+        model=named({name: value for name, value in asdict(config).items() if name not in _OWN_FLAGS}),
+    )
+    return Target(name, build, "built-in", settings)
+
+
+def _changed(preset: Preset, changes: Mapping[str, Any]) -> Config:
+    """Return the model's shape with what `--set` gives."""
+    kinds = get_type_hints(type(preset.config))
+    known = [field.name for field in fields(preset.config) if field.name not in _OWN_FLAGS]
+    refuse_unknown(changes, known, preset.name)
+    values = {name: converted(name, value, kinds[name]) for name, value in changes.items()}
+    for name, value in values.items():
+        least = 0 if kinds[name] is float else 1
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, int | float) and number < least for number in numbers):
+            raise OptionError(f"--set {name}={value}: the least is {least}.")
+    return replace(preset.config, **values)
 
 
 def _find(name: str) -> Preset:
@@ -48,7 +78,7 @@ def _find(name: str) -> Preset:
     raise TargetError(f"there is no built-in model {name!r}.{meant} The built-in models are\n{families}")
 
 
-def _with_defaults(preset: Preset, options: StepOptions) -> StepOptions:
+def _with_defaults(preset: Preset, config: Config, options: StepOptions) -> StepOptions:
     if preset.seq is None:
         options.refuse("seq", f"{preset.name}, which reads images and takes --image-size")
     else:
@@ -56,10 +86,17 @@ def _with_defaults(preset: Preset, options: StepOptions) -> StepOptions:
     return replace(
         options,
         batch=options.batch or preset.batch,
-        seq=options.seq or preset.seq,
+        seq=options.seq or _usual_seq(preset, config),
         image_size=options.image_size or preset.image_size,
         dtype=options.dtype or preset.dtype,
     )
+
+
+def _usual_seq(preset: Preset, config: Config) -> int | None:
+    """Return the preset's own sequence length, as far as the model has positions for it."""
+    if preset.seq is None or not isinstance(config, GPT2Config | BertConfig):
+        return preset.seq
+    return min(preset.seq, config.context)
 
 
 def _language_build(config: LanguageConfig, options: StepOptions) -> Callable[[], Step]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,24 +14,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainfit.errors import MissingExtra, TargetError, TrainfitError
-from trainfit.models.recipe import StepOptions, training_step
+from trainfit.errors import MissingExtra, OptionError, TargetError, TrainfitError
+from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, training_step
+from trainfit.settings import Settings, named
 from trainfit.step import Step
+from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.targets.huggingface_inputs import fill_sizes, fit_config, make_inputs
 from trainfit.targets.huggingface_tasks import Task, choose_task
+from trainfit.targets.target import Target
 
 INSTALL_LINE = "pip install -c constraints.txt 'trainfit[hf]'"
 _OLDEST_VERSION = 5
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size", "num_local_experts"),
+)
 
 
-def load_config(location: str, options: StepOptions, task: str | None) -> Callable[[], Step]:
-    """Read the config at `location` and return the function that builds its step.
+def load_config(name: str, options: StepOptions, task: str | None) -> Target:
+    """Read the config that `name` (`hf:...`) says.
 
     The config, the task and the options are checked now; the model is built when the function is called.
     """
     transformers = _import_transformers()
-    file = _config_file(location)
-    config = _parse(transformers, file)
+    file = _config_file(name.removeprefix("hf:"))
+    config = _changed(transformers, _parse(transformers, file, _read_json_object(file)), file, options.set)
     chosen = choose_task(config, task, file)
     options = fill_sizes(config, chosen, _with_dtype(config, options))
 
@@ -41,7 +48,46 @@ def load_config(location: str, options: StepOptions, task: str | None) -> Callab
         model = _make_model(transformers, fitted, chosen, options.parameter_dtype)
         return training_step(model, make_inputs(fitted, chosen, options), options)
 
-    return build
+    settings = Settings(
+        batch=options.batch,
+        seq=options.seq,
+        image_size=options.image_size,
+        optimizer=options.optimizer or DEFAULT_OPTIMIZER,
+        task=chosen.name,
+        model=named(_telling(config)),
+    )
+    return Target(name, build, "hf", settings)
+
+
+def _telling(config: Any) -> dict[str, Any]:
+    """Return the values of a config that say most about the model's size."""
+    text = config.get_text_config()
+    found = {"model_type": config.model_type}
+    for name in _SIZES:
+        value = getattr(text, name, None)
+        if type(value) is int:
+            found[name] = value
+    return found
+
+
+def _changed(transformers: ModuleType, config: Any, file: Path, changes: Mapping[str, Any]) -> Any:
+    """Return the config with what `--set` gives; `text_config.hidden_size` is one of a config inside."""
+    if not changes:
+        return config
+    known, values = config.to_dict(), _read_json_object(file)
+    for given, value in changes.items():
+        *path, last = given.split(".")
+        last = config.attribute_map.get(last, last)  # the same under another name, such as n_embd
+        inside, changed = known, values
+        for part in path:
+            inside = inside.get(part)
+            changed = changed.setdefault(part, {})
+            if not isinstance(inside, dict) or not isinstance(changed, dict):
+                raise OptionError(f"--set {given}: {file} has no config {part!r} inside it.")
+        refuse_unknown({last: value}, sorted(inside), f"the config of {config.model_type}")
+        kind = None if inside[last] is None else type(inside[last])
+        changed[last] = converted(given, value, kind)
+    return _parse(transformers, file, values)
 
 
 def _import_transformers() -> ModuleType:
@@ -79,8 +125,7 @@ def _config_file(location: str) -> Path:
     )
 
 
-def _parse(transformers: ModuleType, file: Path) -> Any:
-    values = _read_json_object(file)
+def _parse(transformers: ModuleType, file: Path, values: dict[str, Any]) -> Any:
     model_type = values.get("model_type")
     known = transformers.CONFIG_MAPPING
     if not isinstance(model_type, str):

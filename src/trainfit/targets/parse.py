@@ -1,51 +1,47 @@
-"""Read a target as the user types it, and hand it to the loader of its kind."""
+"""Read a target as the user gives it, and hand it to the loader of its kind."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from trainfit.errors import OptionError, TargetError
+from trainfit.errors import OptionError, StepError, TargetError
 from trainfit.models.recipe import StepOptions
 from trainfit.step import Step
 from trainfit.targets.built_in import load_built_in
 from trainfit.targets.huggingface import load_config
-from trainfit.targets.user_code import load_file, load_module
-
-Kind = Literal["file", "module", "hf", "built-in"]
+from trainfit.targets.target import Kind, Target
+from trainfit.targets.user_code import load_file, load_function, load_module
 
 FORMS = "file.py:function, package.module:function, hf:DIRECTORY-or-config.json, or a built-in model's name"
 
 
-@dataclass(frozen=True)
-class Target:
-    """Something trainfit can capture. `build` makes a fresh step each time it is called."""
-
-    name: str
-    build: Callable[[], Step]
-    kind: Kind
-
-
-def load(target: str, options: StepOptions, task: str | None = None) -> Target:
+def load(target: str | Callable[..., Step], options: StepOptions, task: str | None = None) -> Target:
     """Find what `target` names and check the options against it, without building the model yet.
 
     `task` says what an `hf:` model is trained for; other targets know it themselves.
     """
-    kind = _kind_of(target)
+    if isinstance(target, Step):
+        raise StepError(
+            "a Step with real tensors was passed where the step is still to be built; "
+            "pass the function that builds it, so that it can be called without allocating anything."
+        )
+    kind = _kind_of(target) if isinstance(target, str) else "function"
     if task is not None and kind != "hf":
-        raise OptionError(f"--task applies to hf: targets only, and {target!r} is not one.")
+        named = target if isinstance(target, str) else getattr(target, "__name__", "a function")
+        raise OptionError(f"--task applies to hf: targets only, and {named!r} is not one.")
+    if not isinstance(target, str):
+        return load_function(target, options)
     if kind == "hf":
-        return Target(target, load_config(target.removeprefix("hf:"), options, task), kind)
+        return load_config(target, options, task)
     if kind == "built-in":
-        return Target(target, load_built_in(target, options), kind)
+        return load_built_in(target, options)
     place, _, function = target.rpartition(":")
     if not function.isidentifier():
         raise TargetError(f"{target!r} needs the name of a function after the colon, as in {place}:build.")
-    load_function = load_file if kind == "file" else load_module
-    return Target(target, load_function(place, function, options), kind)
+    load_named = load_file if kind == "file" else load_module
+    return load_named(place, function, options)
 
 
 def _kind_of(target: str) -> Kind:

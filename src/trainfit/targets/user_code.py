@@ -1,29 +1,30 @@
-"""Targets that are a function of the user's own, in a file or in an importable module."""
+"""Targets that are a function of the user's own: in a file, in an importable module, or passed as it is."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainfit.errors import OptionError, StepError, TargetError
-from trainfit.models.recipe import StepOptions, flag_of
+from trainfit.errors import StepError, TargetError
+from trainfit.models.recipe import StepOptions
 from trainfit.step import Step
+from trainfit.targets.function_arguments import arguments_of, settings_of
+from trainfit.targets.target import Kind, Target
 from trainfit.user_errors import raise_as_user_error
 
-_OPTION_NAMES = ("batch", "seq", "image_size", "dtype", "optimizer", "device")
 
-
-def load_file(path: str, function: str, options: StepOptions) -> Callable[[], Step]:
-    """Execute the file and return a function that calls `function` in it."""
+def load_file(path: str, function: str, options: StepOptions) -> Target:
+    """Execute the file and find `function` in it."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise TargetError(_missing_file(path, file))
@@ -37,22 +38,25 @@ def load_file(path: str, function: str, options: StepOptions) -> Callable[[], St
     # Dataclasses and pickling look their module up by name.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _as_a_plain_script(path):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
+        _refuse_relative_import(error, file, function)
         raise_as_user_error(error, f"importing {path}")
-    return _caller(module, path, function, options)
+    return _found_in(module, path, function, options, "file")
 
 
-def load_module(name: str, function: str, options: StepOptions) -> Callable[[], Step]:
-    """Import the module and return a function that calls `function` in it."""
+def load_module(name: str, function: str, options: StepOptions) -> Target:
+    """Import the module and find `function` in it."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise TargetError(f"{name!r} is neither a file that ends in .py nor the dotted name of a module.")
     # As `python -m` does, so that a package in the current folder is found.
     _make_importable(os.getcwd())
     importlib.invalidate_caches()  # or a file written a moment ago may not be seen
     try:
-        module = importlib.import_module(name)
+        with _as_a_plain_script(name):
+            module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise TargetError(
@@ -62,71 +66,59 @@ def load_module(name: str, function: str, options: StepOptions) -> Callable[[], 
         raise_as_user_error(error, f"importing {name}")
     except (Exception, SystemExit) as error:
         raise_as_user_error(error, f"importing {name}")
-    return _caller(module, name, function, options)
+    return _found_in(module, name, function, options, "module")
 
 
-def _caller(module: ModuleType, place: str, function: str, options: StepOptions) -> Callable[[], Step]:
+def load_function(function: Callable[..., Any], options: StepOptions) -> Target:
+    """Take a function that Python code passes: it gets the same arguments as one that is named."""
+    if not callable(function):
+        raise TargetError(
+            "a target is the name of one, or a function that builds a trainfit.Step; "
+            f"got {type(function).__name__}."
+        )
+    name = getattr(function, "__name__", "step")
+    return _target(function, name, f"{name}()", options, "function")
+
+
+def _found_in(module: ModuleType, place: str, function: str, options: StepOptions, kind: Kind) -> Target:
     target = getattr(module, function, None)
-    label = f"{function}() in {place}"
     if target is None and not hasattr(module, function):
         raise TargetError(_missing_function(module, place, function))
     if not callable(target):
         raise TargetError(f"{function!r} in {place} is of type {type(target).__name__}, not a function.")
-    arguments = _arguments(target, label, options)
+    return _target(target, f"{place}:{function}", f"{function}() in {place}", options, kind)
+
+
+def _target(function: Callable[..., Any], name: str, label: str, options: StepOptions, kind: Kind) -> Target:
+    arguments = arguments_of(function, label, options)
+    place, _, in_place = name.rpartition(":")
 
     def build() -> Step:
+        # A function that Python code passes is part of a program whose command line is its own.
+        surroundings = _as_a_plain_script(place) if place else contextlib.nullcontext()
         try:
-            step = target(**arguments)
+            with surroundings:
+                step = function(**arguments)
         except (Exception, SystemExit) as error:
+            if kind == "file":
+                _refuse_relative_import(error, Path(place), in_place)
             raise_as_user_error(error, label)
         if not isinstance(step, Step):
             raise StepError(_not_a_step(step, label))
         return step
 
-    return build
+    return Target(name, build, kind, settings_of(function, arguments))
 
 
-def _arguments(function: Callable[..., Any], label: str, options: StepOptions) -> dict[str, int | str]:
-    """Choose the keyword arguments: every option the user gave, and the device if there is a parameter."""
+@contextlib.contextmanager
+def _as_a_plain_script(name: str) -> Iterator[None]:
+    """Let code that reads the command line see none, as if the file were run without arguments."""
+    before = sys.argv
+    sys.argv = [name]
     try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # some functions written in C have no signature
-        parameters = inspect.signature(lambda: None).parameters
-    by_keyword = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    arguments = options.given()
-    for name in arguments:
-        if name not in by_keyword and not takes_any:
-            raise OptionError(
-                f"{flag_of(name)} cannot be passed on: {label} has no parameter named {name}. "
-                f"Add one, or leave {flag_of(name)} out."
-            )
-    if "device" in by_keyword:
-        arguments["device"] = options.device
-    required = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    _refuse_missing([name for name in required if name not in arguments], label)
-    return arguments
-
-
-def _refuse_missing(missing: list[str], label: str) -> None:
-    if not missing:
-        return
-    flags = [flag_of(name) for name in missing if name in _OPTION_NAMES]
-    if len(flags) == len(missing):
-        raise TargetError(f"{label} needs {', '.join(missing)}; pass {' '.join(flags)}, or give a default.")
-    raise TargetError(
-        f"{label} needs {', '.join(missing)}, but it is called without arguments; give a default. "
-        f"Only parameters named {', '.join(_OPTION_NAMES)} are filled in from the command line."
-    )
+        yield
+    finally:
+        sys.argv = before
 
 
 def _not_a_step(result: object, label: str) -> str:
@@ -137,6 +129,21 @@ def _not_a_step(result: object, label: str) -> str:
         f"{label} returned {returned}, not a trainfit.Step; "
         "end it with return trainfit.Step(model=..., optimizer=..., run=...)."
     )
+
+
+def _refuse_relative_import(error: BaseException, file: Path, function: str) -> None:
+    """Say how a file that imports its neighbours relatively is named: as a module of its package."""
+    if not isinstance(error, ImportError) or "attempted relative import" not in str(error):
+        return
+    folder = file.resolve().parent
+    parts = [file.stem, folder.name]
+    while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+        parts.append(folder.name)
+    raise TargetError(
+        f"{file} has a relative import (from . import ...), which works only inside of a package: in the "
+        f"folder {folder.parent} name it as a module, {'.'.join(reversed(parts))}:{function}."
+    ) from None
 
 
 def _missing_file(path: str, file: Path) -> str:

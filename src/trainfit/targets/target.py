@@ -1,0 +1,23 @@
+"""`Target`: something trainfit can capture, whatever the user called it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from trainfit.settings import UNKNOWN_SETTINGS, Settings
+from trainfit.step import Step
+
+Kind = Literal["file", "module", "function", "hf", "built-in"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something trainfit can capture. `build` makes a fresh step each time it is called."""
+
+    name: str
+    build: Callable[[], Step]
+    kind: Kind
+    settings: Settings = UNKNOWN_SETTINGS
+    """What is known of its step before it is built."""
