@@ -83,6 +83,10 @@ class Op:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     creates: tuple[int, ...]
+    host_waits: bool = False
+    """Whether the host goes on only when the device is done with this op, and so with all before it."""
+    reads_value: bool = False
+    """Whether all it does is to show values to Python (`.item()`): they may decide what comes next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,66 @@ class ModuleCall:
     backward_end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory that a step leaves behind, more with every run: one kind of storage, and who holds it."""
+
+    bytes_per_step: int
+    category: str
+    producer: str
+    """The operator that made it."""
+    module: str
+    line: str
+    """The line of the user's code that made it, `file.py:12`; empty where that is not known."""
+    holder: str
+    """Who still holds it: the `program`, or `autograd`, whose graph something in the program holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Which run of the step is the recorded one, and what was seen of the others.
+
+    Runs are counted from 1, as a training loop counts them; memory is without workspaces.
+    """
+
+    recorded: int = 2
+    """The run that the trace is of: the one with the largest peak of those that were looked at."""
+    first: int = 2
+    """The first run that counts: before it the step was warming up."""
+    peaks: tuple[int, ...] = ()
+    """The most bytes alive at once in each run, from the first run of all."""
+    kinds: int = 1
+    """How many different courses the runs that count took; 1 if all of them did the same."""
+    changing: tuple[str, ...] = ()
+    """What changes from run to run in Python and may decide what a run does, such as a counter."""
+    complete: bool = True
+    """Whether as many runs were looked at as should be: not cut short by time or by the end of the data."""
+    all_stepped: bool = True
+    """Whether every optimizer had stepped before the first run that counts."""
+    grows: tuple[Growth, ...] = ()
+    """What the runs leave behind, if memory still grew at the end."""
+
+    @property
+    def looked_at(self) -> int:
+        """How many runs were looked at, those of the warm-up included."""
+        return max(len(self.peaks), self.recorded)
+
+    @property
+    def runs_before(self) -> int:
+        """How often the step runs before the run that is recorded, and measured."""
+        return self.recorded - 1
+
+    @property
+    def differ(self) -> bool:
+        """Whether runs differ from each other after the warm-up."""
+        return self.kinds > 1
+
+    @property
+    def growth_bytes(self) -> int:
+        """By how much memory grows from run to run."""
+        return sum(growth.bytes_per_step for growth in self.grows)
+
+
 @dataclass(frozen=True)
 class Trace:
     """One steady-state step: ops, storages, modules, and who keeps what alive."""
@@ -177,6 +241,9 @@ class Trace:
     tokens: int | None = None
     settings: Settings = UNKNOWN_SETTINGS
     """What step it is: batch, dtype, optimizer, the model's size."""
+    model: int = -1
+    """The module that the step trains, `Step.model`; plans are made for it and what is inside."""
+    steps: Steps = Steps()
     warnings: tuple[str, ...] = field(default=())
 
     @property
@@ -193,6 +260,15 @@ class Trace:
     def depends_on_data(self) -> bool:
         """Whether values that decide about memory were assumed, such as where a router sends tokens."""
         return any(warning.startswith(DATA_DEPENDENT) for warning in self.warnings)
+
+    @cached_property
+    def in_model(self) -> frozenset[int]:
+        """The model and all modules inside it."""
+        found: set[int] = set()
+        for number, module in enumerate(self.modules):
+            if number == self.model or module.parent in found:
+                found.add(number)
+        return frozenset(found)
 
     def op_name(self, op: int) -> str:
         """Return the operator name of op number `op`."""

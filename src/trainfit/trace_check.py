@@ -25,7 +25,7 @@ class BrokenTrace(AssertionError):
 
 def check(trace: Trace) -> None:
     """Raise `BrokenTrace` with the first invariant that does not hold."""
-    for family in (_signatures, _modules, _calls, _ops, _storages, _orders, _totals):
+    for family in (_signatures, _modules, _calls, _ops, _storages, _orders, _steps, _totals):
         family(trace)
 
 
@@ -92,6 +92,8 @@ def _ops(trace: Trace) -> None:
         _require(_in_table_or_none(op.call, trace.calls), *here, "its module call is in the table")
         _require(-1 <= op.forward_op < number, *here, "what it differentiates ran before it")
         _require(op.phase == "backward" or not op.recompute, *here, "recomputation happens in backward")
+        only_reads = not op.creates and not op.writes
+        _require(only_reads or not op.reads_value, *here, "what shows values to Python does nothing else")
         _op_storages(trace, number, op)
 
 
@@ -156,6 +158,19 @@ def _orders(trace: Trace) -> None:
         _require(all(_in_table(call, trace.calls) for call in order), *here, "its calls are in the table")
     same = set(trace.backward_pre_order) == set(trace.backward_post_order)
     _require(same, "order", 1, "a call whose backward begins also ends it")
+
+
+def _steps(trace: Trace) -> None:
+    steps = trace.steps
+    here = ("run", steps.recorded)
+    _require(_in_table_or_none(trace.model, trace.modules), "model", trace.model, "it is in the table")
+    _require(1 <= steps.first <= steps.recorded, *here, "the recorded run is one of those that count")
+    seen = not steps.peaks or steps.recorded <= len(steps.peaks)
+    _require(seen, *here, "the recorded run is one of those that were looked at")
+    _require(min(steps.peaks, default=0) >= 0, *here, "peaks are not negative")
+    _require(steps.kinds >= 1, *here, "runs take at least one course")
+    grows = all(growth.bytes_per_step > 0 for growth in steps.grows)
+    _require(grows, *here, "what grows, grows by something")
 
 
 def _totals(trace: Trace) -> None:

@@ -388,8 +388,8 @@ def short_name(value: object) -> str:
     [
         (("target",), 7, "target should be of type str"),
         (("ops",), None, "ops should be a list"),
-        (("ops", 0), {}, "each entry of ops should have 9 values"),
-        (("ops", 0), [1, 2], "each entry of ops should have 9 values"),
+        (("ops", 0), {}, "each entry of ops should have 11 values"),
+        (("ops", 0), [1, 2], "each entry of ops should have 11 values"),
         (("ops", 0, 0), True, "signature should be an integer of at most 62 bits"),
         (("ops", 0, 4), 0, "recompute should be of type bool"),
         (("storages", 0, 0), 2**62 + 1, "bytes should be an integer of at most 62 bits"),

@@ -16,7 +16,7 @@ from trace_text import trace
 
 from trainfit import arguments, trace_check
 from trainfit.settings import Settings
-from trainfit.trace import Interval, Storage, Trace
+from trainfit.trace import Growth, Interval, Steps, Storage, Trace
 from trainfit.trace_check import BrokenTrace
 
 STEP = """
@@ -142,6 +142,19 @@ BREAKAGES: list[tuple[str, Break]] = [
     ("op 7: what it uses is alive while it runs", change("ops", UPDATE, reads=(A,))),
     ("op 7: what it uses is alive while it runs", change("ops", UPDATE, writes=(X,))),
     ("op 7: it is the producer of what it creates", change("ops", UPDATE, creates=(W,))),
+    ("op 0: what shows values to Python does nothing else", change("ops", MM, reads_value=True)),
+    ("model 3: it is in the table", change_trace(model=3)),
+    ("run 1: the recorded run is one of those that count", change_trace(steps=Steps(recorded=1))),
+    (
+        "run 3: the recorded run is one of those that were looked at",
+        change_trace(steps=Steps(recorded=3, peaks=(8, 8))),
+    ),
+    ("run 2: peaks are not negative", change_trace(steps=Steps(peaks=(8, -8)))),
+    ("run 2: runs take at least one course", change_trace(steps=Steps(kinds=0))),
+    (
+        "run 2: what grows, grows by something",
+        change_trace(steps=Steps(grows=(Growth(0, "activation", "aten.mm.default", "", "", "program"),))),
+    ),
     ("storage 3: its bytes are not negative", change("storages", SPARE, bytes=-1)),
     ("storage 3: its category is one of the eight", change("storages", SPARE, category="stuff")),
     ("storage 3: it begins within the step or before", change("storages", SPARE, start=-2)),

@@ -341,6 +341,7 @@ class _Reader:
             backward_pre_order=tuple(sorted(backwards, key=lambda n: (calls[n].backward_start, n))),
             backward_post_order=tuple(sorted(backwards, key=lambda n: (calls[n].backward_end, -n))),
             observed_peak_bytes=0,
+            model=0 if self.modules.bytes else -1,
         )
         peak = max(count_live_bytes(found), default=found.persistent_bytes)
         return replace(found, observed_peak_bytes=peak)

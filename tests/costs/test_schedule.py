@@ -29,13 +29,16 @@ HOST = Host(
 
 
 def trace_of(names: list[str], phases: list[str] | None = None) -> Trace:
-    """Make a trace with one signature per op, named as given; `view` in the name makes it a view."""
+    """Make a trace with one signature per op, named as given; a `view` is one, and a `read` is waited for."""
     signatures = tuple(
         Signature(f"aten.{name}.default", (), (), "[[],{}]", "view" in name, False, False, False)
         for name in names
     )
     phases = phases or ["forward"] * len(names)
-    ops = tuple(Op(n, phase, -1, -1, False, -1, (), (), ()) for n, phase in enumerate(phases))
+    ops = tuple(
+        Op(n, phase, -1, -1, False, -1, (), (), (), host_waits="read" in name)
+        for n, (name, phase) in enumerate(zip(names, phases))
+    )
     return Trace("t", "cuda", "2", signatures, ops, (), (), (), (), (), (), 0)
 
 
@@ -77,7 +80,7 @@ def test_short_kernels_wait_for_the_host() -> None:
 
 def test_reading_a_value_back_stops_the_host() -> None:
     """The host issues 1 s, waits for 10 s of kernel, then issues the next, which the device waits for."""
-    names = ["a", "_local_scalar_dense", "b"]
+    names = ["a", "read", "b"]
     found = schedule(trace_of(names), costs_of([10.0, 0.0, 10.0]))
     # Steady: b of the last step runs while a is issued; a ends at 10, the host goes on at 10, issues b in 1.
     assert found.step_seconds == pytest.approx(
@@ -87,11 +90,11 @@ def test_reading_a_value_back_stops_the_host() -> None:
 
 
 def test_once_more_costs_what_the_busier_queue_needs_and_everything_where_the_host_waits() -> None:
-    names = ["mm", "nonzero", "mm"]
+    names = ["mm", "read", "mm"]
     host = replace(HOST, launch=0.25)
     short = schedule(trace_of(names), costs_of([0.5, 0.5, 0.5], host))
     assert short.marginal_seconds.tolist() == [1.0, 1.75, 1.0]
-    again = schedule(trace_of([*names, "nonzero"]), costs_of([0.5, 0.5, 0.5, 0.5], host))
+    again = schedule(trace_of([*names, "read"]), costs_of([0.5, 0.5, 0.5, 0.5], host))
     assert again.step_seconds - short.step_seconds == pytest.approx(1.75)
 
 
@@ -107,9 +110,9 @@ def test_on_a_cpu_everything_is_one_queue() -> None:
 def test_any_step_equals_the_simulation_op_by_op(seed: int, length: int, launch: float) -> None:
     random_numbers = random.Random(seed)
     device = [random_numbers.choice([0.0, 0.2, 1.0, 3.0]) for _ in range(length)]
-    names = [random_numbers.choice(["a", "view", "_local_scalar_dense"]) + str(n) for n in range(length)]
+    names = [random_numbers.choice(["a", "view", "read"]) + str(n) for n in range(length)]
     device = [0.0 if "view" in name else seconds for name, seconds in zip(names, device)]
-    waits = ["_local_scalar_dense" in name for name in names]
+    waits = ["read" in name for name in names]
     host = [0.5 if "view" in name else 1.0 for name in names]
     found = schedule(trace_of(names), costs_of(device, replace(HOST, launch=launch)))
     expected = step_by_step(host, device, waits, launch)

@@ -146,7 +146,7 @@ def test_a_host_that_waits_for_a_result_has_no_time_to_spare() -> None:
     def build_reads() -> Step:
         return Step.of(Reads(), (torch.randn(64, 8),), loss=lambda out: out.square().mean(), optimizer=None)
 
-    reads = trainfit.capture(build_reads, device="cpu")
+    reads = trainfit.capture(build_reads, device="h100")
     costs = costs_of(reads, gpu=True, op_seconds=1e-3)
     found = schedule(reads, costs)
     assert sum(reads.op_name(op) == "aten.nonzero.default" for op in range(len(reads.ops))) == 2

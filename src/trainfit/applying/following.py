@@ -11,6 +11,8 @@ from __future__ import annotations
 from trainfit.plans import OpDecision
 
 _CAST = "aten._to_copy.default"
+VALUES_READ = frozenset(("aten._local_scalar_dense.default", "aten.equal.default", "aten.allclose.default"))
+"""Operators that return plain values: they run once, and are answered with the same values later."""
 SAVE, RECOMPUTE, SKIP = "save", "recompute", "skip"
 
 
@@ -59,5 +61,5 @@ class Follower:
 
 
 def followed_ops(ops: tuple[OpDecision, ...]) -> tuple[OpDecision, ...]:
-    """Return the ops of a plan that a real run shows: those that are operators."""
-    return tuple(op for op in ops if is_operator(op.name))
+    """Return the ops of a plan that are followed: operators that compute, and do not only read values."""
+    return tuple(op for op in ops if is_operator(op.name) and op.name not in VALUES_READ)

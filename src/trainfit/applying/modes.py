@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainfit.applying.following import VALUES_READ
 from trainfit.applying.randomness import may_draw
 from trainfit.applying.surroundings import thread
 from trainfit.capturing.operators import Operator, aten, describe
@@ -21,8 +22,6 @@ from trainfit.recomputation import READS_METADATA_ONLY
 
 _STATISTICS = ("running_mean", "running_var")
 
-ASKS_FOR_VALUES = {aten._local_scalar_dense.default, aten.equal.default, aten.allclose.default}
-"""These return plain values; a capture does not record them."""
 _RUNS_ALWAYS = {
     aten._efficientzerotensor.default,
     aten.set_.source_Storage,
@@ -65,7 +64,7 @@ def facts_of(func: OpOverload) -> Facts:
             operator=operator,
             runs_always=operator.invisible or func in _RUNS_ALWAYS,
             decomposes=operator.composite and not operator.is_view and func not in OWN_KERNELS,
-            asks_for_values=func in ASKS_FOR_VALUES,
+            asks_for_values=operator.name in VALUES_READ,
             draws=may_draw(func),
             reads_metadata_only=operator.name in READS_METADATA_ONLY,
             statistics=tuple(n for n, a in arguments if a.name in _STATISTICS and a.alias_info is None),

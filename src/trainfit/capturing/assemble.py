@@ -42,6 +42,8 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
             reads=_numbers(row.reads),
             writes=_numbers(row.writes),
             creates=_numbers(row.creates),
+            host_waits=row.host_waits,
+            reads_value=row.reads_value,
         )
         for number, row in enumerate(rows)
     )
@@ -62,6 +64,7 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
         tf32=_tf32(),
         samples=step.samples,
         tokens=step.tokens,
+        model=session.modules.index(step.model),
         settings=described(session.settings, step, session),
         warnings=(
             *on_the_host(step, session),

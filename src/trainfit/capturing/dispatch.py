@@ -42,6 +42,7 @@ from trainfit.capturing.values import (
     assume_result,
     decide,
 )
+from trainfit.capturing.waiting import note_wait, read_without_operator
 from trainfit.errors import CaptureError
 
 
@@ -82,6 +83,7 @@ class CaptureMode(TorchDispatchMode):
         self.oracle = oracle
         self.measures_workspaces = measures_workspaces
         self.random = RandomStream()
+        self.for_gpu = not measures_workspaces
         self._in_torchs_formula = False
 
     def __torch_dispatch__(
@@ -95,7 +97,10 @@ class CaptureMode(TorchDispatchMode):
             return NotImplemented
         # What a function mode makes user code believe (see `retarget/device.py`) is not for us.
         with torch._C.DisableTorchFunction():
-            return self._handle(func, args, kwargs or {})
+            result = self._handle(func, args, kwargs or {})
+            if self.for_gpu:
+                note_wait(self, func, args, kwargs or {})
+            return result
 
     def _handle(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = describe(func)
@@ -368,11 +373,12 @@ class CaptureMode(TorchDispatchMode):
         self.recorder.record(call, (), (), (live,))
         return tensor
 
-    def readable(self, tensor: torch.Tensor) -> torch.Tensor:
+    def readable(self, tensor: torch.Tensor, reader: str) -> torch.Tensor:
         """Return `tensor` if its values are known, else zeros of its shape, with a warning."""
         live = self.ledger.find(tensor) if torch._C._has_storage(tensor) else None
         if live is None:
             return tensor
+        read_without_operator(self, reader, tensor, live)
         if live.known:
             self.values.rely_on(live)
             return tensor

@@ -39,6 +39,16 @@ class ModuleTable:
         """The roots that still exist."""
         return [root for reference in self._roots if (root := reference()) is not None]
 
+    def begin_with(self, model: nn.Module) -> None:
+        """Name everything by its place in the model; what else is known comes after it.
+
+        Parts of the model may have been called while it was built, when they were nobody's.
+        """
+        others = [root for root in self.roots if root is not model]
+        self.__init__()  # type: ignore[misc]
+        for root in (model, *others):
+            self.index(root)
+
     def add_root(self, root: nn.Module) -> int:
         """Enter a module and everything below it; a shared submodule keeps its first name."""
         self._roots.append(weakref.ref(root))

@@ -132,21 +132,28 @@ def _random_state(session: Session, original: Any) -> Any:
 def _tolist(session: Session, original: Any) -> Any:
     # Reads memory directly, without an operator call.
     def tolist(self: torch.Tensor) -> Any:
-        return original(session.mode.readable(self))
+        # A function mode would come back here.
+        with torch._C.DisableTorchFunction():
+            values = original(session.mode.readable(self, "torch.tolist"))
+        session.values.note_array(values, self)
+        return values
 
     return tolist
 
 
 def _numpy(session: Session, original: Any) -> Any:
     def to_numpy(self: torch.Tensor, **kwargs: Any) -> Any:
-        return original(session.mode.readable(self), **kwargs)
+        with torch._C.DisableTorchFunction():
+            array = original(session.mode.readable(self, "torch.numpy"), **kwargs)
+        session.values.note_array(array, self)
+        return array
 
     return to_numpy
 
 
 def _array(session: Session, original: Any) -> Any:
     def __array__(self: torch.Tensor, dtype: Any = None) -> Any:
-        array = session.mode.readable(self).detach().numpy()
+        array = session.mode.readable(self, "torch.numpy").detach().numpy()
         return numpy.asarray(array, dtype=dtype)
 
     return __array__
@@ -189,6 +196,7 @@ def _optimizer_hooks(session: Session) -> Iterator[None]:
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder.leave_context()
+        session.stepped.update(id(p) for group in optimizer.param_groups for p in group["params"][:1])
 
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 

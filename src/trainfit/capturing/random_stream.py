@@ -62,10 +62,14 @@ class HostRandomState:
 
     def is_present(self) -> bool:
         """Return whether nothing has been drawn since."""
+        return self.same_as(HostRandomState())
+
+    def same_as(self, other: HostRandomState) -> bool:
+        """Return whether both would draw the same."""
         _, words, position, *_ = self._numpy
-        _, words_now, position_now, *_ = numpy.random.get_state()
-        same = position == position_now and numpy.array_equal(words, words_now)
-        return same and self._python == random.getstate()
+        _, other_words, other_position, *_ = other._numpy
+        same = position == other_position and numpy.array_equal(words, other_words)
+        return same and self._python == other._python
 
     def restore(self) -> None:
         """Go back to the remembered state."""

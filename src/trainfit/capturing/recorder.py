@@ -61,6 +61,8 @@ class Row:
     writes: Sequence[LiveStorage]
     creates: Sequence[LiveStorage]
     live_bytes: int
+    host_waits: bool = False
+    reads_value: bool = False
 
 
 NO_NODE = NodeInfo(-1, -1, -1)
@@ -141,6 +143,11 @@ class Recorder:
             )
         )
         ledger.clock = number + 1
+
+    def host_waits(self) -> None:
+        """The host goes on only when the device is done with the last operator."""
+        if self.rows:
+            self.rows[-1].host_waits = True
 
     def last_write(self, live: LiveStorage) -> Row | None:
         """Return the last recorded operator that wrote to a storage, if one did."""

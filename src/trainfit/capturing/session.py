@@ -73,6 +73,8 @@ class Session:
         )
         self.saved_tensor_hooks = SavedTensorHooks(self.recorder, self.values)
         self.node_hooks = NodeHooks(self.recorder)
+        self.stepped: set[int] = set()
+        """Ids of parameters of the optimizers that have stepped: the first of each group."""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -187,6 +189,7 @@ def _attempt(
         with session.values.while_building():
             step = _user_code(build, "building the step")
         _refuse_unusable(step, surroundings)
+        session.modules.begin_with(step.model)
         report("first step")
         _user_code(step.run, "the step")
         _refuse_without_backward(session)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from trainfit.capturing.metadata import Call, call_key, describe_call
 from trainfit.capturing.operators import aten, describe
 from trainfit.capturing.values import user_line
+from trainfit.capturing.waiting import note_read
 from trainfit.errors import CaptureError
 from trainfit.workspace.measured import run_for_workspace
 
@@ -25,11 +27,23 @@ Handler = Callable[["CaptureMode", OpOverload, Arguments, Keywords], Any]
 
 def item(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Answer `.item()`, `bool(tensor)`, `int(tensor)`."""
-    return mode.values.scalar(args[0], mode.live(args[0]))
+    live = mode.live(args[0])
+    value = mode.values.scalar(args[0], live)
+    _note_read(mode, func, args, kwargs)
+    return value
+
+
+def _note_read(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
+    """Record an operator that only answers a question about values."""
+    key, tensors = call_key(func, args, kwargs)
+    call = mode.oracle.look_up(key) or mode.oracle.remember(Call(describe(func), key, (), single=True))
+    note_read(mode, call, [mode.live(tensor) for tensor in tensors])
 
 
 def equal(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Answer `torch.equal`."""
+    if args[0].shape == args[1].shape:
+        _note_read(mode, func, args, kwargs)
     if mode.live(args[0]).known and mode.live(args[1]).known:
         return func(*args, **kwargs)
     if args[0].shape != args[1].shape:
@@ -59,7 +73,9 @@ def with_known_values(mode: CaptureMode, func: OpOverload, args: Arguments, kwar
         return NOT_SPECIAL
     for live in lives:
         mode.values.rely_on(live)
-    return mode.run_real(func, None, key, args, kwargs, tensors, lives)
+    result = mode.run_real(func, None, key, args, kwargs, tensors, lives)
+    mode.values.answers.append([part.shape for part in tree_leaves(result) if isinstance(part, torch.Tensor)])
+    return result
 
 
 def nonzero(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
@@ -180,6 +196,7 @@ def pack_padded_sequence(mode: CaptureMode, func: OpOverload, args: Arguments, k
 
 def allclose(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Answer `torch.allclose`: of unknown values, yes, because such tests check that all is well."""
+    _note_read(mode, func, args, kwargs)
     if mode.live(args[0]).known and mode.live(args[1]).known:
         return func(*args, **kwargs)
     mode.values.assume("two tensors whose values depend on data were assumed to be close to each other")

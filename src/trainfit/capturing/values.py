@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -23,7 +24,9 @@ _PATIENCE = 100
 """Times that a line may ask about unknown data before it gets the other answer."""
 _INTEGER_LIMIT = 1 << 20
 _FLOAT_LIMIT = 1 << 16
+_ARRAY_LIMIT = 1 << 12
 _EVERYTHING = 1 << 62
+_DRAWS = ("aten.rand", "aten.uniform", "aten.normal", "aten.bernoulli", "aten.multinomial")
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
 _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
 _INITIALISATION = str(Path(torch.nn.init.__file__).resolve())
@@ -58,6 +61,8 @@ class Values:
         self.kernel_lacked_values = False
         """Whether some kernel's workspace depends on values that were not known."""
         self._asked: dict[str, int] = {}
+        self.answers: list[object] = []
+        """What the step has read of known values, as far as it may decide by it."""
         self._building = False
 
     @contextlib.contextmanager
@@ -90,6 +95,16 @@ class Values:
         if live.assumption:
             self.assume(live.assumption)
 
+    def note_answer(self, value: object, producer: str) -> None:
+        """Note a known value that the step reads; of numbers that are no draws it hardly decides anything."""
+        if not isinstance(value, float | complex) or any(word in producer for word in _DRAWS):
+            self.answers.append(value)
+
+    def note_array(self, values: Any, tensor: torch.Tensor) -> None:
+        """Note the values of a tensor that the step reads all at once."""
+        if not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= _ARRAY_LIMIT:
+            self.answers.append(values if isinstance(values, int | list) else values.tolist())
+
     def _asked_too_often(self) -> bool:
         """Whether a line keeps asking the same: a loop that ends on the other answer gets it now."""
         line = user_line()
@@ -101,6 +116,7 @@ class Values:
         if live.known:
             self.rely_on(live)
             known: bool | int | float | complex = torch.ops.aten._local_scalar_dense(tensor)
+            self.note_answer(known, live.producer)
             return not known if live.undecided and self._asked_too_often() else known
         value = _plausible(tensor.dtype, live.producer)
         if self._asked_too_often():

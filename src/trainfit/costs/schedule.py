@@ -1,8 +1,8 @@
 """When each op runs: the host issues, the device executes. Two queues, simulated, not a sum.
 
 On a GPU a kernel starts when the host has issued it and the kernel before it is done. Where kernels are
-shorter than the host needs to issue them, the device waits: the step is launch-bound. An op that reads a
-value back (`.item()`, `nonzero`) makes the host wait for the device. On a CPU both are the same queue.
+shorter than the host needs to issue them, the device waits: the step is launch-bound. Where the trace says
+that the host waits for an op (`.item()`, `nonzero`), it does. On a CPU both are the same queue.
 """
 
 from __future__ import annotations
@@ -19,16 +19,6 @@ Seconds = NDArray[np.float64]
 
 LAUNCH_BOUND_SHARE = 0.1
 """A step in which the device waits longer than this share for the host is called launch-bound."""
-
-# Ops whose result the host has to see before it goes on.
-_WAITS_FOR_DEVICE = (
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "unique",
-    "equal.default",
-    "is_nonzero",
-)
 
 
 @dataclass(frozen=True)
@@ -165,5 +155,4 @@ def _per_op(trace: Trace, per_signature: list[float] | list[int] | list[bool]) -
 
 
 def _waits(trace: Trace) -> NDArray[np.bool_]:
-    per_signature = [any(word in s.name for word in _WAITS_FOR_DEVICE) for s in trace.signatures]
-    return _per_op(trace, per_signature) > 0
+    return np.fromiter((op.host_waits for op in trace.ops), dtype=np.bool_, count=len(trace.ops))

@@ -324,10 +324,9 @@ def candidate_calls(trace: Trace) -> Iterator[int]:
 
     A module outside of the model's tree (a loss of its own) is not reached when a plan is applied.
     """
-    inside = _in_the_model(trace)
     for number, call in enumerate(trace.calls):
         worth = not call.recompute and call.backward_start >= 0 and call.forward_end > call.forward_start
-        if worth and call.module in inside:
+        if worth and call.module in trace.in_model:
             yield number
 
 
@@ -342,25 +341,12 @@ def block_families(trace: Trace) -> Iterator[list[int]]:
     yield from (members for members in families.values() if len(members) > 1)
 
 
-def _in_the_model(trace: Trace) -> set[int]:
-    """Return the modules of the tree that has the most parameters: the model."""
-    root = list(range(len(trace.modules)))
-    parameters = [0] * len(trace.modules)
-    for number, module in enumerate(trace.modules):
-        if module.parent >= 0:
-            root[number] = root[module.parent]
-        parameters[root[number]] += module.parameter_bytes
-    model = max(range(len(parameters)), key=lambda number: parameters[number], default=-1)
-    return {number for number in range(len(root)) if root[number] == model}
-
-
 def calls_in_pass(trace: Trace) -> dict[int, int]:
     """Return, for each call of a module, which of its module's calls it is in one pass over the model.
 
     A pass begins when the model is called, and when forward goes on after a backward: that is how a model
     that runs a plan counts. A step that accumulates gradients has several; a plan cannot tell them apart.
     """
-    roots = _roots(trace)
     backwards = _beginnings_of_backward(trace)
     counts: dict[tuple[int, int, int], int] = {}
     found: dict[int, int] = {}
@@ -368,7 +354,7 @@ def calls_in_pass(trace: Trace) -> dict[int, int]:
     for number, call in enumerate(trace.calls):
         if call.recompute:
             continue
-        begun += call.module in roots
+        begun += call.module == trace.model
         place = (call.module, begun, bisect_right(backwards, call.forward_start))
         found[number] = counts.get(place, 0)
         counts[place] = found[number] + 1
@@ -377,12 +363,7 @@ def calls_in_pass(trace: Trace) -> dict[int, int]:
 
 def passes_in_step(trace: Trace) -> int:
     """Return how often the model is called in the step."""
-    roots = _roots(trace)
-    return sum(call.module in roots and not call.recompute for call in trace.calls)
-
-
-def _roots(trace: Trace) -> set[int]:
-    return {module for module in _in_the_model(trace) if trace.modules[module].parent < 0}
+    return sum(call.module == trace.model and not call.recompute for call in trace.calls)
 
 
 def _beginnings_of_backward(trace: Trace) -> list[int]:

@@ -37,7 +37,11 @@ def is_whole(trace: Trace, region: RegionGraph, choice: Choice) -> bool:
 
 
 def can_be_whole(trace: Trace, region: RegionGraph) -> bool:
-    """Whether a region does nothing but compute its result."""
+    """Whether a region does nothing but compute its result.
+
+    Where Python reads values, they may lead to another branch the next time: such a region is followed op by
+    op in every step.
+    """
     if len(region.calls) > 1 or not all(group.repeatable for group in region.groups):
         return False
-    return not any(moves_statistics(trace.op_name(op)) for op in region.ops)
+    return not any(moves_statistics(trace.op_name(op)) or trace.ops[op].reads_value for op in region.ops)

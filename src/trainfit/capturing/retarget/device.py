@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainfit.capturing.replacing import replaced
+from trainfit.capturing.waiting import note_synchronisation
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
@@ -122,6 +123,8 @@ class LooksLikeCuda(TorchFunctionMode):
             moved = self._call(func, (tensor, *places), kwargs, to_host)
         if moved is tensor and self._on_host(tensor) != to_host:
             moved = self._call(torch.ops.aten._to_copy.default, (tensor,), {}, to_host)
+        if moved is not tensor and self._on_host(tensor) != to_host and not _non_blocking(places, kwargs):
+            self._mode.recorder.host_waits()
         return moved
 
     def _on_host(self, tensor: torch.Tensor) -> bool:
@@ -137,6 +140,11 @@ class LooksLikeCuda(TorchFunctionMode):
         on_host = self._on_host(tensor)
         with torch._C.DisableTorchFunction():
             return func(tensor) if on_host or tensor.is_meta else _ANSWERS[func]
+
+
+def _non_blocking(places: Iterable[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether `to` or `cuda` was told not to wait; of the positional arguments it is the first bool."""
+    return bool(kwargs.get("non_blocking") or next((p for p in places if isinstance(p, bool)), False))
 
 
 def _names_gpu(place: Any) -> bool:
@@ -166,6 +174,9 @@ class _Inert:
 
     def __exit__(self, *exception: Any) -> None:
         return None
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
 
     def elapsed_time(self, other: Any) -> float:
         return 0.0
@@ -200,7 +211,7 @@ def _answers_for_cuda() -> dict[str, Any]:
         "memory_stats": {},
         "memory_summary": "",
     }
-    silent = ["init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all"]
+    silent = ["init", "set_device", "empty_cache", "manual_seed", "manual_seed_all"]
     silent += [
         "reset_peak_memory_stats",
         "ipc_collect",
@@ -227,7 +238,6 @@ _ACCELERATOR: dict[str, Any] = {
     "set_device_index": None,
     "set_device_idx": None,
     "current_stream": _Inert,
-    "synchronize": None,
     "empty_cache": None,
     "memory_allocated": 0,
     "max_memory_allocated": 0,
@@ -239,6 +249,10 @@ _ACCELERATOR: dict[str, Any] = {
 
 def _constantly(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
+
+
+def _synchronize(mode: CaptureMode) -> Callable[..., None]:
+    return lambda *args, **kwargs: note_synchronisation(mode)
 
 
 def _host_state(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -257,6 +271,8 @@ def looks_like_cuda(mode: CaptureMode) -> Iterator[None]:
             if hasattr(torch.accelerator, name):
                 answer = _Inert if value is _Inert else _constantly(value)
                 stack.enter_context(replaced(torch.accelerator, name, _constantly(answer)))
+        for owner in (torch.cuda, torch.accelerator):
+            stack.enter_context(replaced(owner, "synchronize", lambda original: _synchronize(mode)))
         stack.enter_context(replaced(torch, "Generator", _generator))
         _patch_default_device(stack)
         for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
