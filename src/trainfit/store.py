@@ -1,6 +1,6 @@
 """Traces on disk: JSON with a schema number and a content hash, compressed when large, never executed.
 
-A file is `{"format": "trainfit-trace", "schema": 3, "sha256": ..., "trace": {...}}`. Records are lists in
+A file is `{"format": "trainfit-trace", "schema": 4, "sha256": ..., "trace": {...}}`. Records are lists in
 the order of their dataclass's fields. Reading checks the type of every value, the hash, and the trace's own
 invariants; whatever is wrong, the reader raises one `FileFormatError`.
 """
@@ -24,7 +24,7 @@ from trainfit.trace import Trace
 from trainfit.trace_check import BrokenTrace
 
 FORMAT = "trainfit-trace"
-SCHEMA = 3
+SCHEMA = 4
 COMPRESS_ABOVE_BYTES = 1 << 20
 LARGEST_FILE_BYTES = 4 << 30
 """Refuse to unpack more than this: a small file can claim to hold a huge one."""

@@ -7,8 +7,9 @@ from torch import nn
 
 import trainfit
 from trainfit import Step
+from trainfit.plan_comparison import compare_results
 from trainfit.trace import Trace
-from trainfit.verification import compare_step, measure_step
+from trainfit.verification import measure_step
 from trainfit.workspace.measured import THOROUGH
 
 
@@ -68,8 +69,8 @@ def test_a_teacher_larger_than_the_student() -> None:
     assert {region.module.split(".")[0] for region in smallest.regions} == {"Student"}
     measured = measure_step(build_distillation, "cpu", smallest, timed=False)
     assert measured.peak_bytes == smallest.peak_bytes
-    comparison = compare_step(build_distillation, smallest, measured)
-    assert comparison.loss_equal and comparison.gradients_equal
+    same = compare_results(build_distillation, smallest)
+    assert same.loss.equal and same.gradients.equal
 
 
 class Parts(nn.Module):
