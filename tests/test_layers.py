@@ -41,6 +41,7 @@ LAYERS = (
     "api",
     "report",
     "cli",
+    "__main__",
 )
 
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.

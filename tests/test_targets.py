@@ -290,7 +290,6 @@ def test_error_in_the_users_function_shows_their_frames_only() -> None:
     [
         ("raise KeyError('key')", "KeyError: 'key'"),
         ("import no_such_module_at_all", "ModuleNotFoundError: No module named 'no_such_module_at_all'"),
-        ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("def build(:", "SyntaxError: invalid syntax"),
     ],
 )
@@ -303,6 +302,20 @@ def test_error_while_importing(text: str, summary: str, place: str) -> None:
     assert str(raised.value) == f"importing {place} raised {summary}"
     assert "user_code.py" not in raised.value.user_traceback
     assert "importlib" not in raised.value.user_traceback
+
+
+@pytest.mark.parametrize("place", ["user.py", "module_of_test"])
+def test_a_script_that_ends_while_it_is_imported(place: str) -> None:
+    text = "import sys\nsys.exit(3)"
+    write("user.py", text)
+    write("module_of_test.py", text)
+    with pytest.raises(UserCodeError) as raised:
+        load(f"{place}:build", StepOptions())
+    assert str(raised.value) == (
+        f"importing {place} ended the program: it called sys.exit with 3. What is to run only as a script "
+        'belongs under if __name__ == "__main__".'
+    )
+    assert "line 2" in raised.value.user_traceback
 
 
 def test_a_step_error_of_ours_passes_through_the_users_function() -> None:

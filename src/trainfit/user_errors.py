@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import traceback
@@ -26,10 +27,29 @@ def raise_as_user_error(error: BaseException, doing: str) -> NoReturn:
         raise error
     report = traceback.TracebackException.from_exception(error)
     _drop_own_frames(report)
+    if isinstance(error, SystemExit):
+        raise UserCodeError(_ended_the_program(error, doing), "".join(report.format())) from error
     without_notes = traceback.TracebackException(type(error), error, None)
     without_notes.__notes__ = None
     summary = " ".join(list(without_notes.format_exception_only())[-1].split())
     raise UserCodeError(f"{doing} raised {summary}", "".join(report.format())) from error
+
+
+def _ended_the_program(error: SystemExit, doing: str) -> str:
+    """Say that the code left by `sys.exit`; if a parser of arguments did, say what it missed."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # argparse prints its message and leaves; what it says is in the frame of its `error`.
+        if frame.f_code.co_filename == argparse.__file__ and frame.f_code.co_name == "error":
+            return (
+                f"{doing} reads a command line, and there is none: {frame.f_locals.get('message')}. Give the "
+                "function parameters for these values and pass them with --set name=value, or give the "
+                "parser defaults."
+            )
+    code = "" if error.code is None else f" with {error.code!r}"
+    return (
+        f"{doing} ended the program: it called sys.exit{code}. What is to run only as a script belongs under "
+        'if __name__ == "__main__".'
+    )
 
 
 def _raised_by_us(error: BaseException) -> bool:

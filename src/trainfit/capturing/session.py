@@ -174,6 +174,7 @@ def capture(
         trace = with_measured_workspaces(trace, limits) if device == "cpu" else with_gpu_workspaces(trace)
         trace = counted(trace)
     trace.check()
+    _refuse_nothing_counted(trace)
     return trace
 
 
@@ -258,6 +259,19 @@ def _refuse_unusable(step: Any, surroundings: Surroundings) -> None:
         )
     if not any(parameter.requires_grad for parameter in parameters):
         raise StepError("no parameter of the model requires a gradient: there is nothing to train.")
+
+
+def _refuse_nothing_counted(trace: Trace) -> None:
+    """Refuse to answer that a step needs nothing: then it does not run where it was captured for."""
+    if trace.observed_peak_bytes:
+        return
+    if trace.device == "cuda":
+        raise StepError(
+            "nothing of the step is on the GPU: it puts its model and its inputs on the CPU itself. Give the "
+            "function that builds the step a parameter named device, which gets 'cuda', or leave the device "
+            "out of it."
+        )
+    raise StepError("the step allocates nothing on the CPU, so there is no memory to predict.")
 
 
 def _refuse_without_backward(session: Session) -> None:

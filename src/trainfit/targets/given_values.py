@@ -52,7 +52,7 @@ def converted(name: str, value: Any, kind: Any = None) -> Any:
         return _one_of(name, text, literal, get_args(kind))
     union = get_origin(kind) in (types.UnionType, typing.Union)
     kinds = [get_origin(one) or one for one in (get_args(kind) if union else (kind,))]
-    if literal is None and type(None) in kinds:
+    if type(None) in kinds and text.lower() in ("none", "null"):
         return None
     known = [one for one in kinds if one in _SIMPLE]
     for one in known:
