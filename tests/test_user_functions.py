@@ -94,8 +94,8 @@ def test_a_step_that_is_nowhere_on_the_gpu_is_no_answer() -> None:
 def test_values_take_the_type_of_their_parameter() -> None:
     Path("user.py").write_text(
         "def build(n: int, rate: float = 0.1, deep: bool = False, name: str = 'a', free=None, "
-        "sizes: list = (), maybe: int | None = 3):\n    print(repr([n, rate, deep, name, free, sizes, maybe]))"
-        + STEP
+        "sizes: list = (), maybe: int | None = 3):\n"
+        "    print(repr([n, rate, deep, name, free, sizes, maybe]))" + STEP
     )
     typed = ["n=4", "rate=1", "deep=yes", "name=7", "free=[1, 'x']", "sizes=[2, 3]", "maybe=none"]
     target = load("user.py:build", StepOptions(set=read_assignments(typed)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainfit.applying import apply
+from trainfit.applying import attach
 from trainfit.capturing.random_stream import seeded
 from trainfit.comparing import Contents, Match, compare, contents_of, largest_element
 from trainfit.plans import Plan
@@ -59,7 +59,7 @@ def planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]:
     def build_with_plan() -> Step:
         step = build()
         if plan is not None:
-            apply(step.model, plan)
+            attach(step.model, plan)
         return step
 
     return build_with_plan

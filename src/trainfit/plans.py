@@ -67,6 +67,7 @@ class Plan:
     device: str
     torch: str
     trace_hash: str
+    """Of the operators of its step, in order, and the shapes of their results."""
     budget_bytes: int
     kinds: tuple[RegionKind, ...]
     regions: tuple[Region, ...]

@@ -33,8 +33,20 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def content_hash(trace: Trace) -> str:
-    """Return the SHA-256 of the trace's content, which a plan is bound to."""
+    """Return the SHA-256 of the trace's content."""
     return hashlib.sha256(_content(trace)).hexdigest()
+
+
+def operators_hash(trace: Trace) -> str:
+    """Return a hash of what a step runs: its operators in order, with the shapes and dtypes of their results.
+
+    What a trace says beside that (its target's name, assumptions, measured workspaces) may be another.
+    """
+    kinds = [json.dumps([s.name, [[spec.dtype, spec.shape] for spec in s.outputs]]) for s in trace.signatures]
+    found = hashlib.sha256(trace.device.encode())
+    for op in trace.ops:
+        found.update(kinds[op.signature].encode())
+    return found.hexdigest()
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:

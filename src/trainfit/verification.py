@@ -18,9 +18,10 @@ from trainfit.costs.schedule import schedule
 from trainfit.devices import Device
 from trainfit.errors import MemoryGuard
 from trainfit.plan_comparison import SameResults, compare_results, planned
+from trainfit.plan_origin import plan_differences
 from trainfit.plans import Plan
 from trainfit.profiler import no_cycle_collection, profile_allocations
-from trainfit.settings import UNKNOWN_SETTINGS, Settings
+from trainfit.settings import UNKNOWN_SETTINGS, Difference, Settings
 from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Trace
@@ -86,6 +87,8 @@ class Verification:
     warnings: tuple[str, ...]
     comparison: Comparison | None = None
     """With a plan: what it was compared with."""
+    plan_differences: tuple[Difference, ...] = ()
+    """In what the step is not the one that the plan was made for: then its promise is about another one."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -143,6 +146,7 @@ def verify_step(
         measured=measured,
         warnings=trace.warnings + table.warnings,
         comparison=comparison,
+        plan_differences=plan_differences(plan, trace, device.name) if plan is not None else (),
         seconds={
             "capture": captured - begin,
             "price": priced - captured,

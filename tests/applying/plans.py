@@ -8,7 +8,7 @@ from trace_flow import flow_of
 
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.recomputation import rerun
-from trainfit.store import content_hash
+from trainfit.store import operators_hash
 from trainfit.trace import Signature, Trace
 
 Policy = Callable[[Signature, int], bool]
@@ -51,7 +51,7 @@ def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
         target=trace.target,
         device=trace.device,
         torch=trace.torch,
-        trace_hash=content_hash(trace),
+        trace_hash=operators_hash(trace),
         budget_bytes=0,
         kinds=tuple(kinds),
         regions=tuple(regions),

@@ -25,6 +25,7 @@ from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.surroundings import thread
 from trainfit.applying.whole import WholeCall, WholeCalls, circumstances_of
 from trainfit.errors import PlanError
+from trainfit.plan_origin import other_model
 from trainfit.plans import Plan
 
 _ATTRIBUTE = "forward"
@@ -36,8 +37,21 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
 
     It computes what it computed before. Forward without gradients is not changed at all. Where the model does
     something else than the plan's trace, everything from there to the end of the region is kept, with one
-    warning.
+    warning. A model of another size than the plan was made for gets one, too.
     """
+    attach(model, plan)
+    root = _root(model, plan)
+    # What a plan names may be a part of the model that was captured: then there is nothing to compare.
+    if type(root).__name__ == plan.settings.model_class:
+        parameters = sum(parameter.numel() for parameter in root.parameters())
+        another = other_model(plan, parameters, sum(1 for _ in root.modules()))
+        if another:
+            warnings.warn(another, stacklevel=2)
+    return model
+
+
+def attach(model: nn.Module, plan: Plan) -> nn.Module:
+    """Do as `apply` does, for whoever has compared the plan's step with this one already."""
     if _planned(model):
         raise PlanError("the model runs a plan already: call trainfit.remove(model) before applying another.")
     root = _root(model, plan)

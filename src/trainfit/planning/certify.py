@@ -12,7 +12,7 @@ from trainfit.planning.regions import calls_in_pass
 from trainfit.planning.replay import replayed
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.simulate import Timeline
-from trainfit.store import content_hash
+from trainfit.store import operators_hash
 from trainfit.trace import Trace
 from trainfit.units import format_seconds
 
@@ -39,7 +39,7 @@ class Unplanned:
 
 def unplanned(trace: Trace, costs: CostTable, timeline: Timeline, step_seconds: float) -> Unplanned:
     """Return the step as it is; timeline and seconds are those of the trace."""
-    return Unplanned(trace, costs, content_hash(trace), timeline.peak_bytes, step_seconds)
+    return Unplanned(trace, costs, operators_hash(trace), timeline.peak_bytes, step_seconds)
 
 
 def certified(

@@ -27,7 +27,7 @@ from trainfit.planning.regions import passes_in_step
 from trainfit.planning.solve import Infeasible
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
-from trainfit.store import content_hash
+from trainfit.store import operators_hash
 from trainfit.trace import Trace
 
 _MOST_ROUNDS = 5
@@ -81,7 +81,7 @@ class ModulePlanner:
         self.step = Unplanned(
             self.trace,
             self.costs,
-            content_hash(self.whole_trace),
+            operators_hash(self.whole_trace),
             timeline.peak_bytes,
             times.step_seconds,
             self.world_size,

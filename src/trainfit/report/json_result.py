@@ -147,6 +147,10 @@ def verification_json(verification: Verification) -> dict[str, Any]:
         "measured_seconds": measured.seconds,
         "baseline_measured_peak_bytes": (comparison.baseline if comparison else measured).peak_bytes,
         "baseline_measured_seconds": (comparison.baseline if comparison else measured).seconds,
+        "plan_made_for": None
+        if comparison is None
+        else {"device": comparison.plan.device, **settings_json(comparison.plan.settings)},
+        "plan_differences": [dataclasses.asdict(found) for found in verification.plan_differences],
         "loss_equal": comparison.loss_equal if comparison else None,
         "gradients_equal": comparison.gradients_equal if comparison else None,
         "max_gradient_difference": _finite(comparison.max_gradient_difference) if comparison else None,

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainfit.devices import Device
+from trainfit.plan_origin import other_step
 from trainfit.report.module_rows import largest_rows
 from trainfit.settings import describe
 from trainfit.units import format_bytes, format_count, format_seconds
@@ -230,6 +231,7 @@ def verification_view(verification: Verification) -> RenderableType:
     parts = [
         _verdict(verification),
         *_settings(verification.trace),
+        *([_safe(other, "yellow")] if (other := other_step(verification.plan_differences)) else []),
         *([] if comparison is None else _same_results(comparison)),
         Text(),
         _whole_numbers(table),

@@ -1,0 +1,95 @@
+"""A plan knows which step it was made for, and says so where it is used for another one."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import trainfit
+from trainfit.plan_origin import other_model, other_step, plan_differences
+from trainfit.report.json_result import verification_json
+from trainfit.settings import Difference, Settings
+
+
+def blocks(layers: int) -> nn.Sequential:
+    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(layers)])
+
+
+def build(batch: int = 512, layers: int = 4, device: str = "cpu") -> trainfit.Step:
+    model = blocks(layers).to(device)
+    inputs = torch.randn(batch, 64, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return trainfit.Step.of(model, inputs, loss=lambda y: y.square().mean(), optimizer=optimizer)
+
+
+def plan_of(device: str = "cpu", **arguments: Any) -> trainfit.Plan:
+    options = trainfit.StepOptions(set=arguments)
+    trace = trainfit.capture(build, device=device, options=options)
+    return trainfit.plan(
+        trace, device=device, budget=trainfit.estimate(trace, device=device).peak_bytes * 9 // 10
+    )
+
+
+def test_the_same_step_is_no_difference() -> None:
+    plan = plan_of()
+    assert plan_differences(plan, trainfit.capture(build), plan.device) == ()
+    assert other_step(()) == ""
+
+
+def test_another_batch_another_model_another_device() -> None:
+    plan = plan_of("h100")
+    here = trainfit.capture(build, options=trainfit.StepOptions(set={"batch": 256, "layers": 6}))
+    found = {d.name: (d.planned, d.here) for d in plan_differences(plan, here, "cpu")}
+    size = 64 * 64 + 64
+    assert found["batch"] == (512, 256)
+    assert found["parameters"] == (4 * size, 6 * size)
+    assert found["layers"] == ("4", "6")
+    assert found["device"] == ("h100-sxm-80gb", "cpu")
+    text = other_step(plan_differences(plan, here, "cpu"))
+    assert text.startswith("The plan was made for 16,640 parameters, ") and "batch 512" in text
+    assert "on h100-sxm-80gb; this is 24,960 parameters, " in text
+    assert text.endswith(
+        "The promised peak and time are for that; the comparison of results is of this step."
+    )
+
+
+def test_the_same_settings_but_other_operators() -> None:
+    plan = plan_of()
+    other = replace(plan, trace_hash="0" * 64)
+    found = plan_differences(other, trainfit.capture(build), plan.device)
+    assert [d.name for d in found] == ["operators"]
+    assert "with the same settings that runs other operators" in other_step(found)
+
+
+def test_a_model_of_another_size_is_not_taken_in_silence() -> None:
+    plan = plan_of(layers=4)
+    with pytest.warns(
+        UserWarning, match=r"made for a Sequential with 16,640 parameters in 13 modules, and this"
+    ):
+        model = trainfit.apply(blocks(6), plan)
+    model(torch.randn(8, 64)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainfit.apply(blocks(4), plan)
+        # Frozen weights are the same model.
+        trainfit.apply(blocks(4).requires_grad_(False), plan)
+
+
+def test_a_plan_of_which_nothing_is_known_says_nothing() -> None:
+    plan = replace(plan_of(), settings=Settings())
+    assert other_model(plan, 7, 7) == ""
+
+
+def test_verify_says_what_the_plan_was_made_for() -> None:
+    options = trainfit.StepOptions(batch=256)
+    verification = trainfit.verify(build, options=options, plan=plan_of(batch=512), costs="roofline")
+    assert verification.plan_differences == (Difference("batch", 512, 256),)
+    result = verification_json(verification)
+    assert result["plan_differences"] == [{"name": "batch", "planned": 512, "here": 256}]
+    assert (result["plan_made_for"]["batch"], result["plan_made_for"]["device"]) == (512, "cpu")
+    assert result["gradients_equal"] is True
