@@ -14,6 +14,7 @@ from captured_steps import Build, captured, inside, op_names, ops, result, show,
 from torch import nn
 
 from trainfit.capturing.random_stream import seeded
+from trainfit.capturing.values import _plausible
 from trainfit.errors import CaptureError
 from trainfit.step import Step
 from trainfit.trace import Trace
@@ -634,3 +635,15 @@ def test_what_the_built_model_depends_on_is_a_warning_but_does_not_change_from_s
     assert warning.startswith("when the step was built, ")
     assert line_marked("prune") in warning
     assert not trace.depends_on_data
+
+
+def test_only_tests_that_hold_in_a_healthy_step_are_assumed_to_be_true() -> None:
+    for producer in (
+        "aten.all.default",
+        "aten.all.dim",
+        "aten._is_all_true.default",
+        "aten.isfinite.default",
+    ):
+        assert _plausible(torch.bool, producer) is True
+    for producer in ("aten.any.default", "mine.small.default", "mine.call.all", "aten.lt.Scalar"):
+        assert _plausible(torch.bool, producer) is False

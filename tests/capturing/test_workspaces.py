@@ -13,7 +13,15 @@ from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Signature, TensorSpec, Trace
 from trainfit.workspace.formulas import cuda_workspace_bytes
-from trainfit.workspace.measured import QUICK, THOROUGH, Limits, measure_operators
+from trainfit.workspace.measured import (
+    QUICK,
+    THOROUGH,
+    Limits,
+    _is_convolution,
+    _is_product,
+    measure_operators,
+)
+from trainfit.workspace.replay import make_arguments
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 
@@ -350,3 +358,30 @@ def test_the_strides_of_a_result_are_those_of_the_real_kernel() -> None:
     trace = captured(build)
     assert signature(trace, ops(trace, "convolution")[0]).outputs[0].stride == real.stride()
     assert_exact(build)
+
+
+def test_counting_what_is_not_zero_can_be_run_alone() -> None:
+    """Only its name has `nonzero` in it: its result is one number."""
+    spec, result = TensorSpec("float32", (8, 4), (4, 1)), TensorSpec("int64", (), ())
+    arguments = '[[{"tensor":0}],{}]'
+    signature = Signature(
+        "aten.count_nonzero.default", (spec,), (result,), arguments, False, False, False, False
+    )
+    made, _ = make_arguments(signature)
+    assert torch.count_nonzero(*made).item() == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "convolution", "product"),
+    [
+        ("aten.convolution_backward.default", True, True),
+        ("aten.mkldnn_rnn_layer.default", True, True),
+        ("aten._convert_indices_from_coo_to_csr.default", False, False),
+        ("aten.addmm.default", False, True),
+        ("aten.cummax.default", False, False),
+        ("aten.upsample_bilinear2d.default", False, False),
+    ],
+)
+def test_products_are_known_by_their_names(name: str, convolution: bool, product: bool) -> None:
+    signature = Signature(name, (), (), "[[],{}]", False, False, False, False)
+    assert (_is_convolution(signature), _is_product(signature)) == (convolution, product)

@@ -13,6 +13,7 @@ from torch._inductor.async_compile import AsyncCompile
 
 import trainfit
 from trainfit.order_fronts.inductor import CompiledGraph, OrderPass
+from trainfit.order_fronts.scheduler_memory import _is_matrix_product
 from trainfit.profiler import no_cycle_collection, profile_allocations
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -96,3 +97,17 @@ def test_a_pass_that_was_there_already_runs_first_and_comes_back() -> None:
 def test_the_pass_is_known_to_the_cache_of_compiled_code() -> None:
     assert OrderPass().uuid() == OrderPass().uuid()
     assert OrderPass(before=OrderPass()).uuid() != OrderPass().uuid()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        *((f"{module}.{name}", True) for module in ("extern_kernels", "aten") for name in ("mm", "baddbmm")),
+        ("torch.ops.aten.addmm.default", True),
+        ("extern_kernels.mm_with_workspace", False),
+        ("torch.ops.aten.convolution.default", False),
+        ("mine.mm", False),
+    ],
+)
+def test_matrix_products_of_inductor_are_known_by_their_names(kernel: str, expected: bool) -> None:
+    assert _is_matrix_product(kernel) is expected

@@ -16,6 +16,8 @@ from trainfit import arguments
 from trainfit.capturing.operators import Operator, describe
 from trainfit.trace import Signature, Trace
 from trainfit.work import with_work
+from trainfit.work.calls import base_name
+from trainfit.work.families import FUSED_OPTIMIZERS
 
 
 def counted(trace: Trace) -> Trace:
@@ -46,7 +48,8 @@ def _written(signature: Signature, operator: Operator) -> tuple[int, ...]:
     """Return the numbers of the inputs that the operator changes."""
     positional, keyword = arguments.decode(signature.arguments)
     # Fused optimizers may write the gradients too, but do so only to undo a loss scale.
-    untouched = 1 if signature.name.startswith("aten._fused_") and not keyword.get("grad_scale") else None
+    scaled = keyword.get("grad_scale")
+    untouched = 1 if base_name(signature) in FUSED_OPTIMIZERS and not scaled else None
     places = [
         keyword.get(where) if isinstance(where, str) else positional[where]
         for where in operator.mutated

@@ -18,30 +18,12 @@ from trainfit.errors import DeviceError
 from trainfit.trace import Signature, TensorSpec, Trace
 from trainfit.work.attention import Attention, attention_of
 from trainfit.work.calls import base_name, nbytes
+from trainfit.work.families import IRREGULAR, REDUCTIONS, takes_lists
 from trainfit.work.products import Product, is_convolution, products_of
 
 FREE = OpCost(0.0, "assumed", "nothing", kernels=0)
 
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-_IRREGULAR = (
-    *(
-        "embedding",
-        "index",
-        "gather",
-        "scatter",
-        "sort",
-        "topk",
-        "nonzero",
-        "unique",
-        "take",
-        "masked_select",
-    ),
-    *("bincount", "repeat_interleave"),
-)
-_REDUCTIONS = (
-    *("norm", "softmax", "sum", "mean", "var", "std", "amax", "amin", "argmax", "argmin", "logsumexp"),
-    *("cumsum", "any", "all", "pool", "nll_loss", "prod"),
-)
 _COPIES = {"_to_copy", "clone", "copy_", "contiguous", "cat", "stack"}
 _TENSORS_PER_LAUNCH = 100
 """A foreach kernel takes the addresses of about so many tensors as its arguments."""
@@ -141,11 +123,11 @@ class Roofline:
 
     def _bandwidth_share(self, signature: Signature, name: str) -> float:
         constants = self.constants
-        if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_amp_foreach")):
+        if takes_lists(name):
             return constants.list_share
-        if any(word in name for word in _IRREGULAR):
+        if name in IRREGULAR:
             return constants.irregular_share
-        if any(word in name for word in _REDUCTIONS):
+        if name in REDUCTIONS:
             return constants.reduction_share
         if name in _COPIES and _is_transposed(signature):
             return constants.strided_share
@@ -220,7 +202,7 @@ class Roofline:
         return flops.get(rate) or flops.get("fp32") or max(flops.values())
 
     def _kernels(self, signature: Signature, name: str) -> int:
-        if name.startswith(("_foreach_", "_fused_", "_amp_foreach")):
+        if takes_lists(name):
             tensors = max(len(signature.inputs), len(signature.outputs))
             return max(1, tensors // _TENSORS_PER_LAUNCH)
         return _KERNELS.get(name, 1)

@@ -106,17 +106,21 @@ def nodes_with_unknown_workspace(nodes: Nodes) -> list[int]:
         for part in node.get_nodes():
             kernel = getattr(part.node, "python_kernel_name", None) or ""
             calls = isinstance(part.node, ir.ExternKernel) and not isinstance(part.node, ir.MultiOutput)
-            if calls and not kernel.startswith(_WITHOUT_WORKSPACE):
+            if calls and not _is_matrix_product(kernel):
                 found.append(number)
                 break
     return found
 
 
-_WITHOUT_WORKSPACE = tuple(
-    f"{module}.{name}"
-    for module in ("extern_kernels", "aten", "torch.ops.aten")
-    for name in ("mm", "addmm", "bmm", "baddbmm", "_mm_plus_mm")
-)
+def _is_matrix_product(kernel: str) -> bool:
+    """Whether a kernel such as `extern_kernels.mm` or `torch.ops.aten.mm.default` is a plain product."""
+    for module in ("extern_kernels.", "torch.ops.aten.", "aten."):
+        if kernel.startswith(module):
+            return kernel.removeprefix(module).split(".")[0] in _WITHOUT_WORKSPACE
+    return False
+
+
+_WITHOUT_WORKSPACE = {"mm", "addmm", "bmm", "baddbmm", "_mm_plus_mm"}
 
 
 def with_workspaces(graph: BufferGraph, workspaces: dict[int, int]) -> BufferGraph:

@@ -15,14 +15,15 @@ from trainfit.timing.locality import MIDDLE, NEAR, Locality
 from trainfit.timing.memory import Memory, touch
 from trainfit.timing.values import index_bounds
 from trainfit.trace import Signature
-from trainfit.work.calls import nbytes
+from trainfit.work.calls import base_name, nbytes
+from trainfit.work.families import FACTORISATIONS, RECURRENT
 from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
 
 REFUSED = (CannotReplay, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
 """What an operator raises that does not accept made-up inputs."""
 
 # Their inputs have values that mean something, or hidden state: they keep what `make_arguments` made.
-_KEEP_VALUES = ("rnn", "lstm", "gru", "matrix_exp", "linalg", "cholesky")
+_KEEP_VALUES = RECURRENT | FACTORISATIONS
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Caller:
     def _choose_cuts(
         self, signature: Signature, locality: Locality, numbered: dict[int, torch.Tensor], made: Any
     ) -> dict[int, _Cut]:
-        if any(word in signature.name for word in _KEEP_VALUES):
+        if base_name(signature) in _KEEP_VALUES:
             return {}
         written = {id(tensor) for tensor in _mutated(self.function, *made)}
         return {

@@ -1,6 +1,7 @@
 """Work: what an operator has to do on any device. FLOPs, bytes moved, and the shapes of its matrix products.
 
-Everything here is read off a signature, without torch. `products.py` knows matrix products, convolutions and
+Everything here is read off a signature, without torch. `families.py` says what kind of operator a name is,
+`products.py` knows matrix products, convolutions and
 recurrent layers, `attention.py` fused attention, `arithmetic.py` what other operators compute per element,
 `traffic.py` the bytes that all of them move.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 from trainfit import arguments
 from trainfit.trace import Signature
 from trainfit.work.calls import base_name, elements
+from trainfit.work.families import takes_lists
 
 # FLOPs per element of the largest tensor. An exponential or a division counts as one, as in the literature.
 _MOVES = """
@@ -102,7 +103,7 @@ def arithmetic_flops(signature: Signature) -> int | None:
 def _elements(signature: Signature) -> int:
     """Return the elements worked on: those of the largest tensor, or of the first list of tensors."""
     sizes = [elements(spec) for spec in (*signature.inputs, *signature.outputs)]
-    if "_foreach_" in signature.name or "_fused_adam" in signature.name or "_fused_sgd" in signature.name:
+    if takes_lists(base_name(signature)):
         return sum(sizes) // max(_lists(signature), 1)
     return max(sizes, default=0)
 

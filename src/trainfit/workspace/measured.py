@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from trainfit.profiler import AllocationLog, profile_allocations
 from trainfit.trace import Signature, Trace
+from trainfit.work.calls import base_name
+from trainfit.work.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
 from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
 
 
@@ -83,26 +85,27 @@ def run_for_workspace(function: Any, positional: Sequence[Any], keyword: dict[st
 def affordable(trace: Trace, limits: Limits) -> bool:
     """Whether the whole step may be run, only to look at its memory: about as long as its operators alone."""
     products = (trace.signatures[op.signature] for op in trace.ops)
-    work = sum(_multiply_adds(signature) for signature in products if _is_product(signature.name))
+    work = sum(_multiply_adds(signature) for signature in products if _is_product(signature))
     return trace.observed_peak_bytes <= limits.nbytes and work <= limits.convolutions
 
 
 def _within(signature: Signature, limits: Limits) -> bool:
-    if _is_convolution(signature.name):
+    if _is_convolution(signature):
         return _multiply_adds(signature) <= limits.convolutions
     specs = (*signature.inputs, *signature.outputs)
     nbytes = sum(math.prod(spec.shape) * getattr(torch, spec.dtype).itemsize for spec in specs)
     if nbytes > limits.nbytes:
         return False
-    return not _is_product(signature.name) or _multiply_adds(signature) <= limits.products
+    return not _is_product(signature) or _multiply_adds(signature) <= limits.products
 
 
-def _is_convolution(name: str) -> bool:
-    return any(word in name for word in ("conv", "rnn", "lstm", "gru"))
+def _is_convolution(signature: Signature) -> bool:
+    """Whether it is a convolution or a recurrent layer, whose workspaces are large."""
+    return base_name(signature) in CONVOLUTIONS | RECURRENT
 
 
-def _is_product(name: str) -> bool:
-    return _is_convolution(name) or any(word in name for word in ("mm", "attention", "linear"))
+def _is_product(signature: Signature) -> bool:
+    return _is_convolution(signature) or base_name(signature) in MATRIX_PRODUCTS | ATTENTION
 
 
 def _multiply_adds(signature: Signature) -> float:

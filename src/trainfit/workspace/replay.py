@@ -10,8 +10,12 @@ import torch
 
 from trainfit import arguments
 from trainfit.trace import Signature, TensorSpec
+from trainfit.work.calls import base_name
+from trainfit.work.families import SIZED_BY_VALUES
 
-# Kernels that follow pointers or layouts hidden in their inputs: on made-up inputs they would crash.
+_GROUPED = {"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"}
+# Kernels that follow pointers or layouts hidden in their inputs: on made-up inputs they would crash. Parts
+# of names on purpose: to refuse one operator too many is better than a crash on one that torch adds.
 _OPAQUE = ("cudnn", "miopen", "quantized", "fbgemm", "nested", "jagged", "weight_int", "_packed", "onednn")
 
 
@@ -42,7 +46,7 @@ def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     """
     positional, keyword = arguments.decode(signature.arguments)
     tensors = [_make_tensor(spec) for spec in signature.inputs]
-    if "_grouped_mm" in signature.name:
+    if base_name(signature) in _GROUPED:
         _spread_group_ends(tensors)
     if signature.name == "aten.linalg_matrix_exp.default":
         tensors[0].fill_(4)
@@ -53,7 +57,7 @@ def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     make_values = _RESULT_SIZES.get(signature.name)
     if make_values is not None:
         make_values(signature, made)
-    elif any(word in signature.name for word in _SIZED_BY_VALUES):
+    elif base_name(signature) in SIZED_BY_VALUES:
         raise CannotReplay("the size of its result depends on values")
     if signature.name == "aten.mkldnn_rnn_layer_backward.default":
         _use_real_rnn_state(made)
@@ -73,7 +77,6 @@ def _make_tensor(spec: TensorSpec) -> torch.Tensor:
 
 # Arguments that are at least one: rows that were exchanged, and the sizes of bags that are not empty.
 _FROM_ONE = {"pivots", "LU_pivots", "bag_size"}
-_SIZED_BY_VALUES = ("nonzero", "unique", "masked_select", "bincount", "repeat_interleave")
 
 
 def _true_elements(signature: Signature, made: list[Any]) -> None:
