@@ -186,6 +186,7 @@ def measure_step(
     A few more are timed without the profiler; if not `timed`, the seconds are those under it.
     """
     build = planned(build, plan)
+    gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
     if kind == "cuda":
         return _measure_cuda(build)
     # A compiled function is measured as its eager original, which is what was captured.

@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import nn
 
+from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.describing import autocast_dtype
 from trainfit.capturing.recorder import OPTIMIZER
 from trainfit.capturing.replacing import replaced
@@ -48,8 +49,7 @@ def installed(session: Session) -> Iterator[None]:
         stack.enter_context(replaced(threading.Thread, "run", lambda o: _thread_run(session, o)))
         loader = importlib.machinery.SourceFileLoader
         stack.enter_context(replaced(loader, "exec_module", _import_for_real))
-        # A compiled function is captured as its eager original.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(eager_only())
         stack.enter_context(_optimizer_hooks(session))
         yield
 

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from trainfit.capturing import patches
 from trainfit.capturing.assemble import assemble, signature_of
 from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
+from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.counting import counted
 from trainfit.capturing.dispatch import CaptureMode
@@ -150,9 +151,9 @@ def capture(
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use.
     """
     report = progress or (lambda stage: None)
-    oracle = MetadataOracle(device)
     know_everything = False
-    with _one_at_a_time():
+    with _one_at_a_time(), eager_only():
+        oracle = MetadataOracle(device)
         surroundings = Surroundings()
         try:
             for _ in range(_MOST_CORRECTIONS):
