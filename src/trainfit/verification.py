@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainfit import capturing
 from trainfit.capturing.random_stream import seeded
@@ -223,16 +224,22 @@ def _warm_up(step: Step) -> None:
     stepped: set[int] = set()
 
     def after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        stepped.add(id(optimizer))
+        stepped.update(_parameter_ids(optimizer))
 
-    handles = [optimizer.register_step_post_hook(after_step) for optimizer in step.optimizers]
-    for _ in range(_MOST_WARM_UPS):
-        step.run()
-        if len(stepped) == len(step.optimizers):
-            break
-    for handle in handles:
+    # Known by their parameters: what the step has may be a wrapper around an optimizer, as in Accelerate.
+    handle = register_optimizer_step_post_hook(after_step)
+    try:
+        for _ in range(_MOST_WARM_UPS):
+            step.run()
+            if all(_parameter_ids(optimizer) <= stepped for optimizer in step.optimizers):
+                break
+    finally:
         handle.remove()
     gc.collect()
+
+
+def _parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _measure_cuda(build: Callable[[], Step]) -> Measurement:

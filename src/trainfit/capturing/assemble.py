@@ -172,28 +172,36 @@ def _output_specs(outputs: Iterable[Any]) -> Iterator[t.TensorSpec]:
             yield from _output_specs(output)
 
 
-def _categories(session: Session, step: Step, rows: list[Row]) -> list[str]:
-    """Label each storage: what it is known to be first, else by where it was made."""
-    ledger = session.ledger
+def known_categories(session: Session, step: Step) -> dict[int, str]:
+    """Return what the storages of models and optimizers are at this moment, by id of their entry."""
     labels: dict[int, str] = {}
 
     def label(tensors: Iterable[Any], category: str) -> None:
         for tensor in tensors:
             for part in strided_parts(tensor):
-                live = ledger.find(part)
+                live = session.ledger.find(part)
                 if live is not None:
-                    labels.setdefault(live.index, category)
+                    labels.setdefault(id(live), category)
 
     for root in session.modules.roots:
         label(root.parameters(), "parameter")
         label(root.buffers(), "buffer")
         label((p.grad for p in root.parameters() if p.grad is not None), "gradient")
-    for optimizer in step.optimizers:
+    for optimizer in (*step.optimizers, *session.optimizers.values()):
         for group in optimizer.param_groups:
             label(group["params"], "parameter")
         for state in optimizer.state.values():
             label(_tensors(state), "optimizer_state")
-    return [labels.get(live.index) or _category_by_origin(live, rows) for live in ledger.created]
+    return labels
+
+
+def _categories(session: Session, step: Step, rows: list[Row]) -> list[str]:
+    """Label each storage: what it is known to be when the step begins or ends, else by where it was made.
+
+    A step may replace tensors (`parameter.data = ...`, `zero_grad()` first): both ends are looked at.
+    """
+    labels = known_categories(session, step) | session.categories_at_start
+    return [labels.get(id(live)) or _category_by_origin(live, rows) for live in session.ledger.created]
 
 
 def _category_by_origin(live: LiveStorage, rows: list[Row]) -> str:

@@ -197,6 +197,7 @@ def _optimizer_hooks(session: Session) -> Iterator[None]:
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         recorder.leave_context()
         session.stepped.update(id(p) for group in optimizer.param_groups for p in group["params"][:1])
+        session.optimizers[id(optimizer)] = optimizer
 
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 

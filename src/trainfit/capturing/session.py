@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from trainfit.capturing import patches
-from trainfit.capturing.assemble import assemble, signature_of
+from trainfit.capturing.assemble import assemble, known_categories, signature_of
 from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.composites import ordinary_paths
@@ -25,6 +25,7 @@ from trainfit.capturing.random_stream import RandomState, seeded
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.retarget import retargeted_to_cuda
 from trainfit.capturing.retarget.device import LooksLikeCuda
+from trainfit.capturing.retarget.libraries import libraries_on
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values, user_line_of
 from trainfit.errors import CaptureError, StepError
@@ -76,6 +77,9 @@ class Session:
         self.node_hooks = NodeHooks(self.recorder)
         self.stepped: set[int] = set()
         """Ids of parameters of the optimizers that have stepped: the first of each group."""
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        """Those that have stepped, by id: the step's own, and what they wrap."""
+        self.categories_at_start: dict[int, str] = {}
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -83,6 +87,7 @@ class Session:
         retargeted = retargeted_to_cuda(self.mode) if self.device == "cuda" else contextlib.nullcontext()
         with (
             no_cycle_collection(),
+            libraries_on(self.device),
             patches.installed(self),
             self.saved_tensor_hooks.install(),
             ordinary_paths(self.mode, self.device),
@@ -132,6 +137,7 @@ class Session:
         gc.collect()
         self.recorder.restart()
         self.recorder.parameter_module = self.modules.owners()
+        self.categories_at_start = known_categories(self, step)
         return step.run()
 
 
