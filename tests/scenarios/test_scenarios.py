@@ -44,7 +44,7 @@ class Expected:
     """Part of the message with which it is refused on both devices."""
     refused_on_gpu: str = ""
     warning: str = ""
-    """Part of a warning that the result for a GPU has to carry: on the CPU small steps get their values."""
+    """Part of a warning that the result for a GPU has to carry."""
     other_models: bool = False
     """Whether the step has parameters that are not those of `Step.model`: a teacher, an average."""
 
@@ -58,7 +58,7 @@ EXPECTED = {
     "hf_gradient_checkpointing": Expected(within=1e-4, why=SCALARS),
     "lora_by_hand": Expected(within=1e-4, why=SCALARS),
     "maml": Expected(within=0.005, why=SCALARS),
-    "mixture_of_experts": Expected(within=1e-4, why=SCALARS, warning="depends on data"),
+    "mixture_of_experts": Expected(within=1e-4, why=SCALARS),
     "peft_lora": Expected(within=1e-4, why=SCALARS),
     "rlhf_rollout": Expected(other_models=True),
     "sparse_embedding": Expected(within=0.01, why="words drawn twice are added up", warning="to be distinct"),

@@ -1,4 +1,4 @@
-"""torch's compiler during a capture: compiled code runs eagerly, and the compiler is loaded only if it is used.
+"""torch's compiler during a capture: compiled code runs eagerly, the compiler is loaded only if it is used.
 
 Importing `torch._dynamo` takes as long as importing torch, and an eager step needs nothing of it. Yet fake
 tensors read a few of its settings, and every function that torch keeps out of graphs (`zero_grad`, reference
@@ -19,7 +19,7 @@ import torch
 _NAME = "torch._dynamo"
 _DISABLED = "__dynamo_disable"
 """Where torch remembers, on a function, what `torch._dynamo.disable` made of it."""
-# What fake tensors read. These are torch's defaults: nobody can have changed them without loading the compiler.
+# What fake tensors read: torch's defaults, which nobody can have changed without loading the compiler.
 _SETTINGS = {
     "fake_tensor_cache_enabled": True,
     "fake_tensor_cache_crosscheck_enabled": False,
@@ -54,7 +54,9 @@ class _StandIn(ModuleType):
         sys.modules[_NAME] = self
         sys.modules[f"{_NAME}.config"] = self._settings
 
-    def disable(self, fn: Any = None, recursive: bool = True, *, wrapping: bool = True, **options: Any) -> Any:
+    def disable(
+        self, fn: Any = None, recursive: bool = True, *, wrapping: bool = True, **options: Any
+    ) -> Any:
         """Keep a function out of compiled graphs, of which there are none."""
         if fn is None or not recursive or wrapping or options:
             return self.real().disable(fn, recursive, wrapping=wrapping, **options)

@@ -92,7 +92,7 @@ class LoadMeter:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Watch]:
-        """Say afterwards how much other work there was while the block ran; a short one is looked at longer."""
+        """Say afterwards how much other work there was in the block; a short one is looked at longer."""
         watch, before, begin = Watch(), self._read(), time.perf_counter()
         yield watch
         missing = _LEAST_SECONDS - (time.perf_counter() - begin)

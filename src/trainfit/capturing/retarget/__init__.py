@@ -2,7 +2,8 @@
 
 `device.py` lets tensors claim to be on the GPU, so that user code and optimizers choose what they would
 choose there. `kernels.py` and `attention.py` replace the few operators that pick another kernel on a GPU.
-`autocast.py` casts by the GPU's lists. `libraries.py` tells libraries that remember the device. Each rule is in one place.
+`autocast.py` casts by the GPU's lists. `libraries.py` tells those libraries that
+remember the device. Each rule is in one place.
 """
 
 from __future__ import annotations
