@@ -22,7 +22,7 @@ LAYERS = (
     "trace  trace_check  simulate  plans  recomputation",
     "work",
     "module_stats",
-    "store  plan_store  plan_origin  devices",
+    "store  plan_store  plan_origin  device_fields  devices",
     "ordering",
     "step",
     "models",

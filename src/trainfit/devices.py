@@ -7,20 +7,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from trainfit.errors import DeviceError, OptionError
-from trainfit.units import parse_size
+from trainfit.device_fields import Kind, checked_fields
+from trainfit.errors import DeviceError
 
-Kind = Literal["cuda", "cpu"]
 Verdict = Literal["fits", "too close to call", "does not fit"]
-
-DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 
 _RATES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "int8"}
 _RATES |= {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64"}
@@ -41,7 +37,10 @@ with plans and without), the worst needed 16.7 % more memory than it asked for. 
 needed; the rest is for the libraries, which take 8 to 32 MiB per stream. With
 `PYTORCH_ALLOC_CONF=expandable_segments:True` the worst needed 1.4 % more."""
 
-_LARGEST_SHARE = 1.5
+_MPS = (
+    "Apple's GPUs (mps) cannot be predicted: what torch's Metal kernels keep and allocate inside Metal is "
+    "described nowhere, and differs from both a CPU and CUDA. --device cpu predicts the tensors on a CPU."
+)
 
 # Words that drivers and shops put around a model's name and that tell no two devices apart.
 _VENDOR_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct", "quadro", "gpu", "graphics", "radeon"}
@@ -57,15 +56,18 @@ class Device:
     """All of its memory, as the driver or the operating system reports it."""
     bandwidth_bytes_per_second: float | None = None
     flops: dict[str, float] = field(default_factory=dict, hash=False)
-    """Dense peak FLOP/s by dtype (`DTYPES`)."""
+    """Dense peak FLOP/s by dtype (`device_fields.DTYPES`)."""
     matmul_share: float | None = None
     """The share of the peak FLOP/s that the fastest matrix product reaches, where somebody measured it. More
     than 1 on cards that clock above what their datasheet lists."""
+    calibrated: bool = False
+    """Whether published step times of this device were among those that the roofline is fitted on."""
     cache_bytes: int | None = None
     """The last-level cache."""
     sm_count: int | None = None
     """Streaming multiprocessors, compute units, or the cores of a CPU."""
     architecture: str = ""
+    """What kernels are compiled for: `sm_80` (compute capability 8.0), `gfx942`, or a CPU's family."""
     nvlink_bytes_per_second: float | None = None
     """To the next device in the same node."""
     pcie_bytes_per_second: float | None = None
@@ -87,7 +89,7 @@ class Device:
         return bool(known) or self.kind == "cpu"
 
     def rate_of(self, dtype: str, tf32: tuple[str, ...] = (), kind: str = "matmul") -> str:
-        """Return the rate (one of `DTYPES`) at which products of a torch dtype run.
+        """Return the rate (one of `DTYPES` of `device_fields`) at which products of a torch dtype run.
 
         `tf32` are the kinds of float32 products that may be rounded. What the device has no rate for, it
         does in float32.
@@ -127,6 +129,8 @@ def find_device(name: str) -> Device:
     lowered = text.lower()
     if lowered == "cpu":
         return this_cpu()
+    if lowered == "mps" or re.fullmatch(r"mps:[0-9]+", lowered):
+        raise DeviceError(_MPS)
     if lowered == "cuda" or re.fullmatch(r"cuda:[0-9]+", lowered):
         return present_gpu(int(lowered.partition(":")[2] or 0))
     if lowered.endswith(".json") or "/" in text or os.sep in text:
@@ -210,13 +214,26 @@ def _unknown(name: str) -> str:
 def _match(name: str) -> tuple[Device, ...]:
     """Return the devices whose name or alias is `name`, else those whose words include all of its words."""
     words = _words(name)
-    squashed = "".join(words)
-    if not squashed:
+    if not words:
         return ()
-    for device in known_devices():
-        if any("".join(_words(known)) == squashed for known in (device.name, *device.aliases)):
-            return (device,)
+    for squash in (_squashed, _without_series):
+        found = [
+            device
+            for device in known_devices()
+            if any(squash(known) == squash(name) for known in (device.name, *device.aliases))
+        ]
+        if len(found) == 1:
+            return (found[0],)
     return tuple(device for device in known_devices() if set(words) <= _vocabulary(device))
+
+
+def _squashed(name: str) -> str:
+    return "".join(_words(name))
+
+
+def _without_series(name: str) -> str:
+    """Return the name as those write it who leave the series away: `3080` is an RTX 3080, not a 3080 Ti."""
+    return "".join(word for word in _words(name) if word != "rtx") or _squashed(name)
 
 
 def _vocabulary(device: Device) -> set[str]:
@@ -229,97 +246,7 @@ def _words(name: str) -> list[str]:
 
 
 def _device(entry: Any, place: str) -> Device:
-    """Make a Device of a JSON object, or say which field is wrong."""
-    if not isinstance(entry, dict):
-        raise DeviceError(f"{place}: a device is a JSON object, got {type(entry).__name__}.")
-    allowed = [known.name for known in fields(Device)]
-    for key in entry:
-        if key not in allowed:
-            close = difflib.get_close_matches(key, allowed, n=1)
-            meant = f" Did you mean {close[0]!r}?" if close else f" The fields are {', '.join(allowed)}."
-            raise DeviceError(f"{place}: a device has no field {key!r}.{meant}")
-    for required in ("name", "memory_bytes"):
-        if required not in entry:
-            raise DeviceError(f"{place}: the field {required!r} is missing.")
-    values = {"kind": "cuda", "source": place, **entry}
-    return Device(**{key: _CHECKS[key](value, f"{place}: {key!r}") for key, value in values.items()})
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str) or (what.endswith("'name'") and not value.strip()):
-        raise DeviceError(f"{what} must be a text, got {value!r}.")
-    return value
-
-
-def _kind(value: Any, what: str) -> str:
-    if value not in get_args(Kind):
-        raise DeviceError(f"{what} must be one of {', '.join(get_args(Kind))}, got {value!r}.")
-    return str(value)
-
-
-def _size(value: Any, what: str) -> int:
-    if isinstance(value, str):
-        try:
-            return parse_size(value)
-        except OptionError as error:
-            raise DeviceError(f"{what}: {error}") from None
-    return _whole(value, what)
-
-
-def _whole(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
-        raise DeviceError(f"{what} must be a whole number above zero, got {value!r}.")
-    return value
-
-
-def _rate(value: Any, what: str) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails both comparisons; no device does 10^30 of anything in a second.
-    if not is_number or not 0 < value < 1e30:
-        raise DeviceError(f"{what} must be a number above zero, got {value!r}.")
-    return float(value)
-
-
-def _share(value: Any, what: str) -> float:
-    if _rate(value, what) > _LARGEST_SHARE:
-        raise DeviceError(f"{what} is a share of the peak, at most {_LARGEST_SHARE}, got {value!r}.")
-    return float(value)
-
-
-def _flops(value: Any, what: str) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise DeviceError(f"{what} must be an object of dtype: FLOP/s, got {value!r}.")
-    for dtype in value:
-        if dtype not in DTYPES:
-            raise DeviceError(f"{what}: {dtype!r} is no dtype; they are {', '.join(DTYPES)}.")
-    return {dtype: _rate(rate, f"{what}: {dtype!r}") for dtype, rate in value.items()}
-
-
-def _aliases(value: Any, what: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(alias, str) for alias in value):
-        raise DeviceError(f"{what} must be a list of texts, got {value!r}.")
-    return tuple(value)
-
-
-def _or_unknown(check: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    return lambda value, what: None if value is None else check(value, what)
-
-
-_CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "name": _text,
-    "kind": _kind,
-    "memory_bytes": _size,
-    "bandwidth_bytes_per_second": _or_unknown(_rate),
-    "flops": _flops,
-    "matmul_share": _or_unknown(_share),
-    "cache_bytes": _or_unknown(_size),
-    "sm_count": _or_unknown(_whole),
-    "architecture": _text,
-    "nvlink_bytes_per_second": _or_unknown(_rate),
-    "pcie_bytes_per_second": _or_unknown(_rate),
-    "source": _text,
-    "aliases": _aliases,
-}
+    return Device(**checked_fields(entry, place, [known.name for known in fields(Device)]))
 
 
 def _host_memory_bytes() -> int:

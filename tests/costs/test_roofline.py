@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from trainfit.costs.constants import Constants
+from trainfit.costs import constants as constants_module
+from trainfit.costs.constants import CALIBRATED, Constants
 from trainfit.costs.products import tiled_seconds
-from trainfit.costs.roofline import Roofline
-from trainfit.devices import Device, known_devices
+from trainfit.costs.roofline import Roofline, roofline_costs
+from trainfit.devices import Device, find_device, known_devices
 from trainfit.errors import DeviceError
-from trainfit.trace import Signature, TensorSpec
+from trainfit.trace import Signature, TensorSpec, Trace
 from trainfit.work import with_work
 from trainfit.work.products import Product
 
@@ -180,3 +183,42 @@ def test_a_device_without_speed_is_refused() -> None:
         DeviceError, match="mine has no bandwidth_bytes_per_second and no flops and no sm_count"
     ):
         Roofline(Device("mine", "cuda", 1 << 30), Constants())
+
+
+def test_constants_that_are_called_fitted_are_those_that_the_calibration_fits() -> None:
+    source = ast.parse(Path(constants_module.__file__).read_text(encoding="utf-8"))
+    (body,) = (node.body for node in source.body if isinstance(node, ast.ClassDef))
+    called: set[str] = set()
+    names: list[str] = []
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.append(node.target.id)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and names:
+            called |= {names[-1]} if "Fitted" in str(node.value.value) else set()
+    script = Path(__file__).parent.parent.parent / "benchmarks" / "calibrate.py"
+    (fitted,) = (
+        ast.literal_eval(
+            ast.Tuple([name for part in node.value.elts for name in part.value.elts], ast.Load())
+        )
+        for node in ast.parse(script.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FITTED"
+    )
+    assert called == set(fitted)
+
+
+@pytest.mark.parametrize(("name", "calibrated"), [("l40s", True), ("h100", False), ("rtx-4090", False)])
+def test_the_range_is_as_wide_as_the_calibration_allows(name: str, calibrated: bool) -> None:
+    """A measured product alone (the H100 has one) says little about steps."""
+    device = find_device(name)
+    nothing: dict[str, tuple[()]] = dict.fromkeys(
+        (
+            *("signatures", "ops", "storages", "modules", "calls"),
+            *("forward_post_order", "backward_pre_order", "backward_post_order"),
+        ),
+        (),
+    )
+    empty = Trace("nothing", "cuda", "2.13.0", **nothing, observed_peak_bytes=0)
+    costs = roofline_costs(empty, device)
+    width = CALIBRATED.uncertainty if calibrated else CALIBRATED.uncalibrated_uncertainty
+    assert costs.uncertainty == width
+    assert CALIBRATED.uncertainty < CALIBRATED.uncalibrated_uncertainty

@@ -39,7 +39,7 @@ def roofline_costs(trace: Trace, device: Device, constants: Constants = CALIBRAT
         device=device,
         host=host_of(constants),
         costs=tuple(model.price(signature) for signature in trace.signatures),
-        uncertainty=constants.uncertainty if device.matmul_share else constants.unmeasured_uncertainty,
+        uncertainty=constants.uncertainty if device.calibrated else constants.uncalibrated_uncertainty,
     )
 
 
