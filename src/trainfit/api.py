@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from trainfit import capturing
+from trainfit.architectures import same_kernels
 from trainfit.costs.pricing import CostSource, Measuring, check_source, price_trace
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import StepTime, summarise
@@ -110,7 +111,7 @@ def capture(
     resolved = _resolve(target, found, options, task)
     return capturing.capture(
         resolved.build,
-        device=found.kind,
+        device=found,
         target=resolved.name,
         settings=resolved.settings,
         progress=progress,
@@ -402,6 +403,11 @@ def _refuse_other_kind(trace: Trace, device: Device) -> None:
         raise StepError(
             f"the trace was captured for {trace.device}, but {device.name} is a {device.kind} device; "
             "capture again for this device."
+        )
+    if trace.architecture and not same_kernels(trace.architecture, device.architecture):
+        raise StepError(
+            f"the trace was captured for {trace.architecture}, and the step chooses other kernels on "
+            f"{device.name} ({device.architecture or 'unknown architecture'}); capture again for this device."
         )
 
 

@@ -234,6 +234,8 @@ class Trace:
     """Calls in the order in which their backward ended."""
     observed_peak_bytes: int
     """The most bytes the recorder saw alive at once (without workspaces)."""
+    architecture: str = ""
+    """The GPU's architecture if it decided about a kernel, or the step asked for it; empty if it did not."""
     tf32: tuple[str, ...] = ()
     """Which kinds of float32 products may be rounded to TF32 on a GPU: `matmul`, `convolution`."""
     samples: int | None = None

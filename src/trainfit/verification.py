@@ -117,7 +117,7 @@ def verify_step(
     begin = time.perf_counter()
     report = progress or (lambda stage: None)
     trace = capturing.capture(
-        build, device=device.kind, target=target, settings=settings, limits=THOROUGH, progress=progress
+        build, device=device, target=target, settings=settings, limits=THOROUGH, progress=progress
     )
     timeline = simulate(trace)
     captured = time.perf_counter()

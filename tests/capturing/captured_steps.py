@@ -14,6 +14,7 @@ from trainfit.capturing import capture, session
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.surroundings import Surroundings
+from trainfit.devices import Device
 from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Interval, Signature, Storage, Trace
@@ -23,7 +24,7 @@ from trainfit.workspace.measured import QUICK, THOROUGH, Limits
 Build = Callable[[], Step]
 
 
-def captured(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Trace:
+def captured(build: Build, device: str | Device = "cpu", limits: Limits = QUICK) -> Trace:
     """Return the trace of the step that `build` makes."""
     gc.collect()
     return capture(build, device=device, limits=limits)
@@ -88,7 +89,7 @@ def training(
     return build
 
 
-def inside(question: Callable[[], Any], device: str = "cpu") -> Any:
+def inside(question: Callable[[], Any], device: str | Device = "cpu") -> Any:
     """Return what `question` answers while a capture runs."""
     recording = session.Session(device)
     gc.collect()

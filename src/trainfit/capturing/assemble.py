@@ -51,6 +51,7 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
     return t.Trace(
         target=target,
         device=device,
+        architecture=session.gpu.device.architecture if session.gpu.architecture_mattered else "",
         torch=torch.__version__,
         signatures=signatures,
         ops=ops,
@@ -67,6 +68,7 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
         model=session.modules.index(step.model),
         settings=described(session.settings, step, session),
         warnings=(
+            *session.gpu.warnings(),
             *on_the_host(step, session),
             *(str(assumption) for assumption in session.values.assumptions),
         ),

@@ -107,6 +107,8 @@ class Ledger:
         """Start empty, at time 0; the device hands out memory in multiples of `granularity` bytes."""
         self.clock = 0
         self.live_bytes = 0
+        self.most_bytes = 0
+        """The most that was alive at once since `forget_most`, for code that asks."""
         self.alive: dict[int, LiveStorage] = {}
         self.created: list[LiveStorage] = []
         self._by_address: dict[int, LiveStorage] = {}
@@ -125,6 +127,10 @@ class Ledger:
             live.initial_bytes = live.nbytes
             live.resizes = []
             live.gradient_since = None
+
+    def forget_most(self) -> None:
+        """Begin to look for the largest moment anew."""
+        self.most_bytes = self.live_bytes
 
     def find(self, tensor: torch.Tensor) -> LiveStorage | None:
         """Return the entry of a tensor's storage, if it has one."""
@@ -194,6 +200,7 @@ class Ledger:
         live.resized_to = nbytes
         nbytes = self._rounded(nbytes)
         self.live_bytes += nbytes - live.nbytes
+        self.most_bytes = max(self.most_bytes, self.live_bytes)
         live.nbytes = nbytes
         live.resizes.append((self.clock, nbytes))
 
@@ -214,6 +221,7 @@ class Ledger:
         if self.on_host:
             live.on_host, live.nbytes = True, 0
         self.live_bytes += live.nbytes
+        self.most_bytes = max(self.most_bytes, self.live_bytes)
         live.initial_bytes = live.nbytes
         self._hold(live, storage)
 

@@ -23,11 +23,13 @@ from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
 from trainfit.capturing.random_stream import RandomState, seeded
 from trainfit.capturing.recorder import Recorder
-from trainfit.capturing.retarget import retargeted_to_cuda
+from trainfit.capturing.retarget import retargeted_to
 from trainfit.capturing.retarget.device import LooksLikeCuda
+from trainfit.capturing.retarget.gpu import ANY_GPU, Gpu
 from trainfit.capturing.retarget.libraries import libraries_on
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values, user_line_of
+from trainfit.devices import Device
 from trainfit.errors import CaptureError, StepError
 from trainfit.profiler import no_cycle_collection
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
@@ -49,16 +51,17 @@ class Session:
 
     def __init__(
         self,
-        device: str = "cpu",
+        device: str | Device = "cpu",
         oracle: MetadataOracle | None = None,
         *,
         know_everything: bool = False,
         settings: Settings = UNKNOWN_SETTINGS,
     ) -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
-        self.device = device
+        self.device = device.kind if isinstance(device, Device) else device
         self.settings = settings
-        self.ledger = Ledger(granularity=CUDA_BLOCK_BYTES if device == "cuda" else 1)
+        self.ledger = Ledger(granularity=CUDA_BLOCK_BYTES if self.device == "cuda" else 1)
+        self.gpu = Gpu(device if isinstance(device, Device) else ANY_GPU, self.ledger)
         self.recorder = Recorder(self.ledger)
         self.modules = ModuleTable()
         self.recorder.module_index = self.modules.index
@@ -70,8 +73,8 @@ class Session:
             self.ledger,
             self.recorder,
             self.values,
-            oracle or MetadataOracle(device),
-            measures_workspaces=device == "cpu",
+            oracle or MetadataOracle(self.device),
+            measures_workspaces=self.device == "cpu",
         )
         self.saved_tensor_hooks = SavedTensorHooks(self.recorder, self.values)
         self.node_hooks = NodeHooks(self.recorder)
@@ -84,7 +87,8 @@ class Session:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Run ordinary PyTorch code on hollow tensors."""
-        retargeted = retargeted_to_cuda(self.mode) if self.device == "cuda" else contextlib.nullcontext()
+        on_gpu = self.device == "cuda"
+        retargeted = retargeted_to(self.gpu, self.mode) if on_gpu else contextlib.nullcontext()
         with (
             no_cycle_collection(),
             libraries_on(self.device),
@@ -144,7 +148,7 @@ class Session:
 def capture(
     build: Build,
     *,
-    device: str = "cpu",
+    device: str | Device = "cpu",
     target: str = "step",
     settings: Settings = UNKNOWN_SETTINGS,
     limits: Limits = QUICK,
@@ -152,14 +156,17 @@ def capture(
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run.
 
-    `settings` is what the target says about its step; the rest is read off it.
+    `device` is what the step is captured for: a device, whose architecture decides about kernels and which
+    `torch.cuda` answers for, or only its kind. `settings` is what the target says about its step; the rest is
+    read off it.
 
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use.
     """
     report = progress or (lambda stage: None)
+    kind = device.kind if isinstance(device, Device) else device
     know_everything = False
     with _one_at_a_time(), eager_only():
-        oracle = MetadataOracle(device)
+        oracle = MetadataOracle(kind)
         surroundings = Surroundings()
         try:
             for _ in range(_MOST_CORRECTIONS):
@@ -178,7 +185,7 @@ def capture(
             assert trace is not None, "the layouts of results do not settle"
         finally:
             surroundings.put_back()
-        trace = with_measured_workspaces(trace, limits) if device == "cpu" else with_gpu_workspaces(trace)
+        trace = with_measured_workspaces(trace, limits) if kind == "cpu" else with_gpu_workspaces(trace)
         trace = counted(trace)
     trace.check()
     _refuse_nothing_counted(trace)

@@ -1,9 +1,10 @@
 """Retargeting: what makes a capture on CPU tensors come out as the target GPU would run it.
 
-`device.py` lets tensors claim to be on the GPU, so that user code and optimizers choose what they would
-choose there. `kernels.py` and `attention.py` replace the few operators that pick another kernel on a GPU.
-`autocast.py` casts by the GPU's lists. `libraries.py` tells those libraries that
-remember the device. Each rule is in one place.
+`gpu.py` is the GPU that is pretended, with what `torch.cuda` answers for it. `device.py` lets tensors claim
+to be on it, so that user code and optimizers choose what they would choose there. `kernels.py` and
+`attention.py` replace the few operators that pick another kernel on a GPU.
+`autocast.py` casts by the GPU's lists. `libraries.py` tells those libraries that remember the device. Each
+rule is in one place.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Iterator
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.retarget.autocast import gpu_autocast
 from trainfit.capturing.retarget.device import looks_like_cuda
+from trainfit.capturing.retarget.gpu import Gpu
 from trainfit.capturing.retarget.kernels import gpu_kernels
 
 
 @contextlib.contextmanager
-def retargeted_to_cuda(mode: CaptureMode) -> Iterator[None]:
-    """Make ordinary code behave, on CPU tensors, as it does on a CUDA GPU."""
-    with gpu_kernels(), gpu_autocast(), looks_like_cuda(mode):
+def retargeted_to(gpu: Gpu, mode: CaptureMode) -> Iterator[None]:
+    """Make ordinary code behave, on CPU tensors, as it does on a GPU."""
+    with gpu_kernels(gpu), gpu_autocast(), looks_like_cuda(mode, gpu):
         yield

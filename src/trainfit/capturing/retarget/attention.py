@@ -1,81 +1,161 @@
 """Which attention kernel a GPU runs: flash, memory-efficient, or the formula in plain operators.
 
-The order and the conditions are those of torch 2.13 on a GPU of compute capability 8.0 or higher (see the
-documentation of `torch.nn.attention.SDPBackend`): flash needs 16-bit dtypes, no mask and a head size of at
-most 256; memory-efficient takes fp32 and masks, but not grouped query heads; all else runs as a formula.
+The order and the conditions are torch's (see the documentation of `torch.nn.attention.SDPBackend`). Flash
+needs 16-bit dtypes, no mask, a head of at most 256 values, and an NVIDIA GPU of compute capability 8.0 or
+higher or one of AMD's for data centers. Memory-efficient takes fp32 and masks, and older GPUs in fp32 and
+fp16, but not grouped query heads. All else runs as a formula.
+
+On compute capability 9 and 10 torch prefers cuDNN's kernel where its version is new enough. It keeps what
+flash keeps, the result and one value per row, and is captured as flash.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
+from trainfit.architectures import FLASH_CAPABILITY, capability_of, is_amd
+from trainfit.capturing.retarget.gpu import Gpu
+
 aten = torch.ops.aten
+Kernel = Literal["flash", "efficient", "formula"]
 _LARGEST_FLASH_HEAD = 256
+_LARGEST_AMD_HEAD = 512
+_AMD_WITH_KERNELS = ("gfx90a", "gfx942", "gfx950")
+"""Those that torch's kernels for AMD are made for and are not an experiment on."""
 _FLASH_HEAD_MULTIPLE = 8
 _BIAS_ALIGNMENT = 16
+_LOW = (torch.float16, torch.bfloat16)
+_ONE_OF_EACH_GENERATION = ("sm_75", "sm_90", "gfx942")
 
 
-def scaled_dot_product_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """Run attention with the kernel that the GPU would choose."""
-    if _flash_applies(query, key, value, attn_mask, enable_gqa):
-        return _flash(query, key, value, dropout_p, is_causal, scale)
-    if _efficient_applies(query, key, value, attn_mask):
-        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    formula: torch.Tensor = aten._scaled_dot_product_attention_math.default(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
-    return formula
+@dataclass(frozen=True)
+class Attention:
+    """One call of attention, as far as it decides about the kernel."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: bool
+    causal: bool
+    grouped: bool
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether it will be differentiated."""
+        return self.query.requires_grad or self.key.requires_grad or self.value.requires_grad
+
+    @property
+    def head(self) -> int:
+        """The values of one head."""
+        return self.query.shape[-1]
 
 
-def _flash_applies(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    enable_gqa: bool,
-) -> bool:
+def attention_on(gpu: Gpu) -> Callable[..., torch.Tensor]:
+    """Return `scaled_dot_product_attention` with the kernel that the GPU would choose."""
+
+    def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        call = Attention(query, key, value, attn_mask, dropout_p > 0, is_causal, enable_gqa)
+        kernel = choose(gpu.device.architecture, call)
+        if not gpu.architecture_mattered:
+            gpu.architecture_mattered = any(
+                choose(other, call) != kernel for other in _ONE_OF_EACH_GENERATION
+            )
+        if kernel == "flash":
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        if kernel == "efficient":
+            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        formula: torch.Tensor = aten._scaled_dot_product_attention_math.default(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return formula
+
+    return scaled_dot_product_attention
+
+
+def choose(architecture: str, call: Attention) -> Kernel:
+    """Return the kernel that a GPU of this architecture runs; an unknown one counts as recent."""
+    if _flash_applies(call) and _flash_runs_on(architecture, call):
+        return "flash"
+    return "efficient" if _efficient_applies(call) and _efficient_runs_on(architecture, call) else "formula"
+
+
+def _flash_applies(call: Attention) -> bool:
+    query, key, value = call.query, call.key, call.value
     return (
         torch.backends.cuda.flash_sdp_enabled()
-        and attn_mask is None
-        and query.dtype in (torch.float16, torch.bfloat16)
+        and call.mask is None
+        and query.dtype in _LOW
         and query.dim() == key.dim() == value.dim() == 4
         and query.shape[0] == key.shape[0] == value.shape[0]
-        and (enable_gqa or query.shape[1] == key.shape[1])
+        and (call.grouped or query.shape[1] == key.shape[1])
         and key.shape[1] == value.shape[1]
-        and query.shape[-1] == key.shape[-1] == value.shape[-1] <= _LARGEST_FLASH_HEAD
+        and query.shape[-1] == key.shape[-1] == value.shape[-1]
+        and (not call.causal or query.shape[-2] == key.shape[-2])
         and min(query.numel(), key.numel()) > 0
     )
 
 
-def _efficient_applies(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-) -> bool:
-    alignment = 16 // query.element_size()
+def _flash_runs_on(architecture: str, call: Attention) -> bool:
+    if is_amd(architecture):
+        return architecture in _AMD_WITH_KERNELS and call.head <= _LARGEST_AMD_HEAD
+    capability = capability_of(architecture)
+    if capability is None:
+        return call.head <= _LARGEST_FLASH_HEAD
+    # Chips for desktops have too little shared memory for the backward of the largest heads.
+    small = (8, 6) <= capability <= (8, 9) or capability[0] == 12
+    too_large = 192 < call.head <= 224 or (call.head > 224 and call.dropout)
+    return (
+        capability >= FLASH_CAPABILITY
+        and call.head <= _LARGEST_FLASH_HEAD
+        and not (small and too_large and call.needs_gradient)
+    )
+
+
+def _efficient_applies(call: Attention) -> bool:
+    query, key, value, mask = call.query, call.key, call.value, call.mask
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
-        and query.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and query.dtype in (torch.float32, *_LOW)
         and query.dim() == key.dim() == value.dim() == 4
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and query.shape[-1] == key.shape[-1]
-        and query.shape[-1] % alignment == 0
-        and value.shape[-1] % alignment == 0
         and min(query.numel(), key.numel()) > 0
-        and (attn_mask is None or not attn_mask.requires_grad or attn_mask.dim() in (2, 4))
+        and (mask is None or not mask.requires_grad or mask.dim() in (2, 4))
     )
+
+
+def _efficient_runs_on(architecture: str, call: Attention) -> bool:
+    low = call.query.dtype in _LOW
+    heads = (call.head, call.value.shape[-1])
+    if is_amd(architecture):
+        if architecture not in _AMD_WITH_KERNELS or max(heads) > _LARGEST_AMD_HEAD:
+            return False
+        alignment = 8 if low else 4
+    else:
+        capability = capability_of(architecture)
+        recent = capability is None or capability >= FLASH_CAPABILITY
+        if not recent and call.query.dtype is torch.bfloat16:
+            return False
+        # Tensor cores take 16 bytes at a time: the newer ones in any dtype, the first ones in 16 bits.
+        has_tensor_cores = recent or (low and capability is not None and capability >= (7, 0))
+        alignment = 16 // call.query.element_size() if has_tensor_cores else 1
+    return all(head % alignment == 0 for head in heads)
 
 
 def _flash(

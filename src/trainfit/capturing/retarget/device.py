@@ -1,4 +1,4 @@
-"""Tensors that claim to be on a GPU, and a `torch.cuda` that answers without one.
+"""Tensors that claim to be on a GPU, with the `torch.cuda` of `gpu.py`, which answers without one.
 
 A function mode above everything else answers `tensor.device` with `cuda:0` and turns every device argument
 into the CPU that the capture runs on. So `device="cuda"`, `.cuda()`, `.to("cuda")` and code that branches
@@ -13,21 +13,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from trainfit.capturing.replacing import replaced
+from trainfit.capturing.retarget.gpu import (
+    CUDA,
+    Gpu,
+    answers_of_accelerator,
+    answers_of_cuda,
+    number_of_gpu,
+    refuse_second_gpu,
+)
 from trainfit.capturing.waiting import note_synchronisation
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
 
-CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
-_CAPABILITY = (9, 0)
 
 
 def _getter(name: str) -> Any:
@@ -113,6 +118,8 @@ class LooksLikeCuda(TorchFunctionMode):
             to_host = self._destination([*places, kwargs.get("device"), kwargs.get("other")])
         else:
             to_host = func is torch.Tensor.cpu
+            for place in (*places, *kwargs.values()):
+                refuse_second_gpu(place)
         if to_host is None:
             return func(*args, **kwargs)
         moved = tensor
@@ -148,10 +155,9 @@ def _non_blocking(places: Iterable[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _names_gpu(place: Any) -> bool:
-    """Whether a value names a GPU: `"cuda"`, `"cuda:1"`, a device, or a number where a device is expected."""
-    if isinstance(place, torch.device):
-        return place.type == "cuda"
-    return type(place) is int or (isinstance(place, str) and place.split(":")[0] == "cuda")
+    """Whether a value names the GPU: `"cuda"`, `"cuda:0"`, a device, or a number where one is expected."""
+    refuse_second_gpu(place)
+    return number_of_gpu(place) is not None
 
 
 def _names_host(place: Any) -> bool:
@@ -163,90 +169,6 @@ def on_capture_device(place: Any) -> Any:
     return _CPU if _names_gpu(place) else place
 
 
-class _Inert:
-    """A stream, event or other handle that does nothing."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = CUDA
-
-    def __enter__(self) -> _Inert:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        return None
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
-
-    def elapsed_time(self, other: Any) -> float:
-        return 0.0
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: None
-
-
-def _answers_for_cuda() -> dict[str, Any]:
-    properties = SimpleNamespace(
-        name="GPU",
-        major=_CAPABILITY[0],
-        minor=_CAPABILITY[1],
-        total_memory=80 << 30,
-        multi_processor_count=132,
-    )
-    constant = {
-        "is_available": True,
-        "is_initialized": True,
-        "device_count": 1,
-        "current_device": 0,
-        "get_device_name": "GPU",
-        "get_device_capability": _CAPABILITY,
-        "get_device_properties": properties,
-        "is_bf16_supported": True,
-        "is_current_stream_capturing": False,
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "memory_reserved": 0,
-        "max_memory_reserved": 0,
-        "mem_get_info": (80 << 30, 80 << 30),
-        "memory_stats": {},
-        "memory_summary": "",
-    }
-    silent = ["init", "set_device", "empty_cache", "manual_seed", "manual_seed_all"]
-    silent += [
-        "reset_peak_memory_stats",
-        "ipc_collect",
-        "set_rng_state",
-        "set_rng_state_all",
-        "set_stream",
-        "_lazy_init",
-    ]
-    found: dict[str, Any] = {name: _constantly(value) for name, value in constant.items()}
-    found.update({name: _constantly(None) for name in silent})
-    found.update(dict.fromkeys(("Stream", "Event", "stream", "device"), _Inert))
-    found["current_stream"] = found["default_stream"] = _Inert
-    # The state of a GPU's generator is kept on the host: it is no device memory.
-    found["get_rng_state"] = _host_state
-    found["get_rng_state_all"] = lambda: [_host_state()]
-    return found
-
-
-_ACCELERATOR: dict[str, Any] = {
-    "is_available": True,
-    "current_accelerator": CUDA,
-    "device_count": 1,
-    "current_device_index": 0,
-    "set_device_index": None,
-    "set_device_idx": None,
-    "current_stream": _Inert,
-    "empty_cache": None,
-    "memory_allocated": 0,
-    "max_memory_allocated": 0,
-    "memory_reserved": 0,
-    "max_memory_reserved": 0,
-    "reset_peak_memory_stats": None,
-}
-
-
 def _constantly(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
@@ -255,22 +177,17 @@ def _synchronize(mode: CaptureMode) -> Callable[..., None]:
     return lambda *args, **kwargs: note_synchronisation(mode)
 
 
-def _host_state(*args: Any, **kwargs: Any) -> torch.Tensor:
-    with torch._C._DisableTorchDispatch():
-        return torch.zeros(16, dtype=torch.uint8)
-
-
 @contextlib.contextmanager
-def looks_like_cuda(mode: CaptureMode) -> Iterator[None]:
+def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
     """Let tensors claim to be on a GPU, and `torch.cuda` answer as if there were one."""
     with contextlib.ExitStack() as stack:
-        for name, answer in _answers_for_cuda().items():
-            if hasattr(torch.cuda, name):
-                stack.enter_context(replaced(torch.cuda, name, _constantly(answer)))
-        for name, value in _ACCELERATOR.items():
-            if hasattr(torch.accelerator, name):
-                answer = _Inert if value is _Inert else _constantly(value)
-                stack.enter_context(replaced(torch.accelerator, name, _constantly(answer)))
+        for module, answers in (
+            (torch.cuda, answers_of_cuda(gpu)),
+            (torch.accelerator, answers_of_accelerator(gpu)),
+        ):
+            for name, answer in answers.items():
+                if hasattr(module, name):
+                    stack.enter_context(replaced(module, name, _constantly(answer)))
         for owner in (torch.cuda, torch.accelerator):
             stack.enter_context(replaced(owner, "synchronize", lambda original: _synchronize(mode)))
         stack.enter_context(replaced(torch, "Generator", _generator))
@@ -309,7 +226,12 @@ def _hooks_init(looks: LooksLikeCuda, original: Any) -> Any:
 def _patch_default_device(stack: contextlib.ExitStack) -> None:
     """Let `set_default_device` only be remembered: the redirected arguments go to the CPU anyway."""
     chosen: list[Any] = []
-    stack.enter_context(replaced(torch, "set_default_device", lambda original: chosen.append))
+
+    def choose(device: Any) -> None:
+        refuse_second_gpu(device)
+        chosen.append(device)
+
+    stack.enter_context(replaced(torch, "set_default_device", lambda original: choose))
     stack.enter_context(
         replaced(
             torch,

@@ -16,7 +16,8 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from trainfit.capturing.replacing import replaced
-from trainfit.capturing.retarget.attention import scaled_dot_product_attention
+from trainfit.capturing.retarget.attention import attention_on
+from trainfit.capturing.retarget.gpu import Gpu
 
 aten = torch.ops.aten
 _LSTM, _GRU, _RNN_RELU, _RNN_TANH = 2, 3, 0, 1
@@ -192,17 +193,17 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "gru.input": _plain_recurrent(_GRU),
     "rnn_tanh.input": _plain_recurrent(_RNN_TANH),
     "rnn_relu.input": _plain_recurrent(_RNN_RELU),
-    "scaled_dot_product_attention": scaled_dot_product_attention,
 }
 
 
 @contextlib.contextmanager
-def gpu_kernels() -> Iterator[None]:
+def gpu_kernels(gpu: Gpu) -> Iterator[None]:
     """Install the GPU's choices for the length of a capture."""
     library = torch.library.Library("aten", "IMPL")
     try:
         for name, kernel in _KERNELS.items():
             library.impl(name, kernel, "AutogradCPU")
+        library.impl("scaled_dot_product_attention", attention_on(gpu), "AutogradCPU")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it replaces a kernel of torch's, which is the purpose
             library.impl("histc", histogram, "CPU", allow_override=True)

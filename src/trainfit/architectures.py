@@ -1,0 +1,42 @@
+"""GPU architectures: what `sm_86` and `gfx942` mean, and which of them choose the same kernels."""
+
+from __future__ import annotations
+
+import re
+
+Capability = tuple[int, int]
+
+FLASH_CAPABILITY: Capability = (8, 0)
+"""The first NVIDIA generation (Ampere) with bfloat16 and flash attention."""
+_NVIDIA = re.compile(r"sm_([0-9]{1,2})([0-9])[a-z]?")
+_AMD = re.compile(r"gfx([0-9]{1,2})([0-9])[0-9a-f]")
+
+
+def is_amd(architecture: str) -> bool:
+    """Whether an architecture is AMD's."""
+    return architecture.startswith("gfx")
+
+
+def capability_of(architecture: str) -> Capability | None:
+    """Return what torch calls the compute capability, (8, 6) for `sm_86` and (9, 4) for `gfx942`.
+
+    None for what is neither.
+    """
+    found = _NVIDIA.fullmatch(architecture) or _AMD.fullmatch(architecture)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def same_kernels(first: str, second: str) -> bool:
+    """Whether steps choose the same kernels on both architectures: attention asks for the generation.
+
+    What is not known counts as recent, as a capture takes it. Heads of more than 192 values, which some
+    recent chips do not run with flash attention, are not looked at.
+    """
+    return _generation(first) == _generation(second)
+
+
+def _generation(architecture: str) -> str:
+    if is_amd(architecture):
+        return "amd"
+    capability = capability_of(architecture)
+    return "recent" if capability is None or capability >= FLASH_CAPABILITY else "before Ampere"

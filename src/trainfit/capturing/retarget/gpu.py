@@ -1,0 +1,227 @@
+"""The GPU that a capture pretends to run on, and what `torch.cuda` says about it.
+
+The figures are those of the device that the step is captured for. Its memory is what the capture has counted
+so far; torch's allocator would hold more in reserve, and kernels their workspaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from trainfit.architectures import FLASH_CAPABILITY, Capability, capability_of, is_amd
+from trainfit.capturing.ledger import Ledger
+from trainfit.capturing.values import user_line
+from trainfit.devices import Device
+from trainfit.errors import CaptureError
+
+CUDA = torch.device("cuda", 0)
+ANY_GPU = Device("gpu", "cuda", 80 << 30, architecture="sm_90", sm_count=132)
+"""What a step is captured for if only the kind of device is given."""
+_RECENT: Capability = (9, 0)
+
+
+class Gpu:
+    """One GPU: its memory is what the ledger counts, and what it was asked for is remembered."""
+
+    def __init__(self, device: Device, ledger: Ledger) -> None:
+        """Pretend to be `device`."""
+        self.device = device
+        self.ledger = ledger
+        self.architecture_mattered = False
+        """Whether the step, or a kernel of it, was chosen by the architecture."""
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether the GPU is one of AMD's."""
+        self.architecture_mattered = True
+        return is_amd(self.device.architecture)
+
+    @property
+    def capability(self) -> Capability:
+        """The compute capability; a device that says nothing of it counts as a recent one."""
+        self.architecture_mattered = True
+        return capability_of(self.device.architecture) or _RECENT
+
+    @property
+    def name(self) -> str:
+        """What a driver would call it, nearly."""
+        vendor = "AMD" if is_amd(self.device.architecture) else "NVIDIA"
+        return f"{vendor} {self.device.name.upper().replace('-', ' ')}"
+
+    def has_bfloat16(self, including_emulation: bool = True) -> bool:
+        """Whether bfloat16 works, as `torch.cuda.is_bf16_supported` answers: older chips emulate it."""
+        return including_emulation or self.is_amd or self.capability >= FLASH_CAPABILITY
+
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes that are free now, and all bytes."""
+        return max(self.device.usable_bytes - self.ledger.live_bytes, 0), self.device.memory_bytes
+
+    def properties(self) -> SimpleNamespace:
+        """Return what is known of torch's long list."""
+        major, minor = self.capability
+        return SimpleNamespace(
+            name=self.name,
+            major=major,
+            minor=minor,
+            total_memory=self.device.memory_bytes,
+            multi_processor_count=self.device.sm_count or 1,
+            L2_cache_size=self.device.cache_bytes or 0,
+            warp_size=64 if self.is_amd else 32,
+            gcnArchName=self.device.architecture,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return what had to be assumed about the GPU."""
+        if not self.architecture_mattered or capability_of(self.device.architecture) is not None:
+            return ()
+        given = self.device.architecture or "not given"
+        return (
+            f"the architecture of {self.device.name} ({given}) is not known: "
+            "kernels were chosen as on a recent NVIDIA GPU; write it like sm_90 or gfx942",
+        )
+
+    def statistics(self) -> dict[str, int]:
+        """Return the entries of `memory_stats` that a capture knows."""
+        now, most = self.ledger.live_bytes, self.ledger.most_bytes
+        kinds = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes")
+        return {
+            f"{kind}.all.{when}": value
+            for kind in kinds
+            for when, value in (("current", now), ("peak", most))
+        }
+
+
+def number_of_gpu(place: Any) -> int | None:
+    """Return 1 for `"cuda:1"`, `torch.device("cuda", 1)` and 1, 0 for `"cuda"`; None for no GPU."""
+    if isinstance(place, torch.device):
+        return place.index or 0 if place.type == "cuda" else None
+    if type(place) is int:
+        return max(place, 0)
+    if isinstance(place, str) and place.split(":")[0] == "cuda":
+        number = place.partition(":")[2]
+        return int(number) if number.isdecimal() else 0
+    return None
+
+
+def refuse_second_gpu(place: Any) -> None:
+    """Stop at a GPU that is not the first: what several of them hold must not be added up on one."""
+    number = number_of_gpu(place)
+    if number:
+        raise CaptureError(
+            f"the step uses a second GPU, cuda:{number} ({user_line()}), but trainfit predicts what one GPU "
+            "does, cuda:0. Give it a step with the part of the model that one GPU has."
+        )
+
+
+class Inert:
+    """A stream, event or other handle that does nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        for place in (*args, *kwargs.values()):
+            refuse_second_gpu(place)
+        self.device = CUDA
+
+    def __enter__(self) -> Inert:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: None
+
+
+class _InertEvent(Inert):
+    """An event; its arguments are flags."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
+def answers_of_cuda(gpu: Gpu) -> dict[str, Any]:
+    """Return functions of `torch.cuda` that answer for `gpu`, by name."""
+    found: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "is_current_stream_capturing": lambda: False,
+        "is_bf16_supported": gpu.has_bfloat16,
+        "get_device_name": _about_one(lambda: gpu.name),
+        "get_device_capability": _about_one(lambda: gpu.capability),
+        "get_device_properties": _about_one(gpu.properties),
+        "mem_get_info": _about_one(gpu.memory),
+        "memory_stats": _about_one(gpu.statistics),
+        "memory_summary": lambda *args, **kwargs: "",
+        "set_device": _about_one(lambda: None),
+        # The state of a GPU's generator is kept on the host: it is no device memory.
+        "get_rng_state": _host_state,
+        "get_rng_state_all": lambda: [_host_state()],
+        "Event": _InertEvent,
+        **_answers_about_memory(gpu),
+        **dict.fromkeys(("Stream", "stream", "device", "current_stream", "default_stream"), Inert),
+    }
+    for name in ("init", "empty_cache", "manual_seed", "manual_seed_all", "ipc_collect"):
+        found[name] = _nothing
+    for name in ("set_rng_state", "set_rng_state_all", "set_stream", "_lazy_init"):
+        found[name] = _nothing
+    return found
+
+
+def answers_of_accelerator(gpu: Gpu) -> dict[str, Any]:
+    """Return functions of `torch.accelerator` that answer for `gpu`, by name."""
+    return {
+        "is_available": lambda: True,
+        "current_accelerator": lambda *args, **kwargs: CUDA,
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "set_device_index": _about_one(lambda: None),
+        "set_device_idx": _about_one(lambda: None),
+        "current_stream": Inert,
+        "empty_cache": _nothing,
+        "get_memory_info": _about_one(gpu.memory),
+        "memory_stats": _about_one(gpu.statistics),
+        **_answers_about_memory(gpu),
+    }
+
+
+def _answers_about_memory(gpu: Gpu) -> dict[str, Any]:
+    ledger = gpu.ledger
+    return {
+        "memory_allocated": _about_one(lambda: ledger.live_bytes),
+        "memory_reserved": _about_one(lambda: ledger.live_bytes),
+        "max_memory_allocated": _about_one(lambda: ledger.most_bytes),
+        "max_memory_reserved": _about_one(lambda: ledger.most_bytes),
+        "reset_peak_memory_stats": _about_one(ledger.forget_most),
+    }
+
+
+def _about_one(answer: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a function of a device that may be left out, and may not be a second one."""
+
+    def ask(device: Any = None) -> Any:
+        refuse_second_gpu(device)
+        return answer()
+
+    return ask
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _host_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+    with torch._C._DisableTorchDispatch():
+        return torch.zeros(16, dtype=torch.uint8)
