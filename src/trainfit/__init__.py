@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
-    from trainfit.api import Estimate, Peak, capture, estimate, frontier, plan, price, verify
+    from trainfit.api import capture, estimate, frontier, plan, price, verify
     from trainfit.applying import applied, apply, remove
     from trainfit.costs.summary import OperatorTime, StepTime
     from trainfit.costs.table import CostTable
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         TrainfitError,
         UserCodeError,
     )
+    from trainfit.estimates import Estimate, Peak
     from trainfit.models.recipe import StepOptions
     from trainfit.module_stats import ModuleStats
     from trainfit.order_fronts.switch import order
@@ -53,11 +54,12 @@ if TYPE_CHECKING:
     from trainfit.verification import Measurement, Verification
 
 _HOME = {
-    "trainfit.api": ("Estimate", "Peak", "capture", "estimate", "frontier", "plan", "price", "verify"),
+    "trainfit.api": ("capture", "estimate", "frontier", "plan", "price", "verify"),
     "trainfit.applying": ("applied", "apply", "remove"),
     "trainfit.costs.summary": ("OperatorTime", "StepTime"),
     "trainfit.costs.table": ("CostTable",),
     "trainfit.devices": ("Device", "find_device"),
+    "trainfit.estimates": ("Estimate", "Peak"),
     "trainfit.errors": (
         "BudgetTooSmall",
         "CaptureError",

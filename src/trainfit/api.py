@@ -4,95 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from dataclasses import replace
 
 from trainfit import capturing
 from trainfit.architectures import same_kernels
 from trainfit.costs.pricing import CostSource, Measuring, check_source, price_trace
 from trainfit.costs.schedule import schedule
-from trainfit.costs.summary import StepTime, summarise
+from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable
-from trainfit.devices import Device, Verdict, find_device
+from trainfit.devices import Device, find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError, StepError
+from trainfit.estimates import Estimate, peak_of
 from trainfit.models.recipe import StepOptions
-from trainfit.module_stats import ModuleStats, module_stats
+from trainfit.module_stats import module_stats
 from trainfit.plan_store import load_plan
 from trainfit.planning.baselines import baselines
 from trainfit.planning.certify import host_warnings
+from trainfit.planning.infeasible import too_small
 from trainfit.planning.module_planner import ModulePlanner
+from trainfit.planning.requests import Solver, bytes_of_budget, check_solver
 from trainfit.planning.results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.solve import Infeasible, Planner
 from trainfit.plans import Plan
-from trainfit.simulate import Timeline, simulate
+from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.targets import Target, load
 from trainfit.trace import Trace
-from trainfit.units import format_bytes, parse_size
 from trainfit.verification import Verification, verify_step
 
 Build = Callable[..., Step]
-Solver = Literal["regions", "modules"]
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Where the peak is."""
-
-    op: str
-    op_index: int
-    module: str
-    phase: str
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What `estimate` answers. All bytes and seconds are predicted."""
-
-    target: str
-    device: Device
-    trace: Trace
-    timeline: Timeline
-    peak: Peak
-    modules: tuple[ModuleStats, ...]
-    """One entry per module, in the order of the module tree."""
-    costs: CostTable | None
-    time: StepTime | None
-    """None if nothing is known about the device's speed."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall time of each stage, at least `capture` and `total`."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes alive at once, on the device."""
-        return self.timeline.peak_bytes
-
-    @property
-    def by_category(self) -> dict[str, int]:
-        """Bytes at the peak by category."""
-        return self.timeline.peak_by_category
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What had to be assumed, and what went wrong while costs were measured."""
-        return self.trace.warnings + (self.costs.warnings if self.costs else ())
-
-    @property
-    def fits(self) -> bool:
-        """Whether the peak is within the device's memory and leaves its margin free."""
-        return self.verdict == "fits"
-
-    @property
-    def verdict(self) -> Verdict:
-        """`fits`, `does not fit`, or between the margin and the limit `too close to call`."""
-        return self.device.verdict(self.peak_bytes)
-
-    @property
-    def spare_bytes(self) -> int:
-        """What the peak leaves of the memory that the device has for tensors; negative if it is too large."""
-        return self.device.usable_bytes - self.peak_bytes
 
 
 def capture(
@@ -175,7 +117,7 @@ def estimate(
         device=found,
         trace=trace,
         timeline=timeline,
-        peak=_peak(timeline),
+        peak=peak_of(timeline),
         modules=stats,
         costs=table,
         time=step_time,
@@ -251,8 +193,8 @@ def plan_step(
     report = progress or (lambda stage: None)
     found = device if isinstance(device, Device) else find_device(device)
     check_source(costs, found)
-    budget_bytes = _budget_bytes(budget, found)
-    _check_solver(solver, ac_units, fsdp_units, world_size)
+    budget_bytes = bytes_of_budget(budget, found)
+    check_solver(solver, ac_units, fsdp_units, world_size)
     trace = (
         target
         if isinstance(target, Trace)
@@ -339,65 +281,6 @@ def frontier(
 _MOST_POINTS = 200
 
 
-def too_small(result: PlanResult) -> str:
-    """Say that no plan fits, what the smallest peak is made of, where it is and what would lower it."""
-    by_category = sorted(result.timeline.peak_by_category.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{format_bytes(size)} {name.replace('_', ' ')}" for name, size in by_category if size)
-    peak = _peak(result.timeline)
-    return (
-        f"no plan fits into {format_bytes(result.plan.budget_bytes)}{_without_margin(result)}. "
-        "The smallest peak that was found is "
-        f"{format_bytes(result.plan.peak_bytes)} ({parts}), "
-        f"in the {peak.phase} of {peak.module} at {peak.op}. "
-        "A smaller batch or sequence lowers the activations, another optimizer its state, and a larger "
-        f"device all of it.{_within_margin(result)}"
-    )
-
-
-def _without_margin(result: PlanResult) -> str:
-    if not result.margin_bytes:
-        return ""
-    usable, margin = format_bytes(result.device.usable_bytes), format_bytes(result.margin_bytes)
-    return f" ({usable} less a margin of {margin} for the allocator's fragmentation and workspaces)"
-
-
-def _within_margin(result: PlanResult) -> str:
-    """Say how to plan without the margin where that would do."""
-    if not result.margin_bytes or result.plan.peak_bytes > result.device.usable_bytes:
-        return ""
-    return (
-        " Without the margin it would fit: --budget 100% plans so. Whether that runs is too close to call; "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True makes it likelier."
-    )
-
-
-def _budget_bytes(budget: int | str | None, device: Device) -> int:
-    if budget is None:
-        return device.default_budget_bytes
-    if isinstance(budget, str):
-        return parse_size(budget, device.usable_bytes)
-    if type(budget) is not int or budget < 1:
-        raise OptionError(f"a budget is a number of bytes above zero, got {budget!r}.")
-    return budget
-
-
-def _check_solver(
-    solver: str, ac_units: Sequence[str] | None, fsdp_units: Sequence[str], world_size: int
-) -> None:
-    """Refuse a solver that is not there, and what only the other one understands."""
-    if solver not in get_args(Solver):
-        raise OptionError(f"--solver must be one of {', '.join(get_args(Solver))}, got {solver!r}.")
-    if isinstance(ac_units, str) or isinstance(fsdp_units, str):
-        raise OptionError("AC units and FSDP units are lists of names, not one string.")
-    if world_size < 1:
-        raise OptionError(f"--world-size must be at least 1, got {world_size}.")
-    if solver == "regions" and (ac_units is not None or fsdp_units or world_size != 1):
-        raise OptionError(
-            "AC units, FSDP units and a world size belong to the solver `modules`; the solver `regions` "
-            "finds its regions itself, for one process. Add --solver modules, or leave them out."
-        )
-
-
 def _refuse_other_kind(trace: Trace, device: Device) -> None:
     if trace.device != device.kind:
         raise StepError(
@@ -452,14 +335,6 @@ def verify(
 
 def _resolve(target: str | Build, device: Device, options: StepOptions | None, task: str | None) -> Target:
     return load(target, replace(options or StepOptions(), device=device.kind), task)
-
-
-def _peak(timeline: Timeline) -> Peak:
-    if timeline.peak_op < 0:
-        return Peak(op="", op_index=-1, module="Global", phase="forward")
-    trace = timeline.trace
-    op = trace.ops[timeline.peak_op]
-    return Peak(trace.op_name(timeline.peak_op), timeline.peak_op, trace.module_name(op.module), op.phase)
 
 
 def _cuda_is_present() -> bool:

@@ -18,9 +18,9 @@ from trainfit import __version__
 from trainfit.errors import TrainfitError, UserCodeError
 
 if TYPE_CHECKING:
-    from trainfit.api import Solver
     from trainfit.costs.pricing import CostSource
     from trainfit.models.recipe import StepOptions
+    from trainfit.planning.requests import Solver
 
 INTERRUPTED = 130
 
@@ -305,6 +305,7 @@ def plan(
             from trainfit import api, plan_store
             from trainfit.devices import find_device
             from trainfit.errors import BudgetTooSmall
+            from trainfit.planning.infeasible import too_small
 
             found = find_device(device or _default_device())
             options = _options(found.kind, batch, seq, image_size, dtype, optimizer, set)
@@ -331,7 +332,7 @@ def plan(
         if json != json_result.STANDARD_OUTPUT:
             text.show(text.plan_view(result))
         if not result.feasible:
-            raise BudgetTooSmall(api.too_small(result), result.plan.peak_bytes)
+            raise BudgetTooSmall(too_small(result), result.plan.peak_bytes)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainfit.applying import attach
+from trainfit.applying import attach_plan
 from trainfit.capturing.random_stream import seeded
 from trainfit.comparing import Contents, Match, compare, contents_of, largest_element
 from trainfit.plans import Plan
@@ -59,7 +59,7 @@ def planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]:
     def build_with_plan() -> Step:
         step = build()
         if plan is not None:
-            attach(step.model, plan)
+            attach_plan(step.model, plan)
         return step
 
     return build_with_plan

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
+from trainfit.units import format_bytes, format_seconds
 
 DECISIONS = ("save", "recompute", "skip")
 
@@ -86,6 +87,14 @@ class Plan:
     """Bytes are those of one of so many processes, which divide parameters, gradients and optimizer state."""
     settings: Settings = UNKNOWN_SETTINGS
     """Of the step that it was made for."""
+
+    def __repr__(self) -> str:
+        """One line: a plan decides about thousands of ops."""
+        return (
+            f"<Plan for {self.target} on {self.device}: {len(self.regions)} regions, peak "
+            f"{format_bytes(self.peak_bytes)} of {format_bytes(self.budget_bytes)}, "
+            f"{format_seconds(self.step_seconds)} per step>"
+        )
 
     @property
     def added_seconds(self) -> float:

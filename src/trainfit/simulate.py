@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.trace import CATEGORIES, Trace
+from trainfit.units import format_bytes
 
 Bytes = NDArray[np.int64]
 
@@ -40,6 +41,10 @@ class Timeline:
     peak_bytes: int
     peak_op: int
     """The first op at which the peak is reached; -1 if nothing rises above what was there before."""
+
+    def __repr__(self) -> str:
+        """One line: there is an entry for every op."""
+        return f"<Timeline of {self.trace.target}: peak {format_bytes(self.peak_bytes)} at op {self.peak_op}>"
 
     @cached_property
     def peak_by_category(self) -> dict[str, int]:

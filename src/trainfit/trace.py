@@ -248,6 +248,12 @@ class Trace:
     steps: Steps = Steps()
     warnings: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        """One line: a trace has hundreds of thousands of entries."""
+        return (
+            f"<Trace of {self.target} for {self.device}: {len(self.ops)} ops, {len(self.storages)} storages>"
+        )
+
     @property
     def forward_pre_order(self) -> tuple[int, ...]:
         """Calls in the order in which their forward began, without recomputation."""

@@ -92,6 +92,13 @@ class Verification:
     """In what the step is not the one that the plan was made for: then its promise is about another one."""
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """One line; the parts have the rest."""
+        return (
+            f"<Verification of {self.target} on {self.device.name}: predicted "
+            f"{format_bytes(self.predicted_peak_bytes)}, measured {format_bytes(self.measured.peak_bytes)}>"
+        )
+
     @property
     def error(self) -> float:
         """Relative error of the predicted peak: (predicted - measured) / measured."""

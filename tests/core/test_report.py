@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainfit.api import Estimate, Peak
 from trainfit.costs.summary import OperatorTime, StepTime
 from trainfit.devices import CONTEXT_BYTES, Device
 from trainfit.errors import FileFormatError, OptionError
+from trainfit.estimates import Estimate, Peak
 from trainfit.module_stats import ModuleStats
 from trainfit.report.json_result import check_destination, estimate_json, verification_json, write_json
 from trainfit.report.module_rows import largest_rows

@@ -9,6 +9,6 @@ without computing them; `randomness.py` repeats random draws; `state.py` sees to
 regions to torch alone, where that is known to do the same.
 """
 
-from trainfit.applying.attach import applied, apply, attach, remove, runs_plan
+from trainfit.applying.attach import applied, apply, attach_plan, remove, runs_plan
 
-__all__ = ["applied", "apply", "attach", "remove", "runs_plan"]
+__all__ = ["applied", "apply", "attach_plan", "remove", "runs_plan"]

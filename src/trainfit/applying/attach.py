@@ -39,7 +39,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     something else than the plan's trace, everything from there to the end of the region is kept, with one
     warning. A model of another size than the plan was made for gets one, too.
     """
-    attach(model, plan)
+    attach_plan(model, plan)
     root = _root(model, plan)
     # What a plan names may be a part of the model that was captured: then there is nothing to compare.
     if type(root).__name__ == plan.settings.model_class:
@@ -50,7 +50,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     return model
 
 
-def attach(model: nn.Module, plan: Plan) -> nn.Module:
+def attach_plan(model: nn.Module, plan: Plan) -> nn.Module:
     """Do as `apply` does, for whoever has compared the plan's step with this one already."""
     if _planned(model):
         raise PlanError("the model runs a plan already: call trainfit.remove(model) before applying another.")

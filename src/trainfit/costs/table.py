@@ -76,6 +76,10 @@ class CostTable:
     warnings: tuple[str, ...] = ()
     """What went wrong on the way without making the figures wrong."""
 
+    def __repr__(self) -> str:
+        """One line: there is a cost for every distinct operator."""
+        return f"<CostTable of {len(self.costs)} operators on {self.device.name}>"
+
 
 def tensors_of(signatures: Sequence[Signature]) -> list[int]:
     """Return for each signature how many tensors it takes beyond those that every operator takes."""

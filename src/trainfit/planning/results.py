@@ -10,6 +10,7 @@ from trainfit.planning.baselines import Baseline
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline
 from trainfit.trace import Trace
+from trainfit.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class PlanResult:
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
 
+    def __repr__(self) -> str:
+        """One line; the plan has its own."""
+        return f"<PlanResult: {'fits' if self.feasible else 'does not fit'}, {self.plan!r}>"
+
 
 @dataclass(frozen=True)
 class FrontierPoint:
@@ -52,3 +57,9 @@ class Frontier:
     points: tuple[FrontierPoint, ...]
     baselines: tuple[Baseline, ...]
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line; the points have the rest."""
+        peaks = [format_bytes(point.peak_bytes) for point in self.points]
+        between = f" from {peaks[0]} to {peaks[-1]}" if peaks else ""
+        return f"<Frontier of {self.trace.target} on {self.device.name}: {len(peaks)} plans{between}>"

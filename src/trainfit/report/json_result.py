@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainfit.advice import advice
 from trainfit.errors import OptionError
 from trainfit.plans import DECISIONS, Plan, Region
 from trainfit.settings import settings_json
@@ -16,9 +17,9 @@ from trainfit.store import write_whole
 from trainfit.trace import Trace
 
 if TYPE_CHECKING:
-    from trainfit.api import Estimate
     from trainfit.costs.summary import StepTime
     from trainfit.devices import Device
+    from trainfit.estimates import Estimate
     from trainfit.planning.results import Frontier, PlanResult
     from trainfit.verification import Verification
 
@@ -43,6 +44,7 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
             "phase": estimate.peak.phase,
         },
         "by_category": dict(estimate.by_category),
+        "advice": [dataclasses.asdict(one) for one in estimate.advice],
         **_time(estimate.time),
         "modules": [dataclasses.asdict(module) for module in estimate.modules],
         "orders": _orders(estimate.trace),
@@ -98,6 +100,9 @@ def plan_json(result: PlanResult) -> dict[str, Any]:
         "regions": [_region(plan, region) for region in plan.regions],
         "baselines": [dataclasses.asdict(baseline) for baseline in result.baselines],
         "by_category": dict(result.timeline.peak_by_category),
+        "advice": []
+        if result.feasible
+        else [dataclasses.asdict(one) for one in advice(result.timeline, planned=True)],
         "minimum_peak_bytes": None if result.feasible else plan.peak_bytes,
         "warnings": list(result.warnings),
     }

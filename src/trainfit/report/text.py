@@ -19,8 +19,8 @@ from trainfit.settings import describe
 from trainfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from trainfit.api import Estimate
     from trainfit.costs.summary import StepTime
+    from trainfit.estimates import Estimate
     from trainfit.planning.baselines import Baseline
     from trainfit.planning.results import Frontier, PlanResult
     from trainfit.plans import Plan, Region
@@ -66,6 +66,9 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         Text(),
         _categories(estimate.by_category, estimate.peak_bytes),
     ]
+    if estimate.advice:
+        parts += [Text(), Text("what would lower it", "yellow")]
+        parts += [Padding(_safe(one.text), (0, 0, 0, 2)) for one in estimate.advice]
     modules = _modules(estimate)
     if modules is not None:
         parts += [Text(), modules]

@@ -1,0 +1,94 @@
+"""`Estimate`: what is predicted for a step on a device, as one result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainfit.advice import Advice, advice
+from trainfit.costs.summary import StepTime
+from trainfit.costs.table import CostTable
+from trainfit.devices import Device, Verdict
+from trainfit.module_stats import ModuleStats
+from trainfit.simulate import Timeline
+from trainfit.trace import Trace
+from trainfit.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Where the peak is."""
+
+    op: str
+    op_index: int
+    module: str
+    phase: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `estimate` answers. All bytes and seconds are predicted."""
+
+    target: str
+    device: Device
+    trace: Trace
+    timeline: Timeline
+    peak: Peak
+    modules: tuple[ModuleStats, ...]
+    """One entry per module, in the order of the module tree."""
+    costs: CostTable | None
+    time: StepTime | None
+    """None if nothing is known about the device's speed."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time of each stage, at least `capture` and `total`."""
+
+    def __repr__(self) -> str:
+        """One line; the parts have the rest."""
+        time = f", {format_seconds(self.time.step_seconds)} per step" if self.time is not None else ""
+        return (
+            f"<Estimate of {self.target} on {self.device.name}: peak {format_bytes(self.peak_bytes)}, "
+            f"{self.verdict}{time}>"
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at once, on the device."""
+        return self.timeline.peak_bytes
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """Bytes at the peak by category."""
+        return self.timeline.peak_by_category
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What had to be assumed, and what went wrong while costs were measured."""
+        return self.trace.warnings + (self.costs.warnings if self.costs else ())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the device's memory and leaves its margin free."""
+        return self.verdict == "fits"
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fits`, `does not fit`, or between the margin and the limit `too close to call`."""
+        return self.device.verdict(self.peak_bytes)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What the peak leaves of the memory that the device has for tensors; negative if it is too large."""
+        return self.device.usable_bytes - self.peak_bytes
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What would lower the peak, the most first; nothing if the step fits."""
+        return () if self.fits else advice(self.timeline)
+
+
+def peak_of(timeline: Timeline) -> Peak:
+    """Say where the peak is."""
+    if timeline.peak_op < 0:
+        return Peak(op="", op_index=-1, module="Global", phase="forward")
+    trace = timeline.trace
+    op = trace.ops[timeline.peak_op]
+    return Peak(trace.op_name(timeline.peak_op), timeline.peak_op, trace.module_name(op.module), op.phase)

@@ -1,0 +1,46 @@
+"""The message of a budget that no plan meets: what the smallest peak is made of, and what would lower it."""
+
+from __future__ import annotations
+
+from trainfit.advice import advice
+from trainfit.estimates import peak_of
+from trainfit.planning.results import PlanResult
+from trainfit.units import format_bytes
+
+
+def too_small(result: PlanResult) -> str:
+    """Say that no plan fits, what the smallest peak is made of, where it is and what would lower it."""
+    by_category = sorted(result.timeline.peak_by_category.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{format_bytes(size)} {name.replace('_', ' ')}" for name, size in by_category if size)
+    peak = peak_of(result.timeline)
+    return (
+        f"no plan fits into {format_bytes(result.plan.budget_bytes)}{_without_margin(result)}. "
+        "The smallest peak that was found is "
+        f"{format_bytes(result.plan.peak_bytes)} ({parts}), "
+        f"in the {peak.phase} of {peak.module} at {peak.op}.{_within_margin(result)}{_what_would(result)}"
+    )
+
+
+def _what_would(result: PlanResult) -> str:
+    """Say what would lower the smallest peak; computing activations again is used up."""
+    found = advice(result.timeline, planned=True)
+    if not found:
+        return " A larger device, or more of them, is what is left."
+    return " What would lower it:" + "".join(f"\n  {one.text}" for one in found)
+
+
+def _without_margin(result: PlanResult) -> str:
+    if not result.margin_bytes:
+        return ""
+    usable, margin = format_bytes(result.device.usable_bytes), format_bytes(result.margin_bytes)
+    return f" ({usable} less a margin of {margin} for the allocator's fragmentation and workspaces)"
+
+
+def _within_margin(result: PlanResult) -> str:
+    """Say how to plan without the margin where that would do."""
+    if not result.margin_bytes or result.plan.peak_bytes > result.device.usable_bytes:
+        return ""
+    return (
+        " Without the margin it would fit: --budget 100% plans so. Whether that runs is too close to call; "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True makes it likelier."
+    )

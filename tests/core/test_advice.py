@@ -1,0 +1,96 @@
+"""What would lower a peak: every figure against a step small enough to count by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trace_text import trace
+
+from trainfit.advice import Advice, advice
+from trainfit.settings import Settings
+from trainfit.simulate import simulate
+from trainfit.trace import Trace
+
+
+def advised(step: Trace, *, planned: bool = False, **settings: object) -> dict[str, Advice]:
+    with_settings = replace(step, settings=Settings(**settings))  # type: ignore[arg-type]
+    return {one.kind: one for one in advice(simulate(with_settings), planned=planned)}
+
+
+ACTIVATIONS = trace("""
+    w             : 100 held parameter @Net
+    x             :  40 held
+    a = one(x, w) : 400 saved @Net
+    b = two(a)    : 300 saved @Net
+    y = sum(b)    :   4 output
+    -- backward
+    g = back(b)   : 100 for b @Net
+    h = back(a)   : 100 for a @Net
+""")
+
+
+def test_what_backward_keeps_could_be_computed_again() -> None:
+    """At the peak a (400) and b (300) are alive, with w, x, y and g: 944."""
+    timeline = simulate(ACTIVATIONS)
+    assert timeline.peak_bytes == 100 + 40 + 400 + 300 + 4 + 100
+    found = advised(ACTIVATIONS)["plan"]
+    assert (found.freed_bytes, found.certainty) == (700, "bound")
+    # Without what only autograd holds, the most is a beside b, while b is made.
+    assert found.peak_bytes == 100 + 40 + 400 + 300
+    assert "700 B of it are kept for backward" in found.text
+    assert "No plan gets below 840 B." in found.text
+    assert "plan" not in advised(ACTIVATIONS, planned=True)
+
+
+def test_half_a_batch_is_only_about() -> None:
+    found = advised(ACTIVATIONS, batch=8)["batch"]
+    assert found.freed_bytes == (400 + 300 + 4 + 40) // 2
+    assert found.certainty == "about" and "half of it (4 instead of 8)" in found.text
+    assert "batch" not in advised(ACTIVATIONS, batch=1)
+
+
+OPTIMIZER = trace("""
+    w              : 100 held parameter @Net
+    s              : 200 held optimizer_state
+    x              :  10 held
+    a = one(x, w)  :   8 saved @Net
+    y = sum(a)     :   4 output
+    -- backward
+    g = back(a)    : 100 gradient for a @Net
+    -- optimizer
+    t = aten._foreach_sqrt.default(s) : 150
+    u = aten._foreach_mul.default(t)  :  50
+    w += step(g, t, u)
+""")
+
+
+def test_temporaries_of_foreach_go_with_a_fused_kernel() -> None:
+    """Peak: w, s, x, y, g, t, u = 614; without t and u it is in backward: w, s, x, y, a, g."""
+    assert simulate(OPTIMIZER).peak_bytes == 614
+    found = advised(OPTIMIZER, optimizer_class="AdamW")["optimizer kernels"]
+    assert (found.freed_bytes, found.peak_bytes, found.certainty) == (200, 422, "computed")
+    assert "200 B of it are temporaries of aten._foreach_sqrt.default" in found.text
+    assert "fused=True leaves a peak of 422 B" in found.text
+
+
+def test_an_optimizer_without_a_fused_kernel_goes_one_by_one() -> None:
+    found = advised(OPTIMIZER, optimizer_class="NAdam")["optimizer kernels"]
+    assert found.peak_bytes == 422 + 150
+    assert "foreach=False" in found.text
+
+
+def test_state_that_another_optimizer_would_not_have() -> None:
+    found = advised(OPTIMIZER)["optimizer state"]
+    assert (found.freed_bytes, found.peak_bytes) == (200, 414)
+    assert found.changes_results
+
+
+def test_sixteen_bits_halve_parameters_gradients_and_state() -> None:
+    assert "dtype" not in advised(OPTIMIZER, dtype="bf16")
+    assert advised(OPTIMIZER, dtype="fp32")["dtype"].freed_bytes == (100 + 200 + 100) // 2
+
+
+def test_the_most_comes_first_and_little_is_not_said() -> None:
+    found = advised(OPTIMIZER, optimizer_class="AdamW", dtype="fp32", batch=8)
+    assert list(found) == sorted(found, key=lambda kind: found[kind].peak_bytes)
+    assert "plan" not in found  # nothing is kept for backward at the peak
