@@ -45,9 +45,11 @@ def capture(
     task: str | None = None,
     progress: Progress | None = None,
 ) -> Trace:
-    """Capture one steady step of `target` for a device, without running it.
+    """Capture one steady step of `target` for a device.
 
-    `target` is a name as on the command line, or the function that builds the `Step`.
+    `target` is a name as on the command line, or the function that builds the `Step`. It and the step's `run`
+    are executed a few times on tensors without memory. What they do besides computing (files, sockets,
+    logging) happens, except that no tensors are written to disk and no older files are removed.
     """
     found = device if isinstance(device, Device) else find_device(device)
     resolved = _resolve(target, found, options, task)

@@ -33,8 +33,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="""Does a PyTorch training step fit, and how long does it take, before a GPU is rented?
 
-One step is captured without running it or allocating its tensors; its memory
-is predicted byte by byte and its time op by op.
+The step runs a few times on tensors without memory: nothing is computed or
+allocated. Its memory is predicted byte by byte and its time op by op.
 
 [bold]Start here[/bold]
 
@@ -173,7 +173,9 @@ def estimate(
 
     --batch, --seq, --image-size, --dtype and --optimizer set the step of
     built-in and hf: models. A function of your own gets those that you give as
-    parameters of the same name.
+    parameters of the same name. It and the step's run() are executed a few
+    times, on tensors without memory. Files, sockets and logging in them happen,
+    except that no tensors are written and no older files are removed.
     """
     with _user_errors():
         from trainfit.report import json_result, progress, text

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import gc
 import importlib
+import io
+import os
+import pickle
 import random
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +115,12 @@ def _public_functions() -> dict[str, Any]:
         "torch.amp.autocast_mode.autocast": torch.amp.autocast_mode.autocast,
         "torch.backends.cudnn": torch.backends.cudnn,
         "torch.optim.Optimizer": torch.optim.Optimizer,
+        "torch.serialization": torch.serialization,
+        "builtins": builtins,
+        "io": io,
+        "os": os,
+        "pickle": pickle,
+        "shutil": shutil,
     }
     found = {}
     for owner_name, owner in owners.items():
@@ -128,6 +140,17 @@ def test_every_function_of_torch_is_the_original_again(build: Callable[[], Any],
     after = _public_functions()
     changed = [name for name, value in before.items() if after.get(name) is not value]
     assert changed == []
+
+
+@both_devices
+@all_steps
+def test_functions_that_write_have_their_own_code_again(build: Callable[[], Any], device: str) -> None:
+    writers = [torch.save, torch.load, numpy.save._implementation, numpy.savez._implementation]
+    before = [writer.__code__ for writer in writers]
+    finders = list(sys.meta_path)
+    attempt(build, device)
+    assert all(writer.__code__ is code for writer, code in zip(writers, before))
+    assert sys.meta_path == finders
 
 
 def _kernels_of_ours() -> list[str]:

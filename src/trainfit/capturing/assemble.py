@@ -265,8 +265,8 @@ def _modules(session: Session) -> tuple[t.Module, ...]:
             name=entry.name,
             class_name=entry.class_name,
             parent=entry.parent,
-            parameter_bytes=own_bytes(entry.module.parameters(recurse=False) if entry.module else ()),
-            buffer_bytes=own_bytes(entry.module.buffers(recurse=False) if entry.module else ()),
+            parameter_bytes=own_bytes(entry.own_parameters),
+            buffer_bytes=own_bytes(entry.own_buffers),
         )
         for entry in session.modules.entries
     )

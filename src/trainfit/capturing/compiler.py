@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from trainfit.capturing.replacing import replaced
+
 _NAME = "torch._dynamo"
 _DISABLED = "__dynamo_disable"
 """Where torch remembers, on a function, what `torch._dynamo.disable` made of it."""
@@ -28,27 +30,50 @@ _SETTINGS = {
 
 
 @contextlib.contextmanager
-def eager_only() -> Iterator[None]:
-    """Run compiled functions as their eager originals, without loading the compiler for that."""
+def eager_only(note: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Run compiled functions as their eager originals, without loading the compiler for that.
+
+    `note` is called whenever one is called.
+    """
     loaded = sys.modules.get(_NAME)
     if isinstance(loaded, _StandIn):
-        yield
+        before, loaded.note = loaded.note, note
+        try:
+            yield
+        finally:
+            loaded.note = before
         return
     with contextlib.ExitStack() as stack:
         if loaded is not None:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            _run_eagerly(stack, note)
         else:
-            stand_in = _StandIn(stack)
+            stand_in = _StandIn(stack, note)
             stack.callback(stand_in.withdraw)
         yield
+
+
+def _run_eagerly(stack: contextlib.ExitStack, note: Callable[[], None]) -> None:
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def noting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        # Called by every compiled function, with what would compile it; by functions kept out with None.
+        def callback_from_stance(callback: Any) -> Any:
+            if callback not in (None, False):
+                note()
+            return original(callback)
+
+        return callback_from_stance
+
+    stack.enter_context(replaced(torch._dynamo.eval_frame, "_callback_from_stance", noting))
 
 
 class _StandIn(ModuleType):
     """Stands in `sys.modules` where the compiler would be, until something of it is needed."""
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stack: contextlib.ExitStack, note: Callable[[], None]) -> None:
         super().__init__(_NAME)
         self._stack = stack
+        self.note = note
         self._functions: list[Callable[..., Any]] = []
         self._settings = _Settings(self)
         sys.modules[_NAME] = self
@@ -71,7 +96,7 @@ class _StandIn(ModuleType):
         if sys.modules.get(_NAME) is self:
             self.withdraw()
             compiler = importlib.import_module(_NAME)
-            self._stack.enter_context(torch.compiler.set_stance("force_eager"))
+            _run_eagerly(self._stack, lambda: self.note())
             return compiler
         return importlib.import_module(_NAME)
 

@@ -369,9 +369,15 @@ class CaptureMode(TorchDispatchMode):
         live = self.ledger.register(tensor, producer, known=True)
         facts = not_an_operator(producer)
         key: Key = (producer, tensor.dtype, tensor.shape)
-        call = self.oracle.look_up(key) or self.oracle.remember(Call(facts, key, (), single=True))
-        self.recorder.record(call, (), (), (live,))
+        self.recorder.record(self._no_kernel(facts, key), (), (), (live,))
         return tensor
+
+    def _no_kernel(self, facts: Operator, key: Key) -> Call:
+        """Return the call of what is no operator: no kernel runs, so there is no workspace."""
+        workspace = 0 if self.measures_workspaces else None
+        return self.oracle.look_up(key) or self.oracle.remember(
+            Call(facts, key, (), single=True, workspace_bytes=workspace)
+        )
 
     def readable(self, tensor: torch.Tensor, reader: str) -> torch.Tensor:
         """Return `tensor` if its values are known, else zeros of its shape, with a warning."""
@@ -398,8 +404,7 @@ class CaptureMode(TorchDispatchMode):
                 live.assumption = source.assumption
         facts = not_an_operator("storage.clone")
         key: Key = ("storage.clone", live.nbytes)
-        call = self.oracle.look_up(key) or self.oracle.remember(Call(facts, key, (), single=True))
-        self.recorder.record(call, (source,) if source else (), (), (live,))
+        self.recorder.record(self._no_kernel(facts, key), (source,) if source else (), (), (live,))
         return copy
 
     # What autograd does in place in a real run, but not while a dispatch mode is active --------------------

@@ -6,6 +6,7 @@ import functools
 import weakref
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 
@@ -22,6 +23,17 @@ class ModuleEntry:
     def module(self) -> nn.Module | None:
         """The module, or None if it is gone."""
         return self.reference()
+
+    @property
+    def own_parameters(self) -> tuple[nn.Parameter, ...]:
+        """The parameters of the module itself; none if it is gone."""
+        # Never `if module`: what `torch.compile` returns has a length only if the module has.
+        return () if self.module is None else tuple(self.module.parameters(recurse=False))
+
+    @property
+    def own_buffers(self) -> tuple[torch.Tensor, ...]:
+        """The buffers of the module itself; none if it is gone."""
+        return () if self.module is None else tuple(self.module.buffers(recurse=False))
 
 
 class ModuleTable:
@@ -87,7 +99,6 @@ class ModuleTable:
         """Return, for the id of each parameter, the module that owns it (the first one, if shared)."""
         found: dict[int, int] = {}
         for number, entry in enumerate(self.entries):
-            if entry.module is not None:
-                for parameter in entry.module.parameters(recurse=False):
-                    found.setdefault(id(parameter), number)
+            for parameter in entry.own_parameters:
+                found.setdefault(id(parameter), number)
         return found

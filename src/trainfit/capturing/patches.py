@@ -14,8 +14,11 @@ from torch import nn
 
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.describing import autocast_dtype
+from trainfit.capturing.disk import untouched
+from trainfit.capturing.disk.writers import CapturedArray
 from trainfit.capturing.recorder import OPTIMIZER
 from trainfit.capturing.replacing import replaced
+from trainfit.capturing.values import script_line
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -49,8 +52,9 @@ def installed(session: Session) -> Iterator[None]:
         stack.enter_context(replaced(threading.Thread, "run", lambda o: _thread_run(session, o)))
         loader = importlib.machinery.SourceFileLoader
         stack.enter_context(replaced(loader, "exec_module", _import_for_real))
-        stack.enter_context(eager_only())
+        stack.enter_context(eager_only(lambda: _note_compiled(session)))
         stack.enter_context(_optimizer_hooks(session))
+        stack.enter_context(untouched(session))
         yield
 
 
@@ -107,6 +111,12 @@ def _import_for_real(original: Any) -> Any:
     return exec_module
 
 
+def _note_compiled(session: Session) -> None:
+    text = "torch.compile: the step was captured as eager PyTorch runs it, which may need another peak"
+    if not any(assumption.text == text for assumption in session.values.assumptions):
+        session.values.note(text, script_line())
+
+
 def _without_hooks(session: Session, original: Any) -> Any:
     # torch.func transforms refuse to run while saved-tensor hooks are installed.
     @contextlib.contextmanager
@@ -146,7 +156,7 @@ def _numpy(session: Session, original: Any) -> Any:
         with torch._C.DisableTorchFunction():
             array = original(session.mode.readable(self, "torch.numpy"), **kwargs)
         session.values.note_array(array, self)
-        return array
+        return array.view(CapturedArray)
 
     return to_numpy
 

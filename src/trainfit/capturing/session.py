@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from trainfit.capturing import patches
 from trainfit.capturing.assemble import assemble, known_categories, signature_of
@@ -17,7 +16,9 @@ from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.counting import counted
+from trainfit.capturing.disk.pretended import Disk
 from trainfit.capturing.dispatch import CaptureMode
+from trainfit.capturing.explaining import explained
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
@@ -28,7 +29,7 @@ from trainfit.capturing.retarget.device import LooksLikeCuda
 from trainfit.capturing.retarget.gpu import ANY_GPU, Gpu
 from trainfit.capturing.retarget.libraries import libraries_on
 from trainfit.capturing.surroundings import Surroundings
-from trainfit.capturing.values import Values, user_line_of
+from trainfit.capturing.values import Values
 from trainfit.devices import Device
 from trainfit.errors import CaptureError, StepError
 from trainfit.profiler import no_cycle_collection
@@ -83,6 +84,7 @@ class Session:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         """Those that have stepped, by id: the step's own, and what they wrap."""
         self.categories_at_start: dict[int, str] = {}
+        self.disk = Disk(self)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -199,19 +201,20 @@ def _attempt(
 
     what follows them may come out differently too, and has to be done again from the start.
     """
+    session.disk.begin = surroundings.file_time
     with seeded(), session.active():
         report("building the model")
         with session.values.while_building():
-            step = _user_code(build, "building the step")
+            step = _user_code(session, build, "building the step")
         _refuse_unusable(step, surroundings)
         session.modules.begin_with(step.model)
         report("first step")
-        _user_code(step.run, "the step")
+        _user_code(session, step.run, "the step")
         _refuse_without_backward(session)
         if session.device == "cpu" and session.correct_outputs(limits):
             return None
         report("recording")
-        result = _user_code(lambda: session.record_step(step), "the step")
+        result = _user_code(session, lambda: session.record_step(step), "the step")
         if session.device == "cpu":
             report("measuring workspaces")
             if session.correct_outputs(limits):
@@ -241,15 +244,13 @@ def _one_at_a_time() -> Iterator[None]:
             _running = False
 
 
-def _user_code(function: Callable[[], Any], doing: str) -> Any:
+def _user_code(session: Session, function: Callable[[], Any], doing: str) -> Any:
     try:
         return function()
-    except (DynamicOutputShapeException, DataDependentOutputException) as error:
-        raise CaptureError(
-            f"{user_line_of(error)} asks for values that only a real run has ({error}); "
-            "capture cannot follow it."
-        ) from error
     except (Exception, SystemExit) as error:
+        ours = explained(session, error)
+        if ours is not None:
+            raise ours from error
         raise_as_user_error(error, doing)
 
 

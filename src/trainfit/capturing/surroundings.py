@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import functools
 import gc
+import time
 import weakref
 
 import torch
 from torch import nn
 
 _FunctionCache = functools._lru_cache_wrapper
+_FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
+"""The clock that file systems take their times from."""
 _LEAVE_ALONE = ("torch.", "trainfit.", "numpy.", "typing", "re")
+
+
+def file_time() -> float:
+    """Return the time that a file would have if it were written now."""
+    return time.clock_gettime(_FILE_CLOCK)
 
 
 class Surroundings:
@@ -18,6 +26,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         """Look around once."""
+        self.file_time = file_time()
         self._default_dtype = torch.get_default_dtype()
         self._grad_enabled = torch.is_grad_enabled()
         things = gc.get_objects()

@@ -28,6 +28,7 @@ _ARRAY_LIMIT = 1 << 12
 _EVERYTHING = 1 << 62
 _DRAWS = ("aten.rand", "aten.uniform", "aten.normal", "aten.bernoulli", "aten.multinomial")
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
+_STANDARD_LIBRARY = str(Path(traceback.__file__).resolve().parent)
 _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
 _INITIALISATION = str(Path(torch.nn.init.__file__).resolve())
 
@@ -89,6 +90,10 @@ class Values:
         if self._building:
             text = f"when the step was built, {text.removeprefix(f'{DATA_DEPENDENT}: ')}"
         self.assumptions[Assumption(text, self._current_module(), user_line())] = None
+
+    def note(self, text: str, source: str) -> None:
+        """Note what was not done as a real run does it, and at which line."""
+        self.assumptions[Assumption(text, "", source)] = None
 
     def rely_on(self, live: LiveStorage) -> None:
         """Note that shapes or control flow now rest on values that were themselves assumed."""
@@ -255,6 +260,19 @@ def user_line() -> str:
     if frame is None:
         return "unknown line"
     return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def script_line() -> str:
+    """Return `file:line` of the innermost frame of the user's own code, if possible not of a library."""
+    for frame, line in traceback.walk_stack(None):
+        filename = frame.f_code.co_filename
+        if is_user_file(filename) and not _is_installed(filename):
+            return f"{_short(filename)}:{line}"
+    return user_line()
+
+
+def _is_installed(filename: str) -> bool:
+    return "site-packages" in filename or filename.startswith(_STANDARD_LIBRARY)
 
 
 def user_frame() -> FrameType | None:

@@ -3,8 +3,8 @@
 `gpu.py` is the GPU that is pretended, with what `torch.cuda` answers for it. `device.py` lets tensors claim
 to be on it, so that user code and optimizers choose what they would choose there. `kernels.py` and
 `attention.py` replace the few operators that pick another kernel on a GPU.
-`autocast.py` casts by the GPU's lists. `libraries.py` tells those libraries that remember the device. Each
-rule is in one place.
+`storages.py` moves storages and what `torch.load` reads. `autocast.py` casts by the GPU's lists.
+`libraries.py` tells those libraries that remember the device. Each rule is in one place.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from trainfit.capturing.retarget.autocast import gpu_autocast
 from trainfit.capturing.retarget.device import looks_like_cuda
 from trainfit.capturing.retarget.gpu import Gpu
 from trainfit.capturing.retarget.kernels import gpu_kernels
+from trainfit.capturing.retarget.storages import moving_storages
 
 
 @contextlib.contextmanager
 def retargeted_to(gpu: Gpu, mode: CaptureMode) -> Iterator[None]:
     """Make ordinary code behave, on CPU tensors, as it does on a GPU."""
-    with gpu_kernels(gpu), gpu_autocast(), looks_like_cuda(mode, gpu):
+    with gpu_kernels(gpu), gpu_autocast(), moving_storages(mode), looks_like_cuda(mode, gpu):
         yield

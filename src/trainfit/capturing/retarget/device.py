@@ -69,8 +69,6 @@ class LooksLikeCuda(TorchFunctionMode):
             return self._move(torch.Tensor.to, args, kwargs)
         if func is torch.Tensor.pin_memory:
             return args[0]
-        if "map_location" in kwargs:
-            kwargs = {**kwargs, "map_location": on_capture_device(kwargs["map_location"])}
         to_host = None
         if "device" in kwargs:
             to_host = self._destination([kwargs["device"]])

@@ -1,0 +1,29 @@
+"""A capture writes no tensors to disk, and removes nothing that was there before it.
+
+What a step saves while it is captured is made of tensors without memory, or of values that a few steps have
+made: neither may take the place of a checkpoint. `writers.py` has the table of the functions that write
+tensors; they are skipped, with a note that names the line. `pretended.py` knows what would now be on disk, so
+that a loop goes on as usual (renames its temporary file, links to the latest, asks for the size).
+`snapshots.py` gives back to `torch.load` what was "saved". `opening.py` sees to files that are opened first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainfit.capturing.disk.opening import careful_opening
+from trainfit.capturing.disk.pretended import pretending
+from trainfit.capturing.disk.writers import writers_skipped
+
+if TYPE_CHECKING:
+    from trainfit.capturing.session import Session
+
+
+@contextlib.contextmanager
+def untouched(session: Session) -> Iterator[None]:
+    """Keep the user's files as they are for the length of a capture."""
+    disk = session.disk
+    with writers_skipped(disk), pretending(disk), careful_opening(disk):
+        yield

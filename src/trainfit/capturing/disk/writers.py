@@ -1,0 +1,281 @@
+"""The functions that write tensors to disk, and how each is skipped while a capture runs.
+
+They are replaced from within, by other code under the same function object: scripts import them by name
+(`from safetensors.torch import save_file`) before a capture begins. Outside of the threads that a capture
+follows they do what they always do.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import importlib.abc
+import importlib.machinery
+import inspect
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import torch
+
+from trainfit.capturing.replacing import replaced
+
+if TYPE_CHECKING:
+    from trainfit.capturing.disk.pretended import Disk
+
+TOKEN = b"tensors that trainfit did not write: "
+"""What stands for saved tensors in memory (`io.BytesIO`); a number follows, and a line end."""
+Arguments = dict[str, Any]
+Skip = Callable[["Disk", Arguments], Any]
+
+
+def _torch_save(disk: Disk, given: Arguments) -> None:
+    if in_memory(given["f"]):
+        given["f"].write(disk.token_of(given["obj"]))
+    else:
+        disk.skip("torch.save", given["f"], given["obj"])
+
+
+def _torch_load(disk: Disk, given: Arguments) -> Any:
+    return disk.load(given["f"], given.get("map_location"))
+
+
+def _safetensors_load(disk: Disk, given: Arguments) -> Any:
+    return disk.load(given["filename"], given.get("device", "cpu"))
+
+
+def _skipped(
+    name: str, place: str, content: str | None = None, answer: Callable[[], Any] = lambda: None
+) -> Skip:
+    """Skip a writer: `place` and `content` are its parameters for the file and for what is saved."""
+
+    def skip(disk: Disk, given: Arguments) -> Any:
+        disk.skip(name, given.get(place), None if content is None else given[content])
+        return answer()
+
+    return skip
+
+
+def _done() -> concurrent.futures.Future[None]:
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future.set_result(None)
+    return future
+
+
+_NUMPY = "numpy.lib._npyio_impl"
+_CHECKPOINT = "torch.distributed.checkpoint.state_dict_saver"
+# (module, function): what happens instead. `NotImplemented` means: what always happens.
+_FUNCTIONS: dict[tuple[str, str], Skip] = {
+    ("torch.serialization", "save"): _torch_save,
+    ("torch.serialization", "load"): _torch_load,
+    ("safetensors.torch", "save_file"): _skipped("safetensors' save_file", "filename", "tensors"),
+    ("safetensors.torch", "save_model"): _skipped("safetensors' save_model", "filename"),
+    ("safetensors.torch", "load_file"): _safetensors_load,
+    ("safetensors.numpy", "save_file"): _skipped("safetensors' save_file", "filename"),
+    (_NUMPY, "save"): _skipped("numpy.save", "file"),
+    (_NUMPY, "savez"): _skipped("numpy.savez", "file"),
+    (_NUMPY, "savez_compressed"): _skipped("numpy.savez_compressed", "file"),
+    (_NUMPY, "savetxt"): _skipped("numpy.savetxt", "fname"),
+    (_CHECKPOINT, "save"): _skipped("torch.distributed.checkpoint.save", "checkpoint_id"),
+    (_CHECKPOINT, "async_save"): _skipped(
+        "torch.distributed.checkpoint.async_save", "checkpoint_id", answer=_done
+    ),
+    ("torch.jit._serialization", "save"): _skipped("torch.jit.save", "f"),
+    ("torch.export", "save"): _skipped("torch.export.save", "f"),
+    ("torchvision.utils", "save_image"): _skipped("save_image", "fp"),
+}
+_disk: Disk | None = None
+
+
+@contextlib.contextmanager
+def writers_skipped(disk: Disk) -> Iterator[None]:
+    """Skip every writer of the table for the length of a capture, also those imported meanwhile."""
+    global _disk
+    swapped = _Swapped()
+    _disk = disk
+    sys.meta_path.insert(0, swapped)
+    try:
+        for name in swapped.modules:
+            if name in sys.modules:
+                swapped.swap(sys.modules[name])
+        with (
+            replaced(pickle, "dump", lambda original: _pickle_dump(disk, original)),
+            replaced(torch.UntypedStorage, "_write_file", lambda original: _write_file(disk, original)),
+        ):
+            yield
+    finally:
+        sys.meta_path.remove(swapped)
+        swapped.put_back()
+        _disk = None
+
+
+class _Swapped(importlib.abc.MetaPathFinder):
+    """The functions whose code is ours for now; modules of the table get theirs when they are imported."""
+
+    modules = frozenset(module for module, _ in _FUNCTIONS)
+
+    def __init__(self) -> None:
+        self._functions: list[tuple[FunctionType, CodeType]] = []
+
+    def swap(self, module: ModuleType) -> None:
+        """Give the functions of one module our code."""
+        for key in _FUNCTIONS:
+            if key[0] != module.__name__ or not hasattr(module, key[1]):
+                continue
+            function = _implementation(getattr(module, key[1]))
+            self._functions.append((function, function.__code__))
+            _ORIGINALS[key] = _copy(function)
+            function.__code__ = _instead.__code__.replace(co_name=":".join(key))
+
+    def put_back(self) -> None:
+        """Give every function its own code again."""
+        for function, code in self._functions:
+            function.__code__ = code
+        _ORIGINALS.clear()
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        """Find a module of the table as usual, and swap its functions once it is loaded."""
+        if name not in self.modules:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self.swap(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_ORIGINALS: dict[tuple[str, str], FunctionType] = {}
+
+
+def _instead(*args: Any, **kwargs: Any) -> Any:
+    # Runs with the globals of the module whose function it replaces, so it has to import what it needs.
+    import sys
+
+    from trainfit.capturing.disk.writers import called
+
+    return called(sys._getframe().f_code.co_name, args, kwargs)
+
+
+def called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of the table was called."""
+    module, _, function = name.partition(":")
+    original = _ORIGINALS[module, function]
+    if _disk is None or not _disk.in_capture:
+        return original(*args, **kwargs)
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    answer = _FUNCTIONS[module, function](_disk, given)
+    return original(*args, **kwargs) if answer is NotImplemented else answer
+
+
+def _implementation(function: Any) -> FunctionType:
+    """Return the Python function under the decorators of torch and numpy."""
+    found: FunctionType = inspect.unwrap(getattr(function, "_implementation", function))
+    return found
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def in_memory(file: Any) -> bool:
+    """Whether something that can be written to is memory, and no file."""
+    if isinstance(getattr(file, "name", file), str | bytes | os.PathLike):
+        return False
+    try:
+        file.fileno()
+    except (AttributeError, OSError):
+        return True
+    return False
+
+
+# Pickles --------------------------------------------------------------------------------------------------
+
+
+def _pickle_dump(disk: Disk, original: Any) -> Any:
+    # Into memory, a tensor's storage is pickled by `torch.save`, and loaded again by `torch.load`.
+    def dump(obj: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if disk.in_capture and not in_memory(file) and _has_tensors(obj):
+            disk.skip("pickle.dump", file)
+        else:
+            original(obj, file, *args, **kwargs)
+
+    return dump
+
+
+def _has_tensors(thing: Any) -> bool:
+    spotter = _Spotter(io.BytesIO())
+    # What cannot be pickled raises where the user's own call does.
+    with contextlib.suppress(Exception):
+        spotter.dump(thing)
+    return spotter.found
+
+
+class _Spotter(pickle.Pickler):
+    found = False
+
+    def persistent_id(self, thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor | torch.UntypedStorage | CapturedArray):
+            self.found = True
+            return "tensor"
+        return None
+
+
+def _write_file(disk: Disk, original: Any) -> Any:
+    def write_file(self: torch.UntypedStorage, file: Any, *args: Any, **kwargs: Any) -> None:
+        if disk.in_capture:
+            disk.skip("UntypedStorage._write_file", file)
+        else:
+            original(self, file, *args, **kwargs)
+
+    return write_file
+
+
+# Arrays ---------------------------------------------------------------------------------------------------
+
+
+class CapturedArray(numpy.ndarray):
+    """The values of a tensor as an array, and what is computed from it: no such array is written to disk."""
+
+    def tofile(self, fid: Any, *args: Any, **kwargs: Any) -> None:
+        """Skip it during a capture."""
+        if _disk is not None and _disk.in_capture:
+            _disk.skip("ndarray.tofile", fid)
+        else:
+            super().tofile(fid, *args, **kwargs)
+
+    def dump(self, file: Any) -> None:
+        """Skip it during a capture."""
+        if _disk is not None and _disk.in_capture:
+            _disk.skip("ndarray.dump", file)
+        else:
+            super().dump(file)
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        """Sums and means are scalars, as those of other arrays."""
+        return array[()] if return_scalar else array.view(type(self))
+
+    def __reduce__(self) -> Any:
+        """A pickled array is an ordinary one: where it is loaded, there may be no capture."""
+        return numpy.array(self, subok=False).__reduce__()
+
+
+# Code that asks for the name of an array's type takes it for an array.
+CapturedArray.__module__, CapturedArray.__name__, CapturedArray.__qualname__ = "numpy", "ndarray", "ndarray"
