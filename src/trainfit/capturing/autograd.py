@@ -67,7 +67,9 @@ class SavedTensor:
 
     def __del__(self) -> None:
         """Tell the ledger that autograd no longer needs the storage."""
-        self._ledger.release_saved(self.live, self._hold)
+        hold = getattr(self, "_hold", None)
+        if hold is not None:  # else it was interrupted while it was made
+            self._ledger.release_saved(self.live, hold)
 
 
 class SavedTensorHooks:

@@ -19,6 +19,7 @@ from trainfit.capturing.counting import counted
 from trainfit.capturing.disk.pretended import Disk
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.explaining import explained
+from trainfit.capturing.interrupts import heard_between_destructors
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
@@ -167,7 +168,7 @@ def capture(
     report = progress or (lambda stage: None)
     kind = device.kind if isinstance(device, Device) else device
     know_everything = False
-    with _one_at_a_time(), eager_only():
+    with _one_at_a_time(), heard_between_destructors(), eager_only():
         oracle = MetadataOracle(kind)
         surroundings = Surroundings()
         try:
