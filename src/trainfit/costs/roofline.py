@@ -39,8 +39,16 @@ def roofline_costs(trace: Trace, device: Device, constants: Constants = CALIBRAT
         device=device,
         host=host_of(constants),
         costs=tuple(model.price(signature) for signature in trace.signatures),
-        uncertainty=constants.uncertainty if device.calibrated else constants.uncalibrated_uncertainty,
+        uncertainty=_uncertainty(device, constants),
     )
+
+
+def _uncertainty(device: Device, constants: Constants) -> float:
+    """Return how far off a step may be: what is known of this device, of its maker's, or of none."""
+    if device.calibrated:
+        return constants.uncertainty
+    nvidia = not device.architecture or device.architecture.startswith("sm_")
+    return constants.uncalibrated_uncertainty if nvidia else constants.foreign_uncertainty
 
 
 def host_of(constants: Constants) -> Host:
