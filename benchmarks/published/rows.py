@@ -18,6 +18,8 @@ from trainfit.trace import Trace
 from .models import CannotExpress, build_row
 
 DATA = Path(__file__).with_name("step_times.json")
+OTHER_DEVICES = Path(__file__).with_name("other_devices.json")
+"""Rows on devices that nothing was fitted on."""
 _NAMES = {"a100_40gb": "a100-sxm-40gb", "a100_80gb": "a100-sxm-80gb", "h100_80gb": "h100-sxm-80gb"}
 
 
@@ -35,10 +37,10 @@ class Row:
     measured_seconds: float
 
 
-def load_rows() -> list[Row]:
-    """Read every row of the data file."""
+def load_rows(file: Path = DATA) -> list[Row]:
+    """Read every row of a data file."""
     found: list[Row] = []
-    for data in json.loads(DATA.read_text(encoding="utf-8"))["rows"]:
+    for data in json.loads(file.read_text(encoding="utf-8"))["rows"]:
         config = {
             name: value
             for name, value in data["config"].items()
