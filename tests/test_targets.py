@@ -350,6 +350,8 @@ ENCODER_DECODER = {
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }
+SPEECH_CLASSIFIER = "Wav2Vec2ForSequenceClassification"
+IMAGE = {"image_size": 32, "patch_size": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**TEXT, "num_key_value_heads": 2},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}
@@ -361,6 +363,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "vit": {**TEXT, "image_size": 32, "patch_size": 8, "num_labels": 10},
     "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "num_labels": 3},
     "whisper": ENCODER_DECODER | {"max_source_positions": 20, "max_target_positions": 16, "num_mel_bins": 8},
+    "clip": {"text_config": TEXT, "vision_config": {**TEXT, **IMAGE}, "projection_dim": 16},
+    "siglip": {"text_config": TEXT, "vision_config": {**TEXT, **IMAGE}},
+    "gemma3": {
+        "text_config": {**TEXT, "num_key_value_heads": 2, "head_dim": 8},
+        "vision_config": {**TEXT, **IMAGE},
+        "mm_tokens_per_image": 4,
+    },
     "wav2vec2": TEXT
     | {"conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2}
     | {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "vocab_size": 32},
@@ -377,9 +386,26 @@ def hf_target(model_type: str, **changes: Any) -> str:
     [
         ("llama", None, None, {}, "LlamaForCausalLM"),
         ("llama", "LlamaForSequenceClassification", None, {}, "LlamaForSequenceClassification"),
-        ("gpt2", "GPT2Model", None, {}, "GPT2LMHeadModel"),
+        ("gpt2", "GPT2Model", "causal-lm", {}, "GPT2LMHeadModel"),
         ("bert", None, None, {}, "BertForMaskedLM"),
-        ("bert", "BertForPreTraining", None, {}, "BertForMaskedLM"),
+        ("bert", "BertForPreTraining", "masked-lm", {}, "BertForMaskedLM"),
+        ("bert", "BertForTokenClassification", None, {}, "BertForTokenClassification"),
+        ("bert", "BertForQuestionAnswering", None, {}, "BertForQuestionAnswering"),
+        ("bert", "BertForMultipleChoice", None, {"seq": 8}, "BertForMultipleChoice"),
+        ("bart", "BartForQuestionAnswering", None, {}, "BartForQuestionAnswering"),
+        ("llama", "LlamaForTokenClassification", None, {}, "LlamaForTokenClassification"),
+        ("clip", "CLIPModel", None, {}, "CLIPModel"),
+        ("clip", None, None, {"image_size": 16, "seq": 8}, "CLIPModel"),
+        ("clip", "CLIPForImageClassification", None, {}, "CLIPForImageClassification"),
+        ("clip", "CLIPModel", "image-classification", {}, "CLIPForImageClassification"),
+        ("siglip", "SiglipModel", None, {}, "SiglipModel"),
+        (
+            "wav2vec2",
+            "Wav2Vec2ForSequenceClassification",
+            None,
+            {"seq": 400},
+            "Wav2Vec2ForSequenceClassification",
+        ),
         ("bert", "BertForMaskedLM", "text-classification", {}, "BertForSequenceClassification"),
         ("roberta", None, None, {}, "RobertaForMaskedLM"),
         ("t5", None, None, {"seq": 16}, "T5ForConditionalGeneration"),
@@ -474,9 +500,34 @@ def test_old_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"model_type": "zzzzzzz", "auto_map": {}}', "Code that a config names is never run."),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json: transformers refuses this config: "),
         (
-            '{"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}',
+            '{"model_type": "gpt2", "architectures": ["GPT2Model"]}',
+            "config.json is for GPT2Model, whose training inputs trainfit does not know. Pass --task causal",
+        ),
+        (
+            '{"model_type": "bert", "architectures": ["BertForPreTraining"]}',
+            "is for BertForPreTraining, whose training inputs trainfit does not know. Pass --task masked-lm,",
+        ),
+        (
+            '{"model_type": "clip", "architectures": ["CLIPTextModel"]}',
+            "Pass --task image-text-contrast or image-classification, or write the step yourself",
+        ),
+        (
+            '{"model_type": "clap", "architectures": ["ClapModel"]}',
+            "is for ClapModel, whose training inputs trainfit does not know. Write the step yourself",
+        ),
+        (
+            '{"model_type": "detr", "architectures": ["DetrForObjectDetection"]}',
+            "is for DetrForObjectDetection, whose training inputs trainfit does not know.",
+        ),
+        (
+            '{"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}',
             "trainfit does not know",
         ),
+        (
+            '{"model_type": "siglip2", "architectures": ["Siglip2Model"]}',
+            "trainfit does not know the inputs of siglip2 for image-text-contrast",
+        ),
+        ('{"model_type": "gemma3"}', "takes more than text (vision_config)"),
         ('{"model_type": "sam"}', "there is no training task for model_type 'sam'. Write the step yourself"),
         ('{"model_type": "speech_to_text"}', "does not know the audio inputs of speech_to_text"),
         ('{"model_type": "wav2vec2-bert"}', "does not know the audio inputs of wav2vec2-bert"),
@@ -500,15 +551,26 @@ def test_config_that_is_not_there(target: str, message: str) -> None:
 
 def test_unknown_task_lists_the_known_ones() -> None:
     assert message_of(OptionError, hf_target("llama"), task="chat") == (
-        "--task must be one of speech-seq2seq, seq2seq-lm, masked-lm, causal-lm, image-classification, ctc, "
-        "text-classification, got 'chat'."
+        "--task must be one of speech-seq2seq, seq2seq-lm, masked-lm, causal-lm, image-text-contrast, "
+        "image-classification, ctc, text-classification, token-classification, question-answering, "
+        "multiple-choice, audio-classification, got 'chat'."
     )
 
 
 def test_task_the_model_cannot_do_lists_those_it_can() -> None:
     message = message_of(TargetError, hf_target("llama"), task="masked-lm")
     assert message.startswith("transformers has no llama model for the task masked-lm.")
-    assert "Pass --task causal-lm or text-classification, or write the step yourself" in message
+    assert (
+        "Pass --task causal-lm, text-classification, token-classification or question-answering, or write "
+        "the step yourself"
+    ) in message
+
+
+def test_a_model_that_sees_is_trained_on_text_alone_only_if_asked() -> None:
+    named = hf_target("gemma3", architectures=["Gemma3ForConditionalGeneration"])
+    assert "takes more than text (vision_config)" in message_of(TargetError, named)
+    step = load(named, StepOptions(batch=2, seq=8), "causal-lm").build()
+    assert torch.isfinite(step.run().detach())
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
         # Fitted anew each time, because transformers writes the dtype it was given into the config.
         fitted = fit_config(config, chosen, options)
         model = _make_model(transformers, fitted, chosen, options.parameter_dtype)
+        if task is None:
+            _refuse_other_class(model, fitted)
         return training_step(model, make_inputs(fitted, chosen, options), options)
 
     settings = Settings(
@@ -180,6 +182,16 @@ def _make_model(transformers: ModuleType, config: Any, task: Task, dtype: torch.
             f"transformers cannot build {config.model_type} for {task.name}: {_one_line(error)}"
         ) from error
     return model
+
+
+def _refuse_other_class(model: nn.Module, config: Any) -> None:
+    """Never train another class than the one that the config names, unless a task was asked for."""
+    built = type(model).__name__
+    if config.architectures and built not in config.architectures:
+        raise TargetError(
+            f"the config is for {config.architectures[0]}, but transformers builds a {built} from it; "
+            "pass --task to train that, or write the step yourself and use file.py:function."
+        )
 
 
 @contextmanager

@@ -15,15 +15,22 @@ from trainfit.models.recipe import StepOptions
 from trainfit.targets.huggingface_tasks import Task, TaskName
 from trainfit.targets.inputs import masked_labels, random_classes, random_images, random_tokens
 
-Inputs = dict[str, Tensor]
+Inputs = dict[str, Tensor | bool]
 
 _DEFAULT_BATCH = 8
 _DEFAULT_SEQ = 1024
 _DEFAULT_IMAGE_SIZE = 224
 _DEFAULT_AUDIO_SAMPLES = 160_000  # ten seconds at 16 kHz
+_CHOICES = 4
+
+_TEXT_TASKS = ("text-classification", "token-classification", "question-answering", "multiple-choice")
+_AUDIO_TASKS = ("ctc", "audio-classification")
+# Models of two encoders that take an image and a text as they are, and compute a loss themselves.
+_IMAGE_TEXT_PAIRS = {"align", "altclip", "blip", "chinese_clip", "clip", "clipseg", "metaclip_2", "siglip"}
 
 # These count positions from the padding id + 1: the position embeddings before that are never used.
 _POSITIONS_AFTER_PADDING = {
+    "altclip",
     "camembert",
     "data2vec-text",
     "esm",
@@ -47,10 +54,14 @@ def fill_sizes(config: Any, task: Task, options: StepOptions) -> StepOptions:
     options = replace(options, batch=options.batch or _DEFAULT_BATCH)
     if task.name == "image-classification":
         options.refuse("seq", "an image model, which takes --image-size")
-        _check_patches(config, options.image_size)
+        _check_patches(_seeing(config), options.image_size)
         return options
+    if task.name == "image-text-contrast":
+        _refuse_other_pairs(config)
+        _check_patches(_seeing(config), options.image_size)
+        return replace(options, seq=_sequence_length(config, options.seq))
     options.refuse("image_size", f"the task {task.name}, which takes --seq")
-    if task.name == "ctc":
+    if task.name in _AUDIO_TASKS:
         return replace(options, seq=_audio_samples(config, options.seq))
     if task.name == "speech-seq2seq":
         _feature_shape(config)
@@ -61,11 +72,12 @@ def fill_sizes(config: Any, task: Task, options: StepOptions) -> StepOptions:
 def fit_config(config: Any, task: Task, options: StepOptions) -> Any:
     """Return a copy of `config` with the values that training with these options needs."""
     fitted = copy.deepcopy(config)
-    if options.image_size is not None and hasattr(config, "image_size"):
-        is_pair = isinstance(config.image_size, list | tuple)
-        fitted.image_size = [options.image_size] * 2 if is_pair else options.image_size
+    seeing = _seeing(fitted)
+    if options.image_size is not None and hasattr(seeing, "image_size"):
+        is_pair = isinstance(seeing.image_size, list | tuple)
+        seeing.image_size = [options.image_size] * 2 if is_pair else options.image_size
     # Without them the model cannot shift labels into decoder inputs, or find the end of a padded text.
-    if task.name in ("seq2seq-lm", "speech-seq2seq", "text-classification"):
+    if task.name in ("seq2seq-lm", "speech-seq2seq", *_TEXT_TASKS):
         for part in (fitted, fitted.get_text_config()):
             if getattr(part, "pad_token_id", None) is None:
                 part.pad_token_id = 0
@@ -83,7 +95,12 @@ def make_inputs(config: Any, task: Task, options: StepOptions) -> Inputs:
         "text-classification": _text_class_inputs,
         "image-classification": _image_class_inputs,
         "speech-seq2seq": _speech_inputs,
-        "ctc": _raw_audio_inputs,
+        "ctc": _ctc_inputs,
+        "image-text-contrast": _pair_inputs,
+        "token-classification": _token_class_inputs,
+        "question-answering": _answer_inputs,
+        "multiple-choice": _choice_inputs,
+        "audio-classification": _audio_class_inputs,
     }
     return makers[task.name](config, options)
 
@@ -112,11 +129,33 @@ def _text_class_inputs(config: Any, options: StepOptions) -> Inputs:
     return {"input_ids": tokens, "labels": _class_labels(config, options)}
 
 
+def _token_class_inputs(config: Any, options: StepOptions) -> Inputs:
+    tokens = _tokens(config, options)
+    labels = torch.randint(0, config.num_labels, tokens.shape, device=options.device)
+    return {"input_ids": tokens, "labels": labels}
+
+
+def _answer_inputs(config: Any, options: StepOptions) -> Inputs:
+    assert options.seq is not None, "filled in by fill_sizes"
+    first = random_classes(_batch(options), options.seq, options.device)
+    return {"input_ids": _tokens(config, options), "start_positions": first, "end_positions": first}
+
+
+def _choice_inputs(config: Any, options: StepOptions) -> Inputs:
+    tokens = torch.stack([_tokens(config, options) for _ in range(_CHOICES)], dim=1)
+    return {"input_ids": tokens, "labels": random_classes(_batch(options), _CHOICES, options.device)}
+
+
 def _image_class_inputs(config: Any, options: StepOptions) -> Inputs:
-    height, width = _image_sides(config, options.image_size)
-    channels = getattr(config, "num_channels", 3)
-    images = random_images(_batch(options), channels, height, width, options)
-    return {"pixel_values": images, "labels": _class_labels(config, options)}
+    return {"pixel_values": _images(config, options), "labels": _class_labels(config, options)}
+
+
+def _pair_inputs(config: Any, options: StepOptions) -> Inputs:
+    return {
+        "input_ids": _tokens(config, options),
+        "pixel_values": _images(config, options),
+        "return_loss": True,
+    }
 
 
 def _speech_inputs(config: Any, options: StepOptions) -> Inputs:
@@ -126,14 +165,33 @@ def _speech_inputs(config: Any, options: StepOptions) -> Inputs:
     return {"input_features": features, "labels": _tokens(config, options)}
 
 
-def _raw_audio_inputs(config: Any, options: StepOptions) -> Inputs:
+def _audio_class_inputs(config: Any, options: StepOptions) -> Inputs:
+    return {"input_values": _audio(options), "labels": _class_labels(config, options)}
+
+
+def _ctc_inputs(config: Any, options: StepOptions) -> Inputs:
     assert options.seq is not None, "filled in by fill_sizes"
     batch = _batch(options)
-    audio = torch.randn(batch, options.seq, device=options.device, dtype=options.parameter_dtype)
     # CTC needs a blank between equal neighbours: half as many labels as frames always fit. Label 0 is blank.
     length = max(1, _audio_frames(config, options.seq) // 2)
     labels = torch.randint(1, _vocab_size(config), (batch, length), device=options.device)
-    return {"input_values": audio, "labels": labels}
+    return {"input_values": _audio(options), "labels": labels}
+
+
+def _audio(options: StepOptions) -> Tensor:
+    assert options.seq is not None, "filled in by fill_sizes"
+    return torch.randn(_batch(options), options.seq, device=options.device, dtype=options.parameter_dtype)
+
+
+def _images(config: Any, options: StepOptions) -> Tensor:
+    seeing = _seeing(config)
+    height, width = _image_sides(seeing, options.image_size)
+    return random_images(_batch(options), getattr(seeing, "num_channels", 3), height, width, options)
+
+
+def _seeing(config: Any) -> Any:
+    """Return the part of a config that is about images."""
+    return getattr(config, "vision_config", None) or config
 
 
 def _tokens(config: Any, options: StepOptions) -> Tensor:
@@ -192,6 +250,14 @@ def _image_sides(config: Any, requested: int | None) -> tuple[int, int]:
     if isinstance(size, list | tuple):
         return int(size[0]), int(size[1])
     return int(size), int(size)
+
+
+def _refuse_other_pairs(config: Any) -> None:
+    if config.model_type not in _IMAGE_TEXT_PAIRS:
+        raise TargetError(
+            f"trainfit does not know the inputs of {config.model_type} for image-text-contrast; "
+            "write the step yourself and use file.py:function."
+        )
 
 
 def _check_patches(config: Any, requested: int | None) -> None:

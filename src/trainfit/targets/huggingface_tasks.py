@@ -13,9 +13,14 @@ TaskName = Literal[
     "seq2seq-lm",
     "masked-lm",
     "causal-lm",
+    "image-text-contrast",
     "image-classification",
     "ctc",
     "text-classification",
+    "token-classification",
+    "question-answering",
+    "multiple-choice",
+    "audio-classification",
 ]
 
 
@@ -38,6 +43,11 @@ TASKS: dict[str, Task] = {
         Task("masked-lm", "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
         Task("causal-lm", "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
         Task(
+            "image-text-contrast",
+            "AutoModelForZeroShotImageClassification",
+            "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        ),
+        Task(
             "image-classification",
             "AutoModelForImageClassification",
             "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
@@ -48,23 +58,44 @@ TASKS: dict[str, Task] = {
             "AutoModelForSequenceClassification",
             "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
         ),
+        Task(
+            "token-classification",
+            "AutoModelForTokenClassification",
+            "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+        ),
+        Task(
+            "question-answering",
+            "AutoModelForQuestionAnswering",
+            "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+        ),
+        Task("multiple-choice", "AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES"),
+        Task(
+            "audio-classification",
+            "AutoModelForAudioClassification",
+            "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+        ),
     )
 }
 
-# Bare models and pre-training mixtures name no task of their own: their model_type decides.
-_UNDECIDED_ENDINGS = ("Model", "ForPreTraining")
+# What a model that sees or hears has besides its text: without such inputs a part of it would not run.
+_OTHER_SENSES = ("vision_config", "audio_config", "speech_config")
+_TEXT_ALONE = ("seq2seq-lm", "masked-lm", "causal-lm", "text-classification", "token-classification")
 
 
 def choose_task(config: Any, requested: str | None, file: Path) -> Task:
-    """Return the task to train: the one requested, else the architecture's, else the model type's."""
+    """Return the task to train: the one requested, else the architecture's, else the model type's.
+
+    A class that the config names is trained as itself or not at all: a bare model, or one for another task,
+    is refused with the tasks that there are for its model type.
+    """
     possible = [task for task in TASKS.values() if config.model_type in _table(task)]
     if requested is not None:
         return _requested_task(config, requested, possible)
     architecture = _architecture(config)
     for task in possible:
         if architecture in _class_names(_table(task)[config.model_type]):
-            return task
-    if architecture is not None and not architecture.endswith(_UNDECIDED_ENDINGS):
+            return _with_all_senses(config, task, possible, file)
+    if architecture is not None:
         raise TargetError(
             f"{file} is for {architecture}, whose training inputs trainfit does not know. {_advice(possible)}"
         )
@@ -72,7 +103,18 @@ def choose_task(config: Any, requested: str | None, file: Path) -> Task:
         raise TargetError(
             f"{file}: there is no training task for model_type {config.model_type!r}. {_advice(possible)}"
         )
-    return possible[0]
+    return _with_all_senses(config, possible[0], possible, file)
+
+
+def _with_all_senses(config: Any, task: Task, possible: list[Task], file: Path) -> Task:
+    """Refuse to train a model that also sees or hears on text alone, unless that is asked for."""
+    others = [name for name in _OTHER_SENSES if getattr(config, name, None) is not None]
+    if task.name in _TEXT_ALONE and others:
+        raise TargetError(
+            f"{file}: a {config.model_type} model takes more than text ({', '.join(others)}), and trainfit "
+            f"does not know those inputs. {_advice(possible)} A task trains it on text alone."
+        )
+    return task
 
 
 def _requested_task(config: Any, requested: str, possible: list[Task]) -> Task:
@@ -105,4 +147,6 @@ def _advice(possible: list[Task]) -> str:
     own_function = "write the step yourself and use file.py:function"
     if not possible:
         return f"{own_function.capitalize()}."
-    return f"Pass --task {' or '.join(task.name for task in possible)}, or {own_function}."
+    *most, last = [task.name for task in possible]
+    named = f"{', '.join(most)} or {last}" if most else last
+    return f"Pass --task {named}, or {own_function}."
