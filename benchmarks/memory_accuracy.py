@@ -64,8 +64,8 @@ def run_case(name: str, threads: int) -> Result:
 
     from cases import all_cases
     from trainfit.capturing import capture
+    from trainfit.measuring import measure_step
     from trainfit.simulate import simulate
-    from trainfit.verification import measure_step
     from trainfit.workspace.measured import THOROUGH
 
     torch.set_num_threads(threads)
@@ -74,7 +74,7 @@ def run_case(name: str, threads: int) -> Result:
     trace = capture(case.build, target=name, limits=THOROUGH)
     timeline = simulate(trace)
     seconds = time.perf_counter() - begin
-    measured = measure_step(case.build, "cpu", timed=False)
+    measured = measure_step(case.build, "cpu", timed=0)
     return Result(
         name,
         case.group,

@@ -122,13 +122,13 @@ def run_case(name: str, rounds: int) -> Result:
     from trainfit.costs.roofline import Roofline
     from trainfit.costs.schedule import schedule
     from trainfit.costs.table import Host
+    from trainfit.measuring import measure_step
     from trainfit.planning.baselines import baselines, blocks_of
     from trainfit.planning.replay import replayed
     from trainfit.planning.solve import Planner
     from trainfit.plans import Plan
     from trainfit.targets.parse import load
     from trainfit.timing.clocks import cpu_clock
-    from trainfit.verification import measure_step
 
     class RememberingPlanner(Planner):
         chosen: ClassVar[dict[Plan, Sequence[int]]] = {}
@@ -161,7 +161,7 @@ def run_case(name: str, rounds: int) -> Result:
         return built
 
     ways = (build, in_full, planned)
-    peaks = [measure_step(way, "cpu", timed=False).peak_bytes for way in ways]
+    peaks = [measure_step(way, "cpu", timed=0).peak_bytes for way in ways]
     steps = [way() for way in ways]
     for step in steps * 2:
         step.run()

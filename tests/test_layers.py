@@ -38,6 +38,7 @@ LAYERS = (
     "costs  timing",
     "estimates",
     "planning",
+    "measuring",
     "verification",
     "api",
     "report",
@@ -49,7 +50,7 @@ LAYERS = (
 THIRD_PARTIES = {
     "torch": (
         "step models targets profiler workspace capturing applying comparing plan_comparison "
-        "trainer_callback order_fronts timing verification",
+        "trainer_callback order_fronts timing measuring verification",
         "devices costs api cli",
     ),
     "numpy": ("simulate module_stats costs planning capturing comparing", ""),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         UserCodeError,
     )
     from trainfit.estimates import Estimate, Peak
+    from trainfit.measuring import Measurement
     from trainfit.models.recipe import StepOptions
     from trainfit.module_stats import ModuleStats
     from trainfit.order_fronts.switch import order
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from trainfit.store import load_trace, save_trace
     from trainfit.trace import Trace
     from trainfit.trainer_callback import PlanCallback
-    from trainfit.verification import Measurement, Verification
+    from trainfit.verification import Verification
 
 _HOME = {
     "trainfit.api": ("capture", "estimate", "frontier", "plan", "price", "verify"),
@@ -76,6 +77,7 @@ _HOME = {
         "UserCodeError",
     ),
     "trainfit.models.recipe": ("StepOptions",),
+    "trainfit.measuring": ("Measurement",),
     "trainfit.module_stats": ("ModuleStats",),
     "trainfit.order_fronts.switch": ("order",),
     "trainfit.ordering.graph": ("BufferGraph",),
@@ -89,7 +91,7 @@ _HOME = {
     "trainfit.store": ("load_trace", "save_trace"),
     "trainfit.trace": ("Trace",),
     "trainfit.trainer_callback": ("PlanCallback",),
-    "trainfit.verification": ("Measurement", "Verification"),
+    "trainfit.verification": ("Verification",),
 }
 _HOME_OF = {name: module for module, names in _HOME.items() for name in names}
 

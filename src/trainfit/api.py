@@ -15,6 +15,7 @@ from trainfit.costs.table import CostTable
 from trainfit.devices import Device, find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError, StepError
 from trainfit.estimates import Estimate, peak_of
+from trainfit.measuring import TIMED_RUNS
 from trainfit.models.recipe import StepOptions
 from trainfit.module_stats import module_stats
 from trainfit.plan_store import load_plan
@@ -304,14 +305,18 @@ def verify(
     plan: Plan | str | None = None,
     costs: CostSource = "measured",
     force: bool = False,
+    eager: bool = False,
+    runs: int | None = None,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> Verification:
     """Run the real step on this machine and compare its measured peak and time with the predicted ones.
 
     With a plan (or the name of its file) the step runs with and without it, and loss and gradients are
-    compared too.
+    compared too. What the step compiles runs compiled, unless `eager`. At most `runs` steps are timed.
     """
+    if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
+        raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")
     device = find_device("cuda" if _cuda_is_present() else "cpu")
     check_source(costs, device)
     if isinstance(plan, str):
@@ -330,9 +335,14 @@ def verify(
         plan=plan,
         costs=costs,
         force=force,
+        eager=eager,
+        timed_runs=runs or TIMED_RUNS,
         progress=progress,
         measuring=measuring,
     )
+
+
+_MOST_RUNS = 1000
 
 
 def _resolve(target: str | Build, device: Device, options: StepOptions | None, task: str | None) -> Target:

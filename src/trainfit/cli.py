@@ -409,6 +409,13 @@ def verify(
     force: Annotated[
         bool, typer.Option("--force", help="Run even if this machine's memory may not suffice.")
     ] = False,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Run what the step compiles without the compiler.")
+    ] = False,
+    runs: Annotated[
+        int | None,
+        typer.Option("--runs", metavar="N", show_default=False, help="Time at most N steps. Default: 10."),
+    ] = None,
     json: JsonFile = None,
 ) -> None:
     """Run the real step on this machine and compare measured peak memory and time with the predicted ones.
@@ -416,6 +423,7 @@ def verify(
     On a CPU the measure is every allocation that the profiler sees, on a GPU
     the statistics of torch's allocator. A step that may not fit into the free
     memory of this machine is refused; --force runs it all the same.
+    A compiled step runs compiled, and is compared with the predicted eager one.
 
     [bold]Examples[/bold]
 
@@ -441,6 +449,8 @@ def verify(
                 plan=plan,
                 costs=cast("CostSource", costs),
                 force=force,
+                eager=eager,
+                runs=runs,
                 progress=report,
                 measuring=report.measuring,
             )

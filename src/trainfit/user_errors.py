@@ -32,7 +32,19 @@ def raise_as_user_error(error: BaseException, doing: str) -> NoReturn:
     without_notes = traceback.TracebackException(type(error), error, None)
     without_notes.__notes__ = None
     summary = " ".join(list(without_notes.format_exception_only())[-1].split())
-    raise UserCodeError(f"{doing} raised {summary}", "".join(report.format())) from error
+    advice = _DATA_ENDED if data_ended(error) else ""
+    raise UserCodeError(f"{doing} raised {summary}{advice}", "".join(report.format())) from error
+
+
+_DATA_ENDED = (
+    ": its data ended. run() is called several times, so let the data begin again, as itertools.cycle does, "
+    "or take more of it."
+)
+
+
+def data_ended(error: BaseException) -> bool:
+    """Whether an iterator had nothing more to give; inside a generator Python makes another error of it."""
+    return isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration)
 
 
 def _ended_the_program(error: SystemExit, doing: str) -> str:

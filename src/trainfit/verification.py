@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import gc
+import functools
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainfit import capturing
-from trainfit.capturing.random_stream import seeded
+from trainfit.capturing.compiled import is_compiler_error
 from trainfit.costs.pricing import CostSource, Measuring, price_trace
 from trainfit.costs.schedule import schedule
 from trainfit.devices import Device
-from trainfit.errors import MemoryGuard
-from trainfit.plan_comparison import SameResults, compare_results, planned
+from trainfit.errors import MemoryGuard, StepError
+from trainfit.measuring import TIMED_RUNS, Measurement, measure_step
+from trainfit.plan_comparison import SameResults, compare_results
 from trainfit.plan_origin import plan_differences
 from trainfit.plans import Plan
-from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.settings import UNKNOWN_SETTINGS, Difference, Settings
-from trainfit.simulate import simulate
+from trainfit.simulate import Timeline, simulate
 from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.timing.load import LoadMeter, busiest, busy_warning
+from trainfit.trace import CATEGORIES, Trace
 from trainfit.units import format_bytes
 from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace.measured import THOROUGH
 
-_MOST_WARM_UPS = 20
-_LEAST_TIMED, _MOST_TIMED, _TIMING_SECONDS = 3, 20, 2.0
+_LONGEST = 300
+"""Characters that are shown of a compiler's message."""
 _SAFE_SHARE = 0.9
 """Share of the machine's free memory above which a real run needs `force`."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What one real, steady step did."""
-
-    peak_bytes: int
-    persistent_bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -100,6 +90,18 @@ class Verification:
         )
 
     @property
+    def runs(self) -> dict[str, int]:
+        """How often `run` was called on real tensors, and what for."""
+        runs = [self.measured.runs, *([self.comparison.baseline.runs] if self.comparison else [])]
+        counts = {
+            "warm_up": sum(run.warm_up for run in runs),
+            "observed": sum(run.observed for run in runs),
+            "timed": sum(run.timed for run in runs),
+            "compared": self.comparison.results.runs if self.comparison else 0,
+        }
+        return {"total": sum(counts.values()), **counts}
+
+    @property
     def error(self) -> float:
         """Relative error of the predicted peak: (predicted - measured) / measured."""
         return (self.predicted_peak_bytes - self.measured.peak_bytes) / max(self.measured.peak_bytes, 1)
@@ -114,34 +116,48 @@ def verify_step(
     plan: Plan | None = None,
     costs: CostSource = "measured",
     force: bool = False,
+    eager: bool = False,
+    timed_runs: int = TIMED_RUNS,
     progress: Callable[[str], None] | None = None,
     measuring: Measuring | None = None,
+    meter: LoadMeter | None = None,
 ) -> Verification:
     """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced.
 
     With a plan, the promise is the plan's, and the step also runs without it: results have to be the same.
+    What the step compiles runs compiled, unless `eager`; predicted is the eager step.
     """
     begin = time.perf_counter()
     report = progress or (lambda stage: None)
     trace = capturing.capture(
-        build, device=device, target=target, settings=settings, limits=THOROUGH, progress=progress
+        build,
+        device=device,
+        target=target,
+        settings=settings,
+        limits=THOROUGH,
+        progress=progress,
+        guard=None if force else lambda needed: guard_memory(device, {"the real step": needed}),
     )
     timeline = simulate(trace)
     captured = time.perf_counter()
     if not force:
-        guard_memory(timeline.peak_bytes, device)
+        guard_memory(device, _needed_bytes(timeline, plan))
     table = price_trace(trace, device, costs=costs, progress=measuring)
     priced = time.perf_counter()
     report("real run")
     comparison = None
     try:
-        measured = measure_step(build, device.kind, plan)
+        measure = functools.partial(
+            measure_step, build, device.kind, timed=timed_runs, eager=eager, meter=meter
+        )
+        measured = measure(plan)
         if plan is not None:
             report("real run without the plan")
-            baseline = measure_step(build, device.kind)
+            baseline = measure()
             report("comparing results")
             comparison = Comparison(plan, baseline, compare_results(build, plan))
     except Exception as error:
+        _raise_compiler_error(error)
         raise_as_user_error(error, "the real step")
     end = time.perf_counter()
     return Verification(
@@ -152,7 +168,7 @@ def verify_step(
         predicted_persistent_bytes=timeline.persistent_bytes,
         predicted_seconds=schedule(trace, table).step_seconds if plan is None else plan.step_seconds,
         measured=measured,
-        warnings=trace.warnings + table.warnings,
+        warnings=trace.warnings + table.warnings + _notes(measured, comparison),
         comparison=comparison,
         plan_differences=plan_differences(plan, trace, device.name) if plan is not None else (),
         seconds={
@@ -164,14 +180,53 @@ def verify_step(
     )
 
 
-def guard_memory(peak_bytes: int, device: Device) -> None:
-    """Refuse a real run whose predicted peak does not fit into this machine's free memory."""
+def _needed_bytes(timeline: Timeline, plan: Plan | None) -> dict[str, int]:
+    """Return what each real run is predicted to need; with a plan, the step also runs without it.
+
+    When their results are compared, those of the first run are still there: gradients, parameters, buffers.
+    """
+    if plan is None:
+        return {"the real step": timeline.peak_bytes}
+    sums = dict.fromkeys(CATEGORIES, 0)
+    for storage in timeline.trace.storages:
+        sums[storage.category] += storage.bytes
+    gradients = min(sums["gradient"], sums["parameter"])
+    largest = max(timeline.peak_bytes, plan.peak_bytes)
+    return {
+        "the real step with the plan": plan.peak_bytes,
+        "the real step without the plan, which is run to be compared with": timeline.peak_bytes,
+        "comparing the results of both runs": largest + sums["parameter"] + sums["buffer"] + 2 * gradients,
+    }
+
+
+def guard_memory(device: Device, needed: dict[str, int]) -> None:
+    """Refuse real runs whose predicted needs do not fit into this machine's free memory."""
     free = torch.cuda.mem_get_info()[0] if device.kind == "cuda" else free_host_bytes()
-    if peak_bytes > _SAFE_SHARE * free:
-        raise MemoryGuard(
-            f"the real step would need {format_bytes(peak_bytes)} (predicted), and this machine has "
-            f"{format_bytes(free)} free. Use a smaller batch, or --force to run it all the same."
-        )
+    for what, needed_bytes in needed.items():
+        if needed_bytes > _SAFE_SHARE * free:
+            raise MemoryGuard(
+                f"{what} would need {format_bytes(needed_bytes)} (predicted), and this machine has "
+                f"{format_bytes(free)} free. Use a smaller batch, or --force to run it all the same."
+            )
+
+
+def _raise_compiler_error(error: BaseException) -> None:
+    """Raise what torch's compiler could not do as a mistake that the user can get around; nothing else."""
+    if is_compiler_error(error):
+        summary = " ".join(str(error).split())
+        raise StepError(
+            f"the step is compiled, and torch's compiler failed on this machine: {summary:.{_LONGEST}} "
+            "Add --eager (in Python: eager=True) to measure the step without the compiler."
+        ) from error
+
+
+def _notes(measured: Measurement, comparison: Comparison | None) -> tuple[str, ...]:
+    """Say what the measured figures suffered from."""
+    runs = [measured] if comparison is None else [measured, comparison.baseline]
+    busy = busy_warning(
+        busiest(run.load for run in runs), "the step was measured", "its measured time is too long."
+    )
+    return busy + tuple(dict.fromkeys(note for run in runs for note in run.notes))
 
 
 def free_host_bytes() -> int:
@@ -184,82 +239,3 @@ def free_host_bytes() -> int:
     except OSError:
         pass
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def measure_step(
-    build: Callable[[], Step], kind: str, plan: Plan | None = None, *, timed: bool = True
-) -> Measurement:
-    """Build and run the real step twice, with a plan or without, and measure the second, steady one.
-
-    A few more are timed without the profiler; if not `timed`, the seconds are those under it.
-    """
-    build = planned(build, plan)
-    gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
-    if kind == "cuda":
-        return _measure_cuda(build)
-    # A compiled function is measured as its eager original, which is what was captured.
-    eager = torch.compiler.set_stance("force_eager")
-    with eager, seeded(), no_cycle_collection():
-        with profile_allocations() as log:
-            step = build()
-            _warm_up(step)
-            with log.range("step"):
-                result = step.run()
-        del result
-        usage = log.usage("step")
-        seconds = _typical_seconds(step) if timed else usage.seconds
-    return Measurement(usage.peak_bytes, usage.start_bytes, seconds)
-
-
-def _typical_seconds(step: Step) -> float:
-    """Time a few more steps without the profiler, which slows every operator down; return the median."""
-    taken: list[float] = []
-    begin = time.perf_counter()
-    while len(taken) < _LEAST_TIMED or (
-        len(taken) < _MOST_TIMED and time.perf_counter() - begin < _TIMING_SECONDS
-    ):
-        start = time.perf_counter()
-        step.run()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
-def _warm_up(step: Step) -> None:
-    """Run the step until every optimizer has stepped: a gradient scaler may skip the first ones."""
-    stepped: set[int] = set()
-
-    def after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        stepped.update(_parameter_ids(optimizer))
-
-    # Known by their parameters: what the step has may be a wrapper around an optimizer, as in Accelerate.
-    handle = register_optimizer_step_post_hook(after_step)
-    try:
-        for _ in range(_MOST_WARM_UPS):
-            step.run()
-            if all(_parameter_ids(optimizer) <= stepped for optimizer in step.optimizers):
-                break
-    finally:
-        handle.remove()
-    gc.collect()
-
-
-def _parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-
-def _measure_cuda(build: Callable[[], Step]) -> Measurement:
-    outside = torch.cuda.memory_allocated()
-    with seeded(), no_cycle_collection():
-        step = build()
-        _warm_up(step)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        persistent = torch.cuda.memory_allocated() - outside
-        result = step.run()
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - outside
-        del result
-        seconds = _typical_seconds(step)
-    return Measurement(peak, persistent, seconds)

@@ -15,10 +15,10 @@ from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.devices import Device
+from trainfit.measuring import Measurement, measure_step
 from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Interval, Signature, Storage, Trace
-from trainfit.verification import Measurement, measure_step
 from trainfit.workspace.measured import QUICK, THOROUGH, Limits
 
 Build = Callable[[], Step]

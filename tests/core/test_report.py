@@ -14,13 +14,14 @@ from trainfit.costs.summary import OperatorTime, StepTime
 from trainfit.devices import CONTEXT_BYTES, Device
 from trainfit.errors import FileFormatError, OptionError
 from trainfit.estimates import Estimate, Peak
+from trainfit.measuring import Measurement
 from trainfit.module_stats import ModuleStats
 from trainfit.report.json_result import check_destination, estimate_json, verification_json, write_json
 from trainfit.report.module_rows import largest_rows
 from trainfit.report.text import device_view, devices_view, estimate_view, show, verification_view
 from trainfit.simulate import Timeline
 from trainfit.trace import CATEGORIES, Op, Signature, Trace
-from trainfit.verification import Measurement, Verification
+from trainfit.verification import Verification
 
 MIB = 2**20
 

@@ -14,6 +14,7 @@ from trainfit.capturing import capture
 from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.table import CostTable
 from trainfit.devices import find_device
+from trainfit.measuring import measure_step
 from trainfit.planning.baselines import blocks_of
 from trainfit.planning.certify import certified
 from trainfit.planning.effects import effect_of
@@ -23,7 +24,6 @@ from trainfit.planning.solve import Planner
 from trainfit.planning.whole import can_be_whole, everything_again
 from trainfit.plans import Plan
 from trainfit.targets.parse import load
-from trainfit.verification import measure_step
 from trainfit.workspace.measured import THOROUGH
 
 
@@ -44,7 +44,7 @@ def test_they_promise_what_is_measured(name: str, dtype: str | None, every: int)
     effects = [effect_of(trace, block, everything_again(block)) for block in blocks]
     plan, _ = certified(planner.step, effects, budget_bytes=1 << 40, bound_seconds=0.0, method="regions")
     assert len(plan.regions) == len(blocks) and all(region.whole for region in plan.regions)
-    measured = measure_step(build, "cpu", plan, timed=False).peak_bytes
+    measured = measure_step(build, "cpu", plan, timed=0).peak_bytes
     assert plan.peak_bytes == measured < planner.baseline_peak_bytes
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainfit.capturing.replacing import replaced
+from trainfit.capturing.compiled import noticed
 
 _NAME = "torch._dynamo"
 _DISABLED = "__dynamo_disable"
@@ -54,17 +54,7 @@ def eager_only(note: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 def _run_eagerly(stack: contextlib.ExitStack, note: Callable[[], None]) -> None:
     stack.enter_context(torch.compiler.set_stance("force_eager"))
-
-    def noting(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        # Called by every compiled function, with what would compile it; by functions kept out with None.
-        def callback_from_stance(callback: Any) -> Any:
-            if callback not in (None, False):
-                note()
-            return original(callback)
-
-        return callback_from_stance
-
-    stack.enter_context(replaced(torch._dynamo.eval_frame, "_callback_from_stance", noting))
+    stack.enter_context(noticed(note))
 
 
 class _StandIn(ModuleType):

@@ -46,6 +46,8 @@ CUDA_BLOCK_BYTES = 512
 _MOST_CORRECTIONS = 16
 Build = Callable[[], Step]
 Progress = Callable[[str], None]
+Guard = Callable[[int], None]
+"""Called with the most bytes that the step has had alive so far, before its operators are run for real."""
 
 
 class Session:
@@ -86,6 +88,7 @@ class Session:
         """Those that have stepped, by id: the step's own, and what they wrap."""
         self.categories_at_start: dict[int, str] = {}
         self.disk = Disk(self)
+        self.before_operators: Guard = lambda needed_bytes: None
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -124,6 +127,7 @@ class Session:
 
         Says whether anything was different from the metadata that the recording is based on.
         """
+        self.before_operators(max((row.live_bytes for row in self.recorder.rows), default=0))
         calls = {
             id(row.call): row.call
             for row in self.recorder.rows
@@ -156,6 +160,7 @@ def capture(
     settings: Settings = UNKNOWN_SETTINGS,
     limits: Limits = QUICK,
     progress: Progress | None = None,
+    guard: Guard | None = None,
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run.
 
@@ -163,7 +168,8 @@ def capture(
     `torch.cuda` answers for, or only its kind. `settings` is what the target says about its step; the rest is
     read off it.
 
-    For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use.
+    For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use;
+    `guard` may refuse that, for a step that is too large anyway.
     """
     report = progress or (lambda stage: None)
     kind = device.kind if isinstance(device, Device) else device
@@ -174,6 +180,7 @@ def capture(
         try:
             for _ in range(_MOST_CORRECTIONS):
                 session = Session(device, oracle, know_everything=know_everything, settings=settings)
+                session.before_operators = guard or session.before_operators
                 trace = _attempt(build, session, target, limits, surroundings, report)
                 if trace is None:
                     continue

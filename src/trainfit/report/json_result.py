@@ -156,6 +156,9 @@ def verification_json(verification: Verification) -> dict[str, Any]:
         if comparison is None
         else {"device": comparison.plan.device, **settings_json(comparison.plan.settings)},
         "plan_differences": [dataclasses.asdict(found) for found in verification.plan_differences],
+        "compiled": measured.compiled,
+        "runs": verification.runs,
+        "other_load": measured.load,
         "loss_equal": comparison.loss_equal if comparison else None,
         "gradients_equal": comparison.gradients_equal if comparison else None,
         "max_gradient_difference": _finite(comparison.max_gradient_difference) if comparison else None,

@@ -206,19 +206,22 @@ def _plan_footer(result: PlanResult) -> Text:
 def verification_view(verification: Verification) -> RenderableType:
     """Lay out a verification: how far off the prediction was, and the figures side by side."""
     predicted, measured = verification.predicted_peak_bytes, verification.measured
-    table = _table("", "predicted", "measured", "error")
-    table.add_row("peak", *_both(predicted, measured.peak_bytes), _error(predicted, measured.peak_bytes))
+    if measured.compiled:
+        table, compare = _table("", "eager, predicted", "compiled, measured", "ratio"), _ratio
+    else:
+        table, compare = _table("", "predicted", "measured", "error"), _error
+    table.add_row("peak", *_both(predicted, measured.peak_bytes), compare(predicted, measured.peak_bytes))
     table.add_row(
         "before the step",
         *_both(verification.predicted_persistent_bytes, measured.persistent_bytes),
-        _error(verification.predicted_persistent_bytes, measured.persistent_bytes),
+        compare(verification.predicted_persistent_bytes, measured.persistent_bytes),
     )
-    error = verification.predicted_seconds / measured.seconds - 1 if measured.seconds else 0.0
+    ratio = verification.predicted_seconds / measured.seconds if measured.seconds else 1.0
     table.add_row(
         "step time",
         Text(format_seconds(verification.predicted_seconds)),
         Text(format_seconds(measured.seconds)),
-        Text(f"{error:+.1%}"),
+        Text(f"{ratio:.2f} x" if measured.compiled else f"{ratio - 1:+.1%}"),
     )
     comparison = verification.comparison
     if comparison is not None:
@@ -228,7 +231,8 @@ def verification_view(verification: Verification) -> RenderableType:
     seconds = verification.seconds
     footer = Text(
         f"predicted in {format_seconds(seconds['capture'])} from {format_count(len(verification.trace.ops))} "
-        f"ops, measured in {format_seconds(seconds['measure'])}, torch {verification.trace.torch}",
+        f"ops, measured in {format_seconds(seconds['measure'])} ({_times(verification.runs['total'])} of the "
+        f"step), torch {verification.trace.torch}",
         "dim",
     )
     parts = [
@@ -408,9 +412,10 @@ def _estimate_footer(estimate: Estimate) -> Text:
 
 
 def _verdict(verification: Verification) -> Text:
-    line = _safe(verification.target, "bold").append(
-        f" on {verification.device.name}: the predicted peak is "
-    )
+    line = _safe(verification.target, "bold").append(f" on {verification.device.name}: ")
+    if verification.measured.compiled:
+        return line.append_text(_compiled_verdict(verification))
+    line.append("the predicted peak is ")
     if verification.predicted_peak_bytes == verification.measured.peak_bytes:
         return line.append("exact", "bold green").append(
             f" ({format_count(verification.measured.peak_bytes)} bytes)"
@@ -419,6 +424,16 @@ def _verdict(verification: Verification) -> Text:
     difference = abs(verification.predicted_peak_bytes - verification.measured.peak_bytes)
     line.append(f"{_percent(abs(verification.error))} too {direction}", "bold yellow")
     return line.append(f" ({format_count(difference)} bytes)")
+
+
+def _compiled_verdict(verification: Verification) -> Text:
+    """Say both peaks: that of a compiled step is nobody's prediction."""
+    predicted, measured = verification.predicted_peak_bytes, verification.measured.peak_bytes
+    line = Text("the step is compiled and has a peak of ")
+    line.append(format_bytes(measured), "bold").append(" (measured); the eager step has ")
+    line.append(format_bytes(predicted), "bold")
+    line.append(f" (predicted), {predicted / max(measured, 1):.2f} times that. ")
+    return line.append("--eager measures the eager step.")
 
 
 def _same_results(comparison: Comparison) -> list[RenderableType]:
@@ -447,6 +462,14 @@ def _equality(equal: bool | None) -> Text:
 
 def _both(predicted: int, measured: int) -> tuple[Text, Text]:
     return Text(format_bytes(predicted)), Text(format_bytes(measured))
+
+
+def _times(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"
+
+
+def _ratio(predicted: int, measured: int) -> Text:
+    return Text(f"{predicted / measured:.2f} x" if measured else "-")
 
 
 def _error(predicted: int, measured: int) -> Text:
