@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainfit.applying import attach_plan
 from trainfit.capturing.random_stream import seeded
@@ -93,11 +94,14 @@ def _results(build: Callable[[], Step], steps: int) -> _Results:
         for parameter, name in names.items():
             if parameter.requires_grad:
                 _call_first(parameter, functools.partial(_keep, gradients, name))
-        for optimizer in step.optimizers:
-            optimizer.register_step_pre_hook(functools.partial(_keep_all, gradients, names))
-        for _ in range(steps):
-            gradients.clear()
-            result = step.run()
+        # For all optimizers: what the step has may be a wrapper around one, as in Accelerate.
+        hook = register_optimizer_step_pre_hook(functools.partial(_keep_all, gradients, names))
+        try:
+            for _ in range(steps):
+                gradients.clear()
+                result = step.run()
+        finally:
+            hook.remove()
         loss = contents_of(result)
     state: Contents = {}
     buffers = {buffer: name for name, buffer in step.model.named_buffers()}
