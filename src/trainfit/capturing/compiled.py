@@ -11,7 +11,6 @@ from typing import Any
 from trainfit.capturing.replacing import replaced
 
 
-
 @contextlib.contextmanager
 def noticed(notice: Callable[[], None]) -> Iterator[None]:
     """Call `notice` whenever something compiled is called, also while torch is told to run eagerly."""
@@ -34,7 +33,10 @@ def noticed(notice: Callable[[], None]) -> Iterator[None]:
 
 def _is_torchs_own(function: Any) -> bool:
     """Whether torch compiles one of its own functions, as `flex_attention` does without being asked."""
-    return isinstance(function, FunctionType) and function.__module__.startswith("torch.")
+    if not isinstance(function, FunctionType):
+        return False
+    # The compiler puts a function of its own around a compiled layer of torch's.
+    return function.__module__.startswith("torch.") and not function.__module__.startswith("torch._dynamo.")
 
 
 def compilations() -> int:
