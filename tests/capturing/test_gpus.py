@@ -258,3 +258,16 @@ def test_the_first_gpu_may_be_named_with_its_number() -> None:
             return torch.ones(3).cuda(0).to("cuda:0").is_cuda
 
     assert inside(question, find_device("h100-sxm-80gb"))
+
+
+def test_torch_compile_may_be_loaded_while_a_capture_for_a_gpu_runs() -> None:
+    # It keeps rules by function, so that no two names of torch.cuda may have the same function.
+    def question() -> list[str]:
+        functions = {name: getattr(torch.cuda, name) for name in torch.cuda.__all__}
+        by_function: dict[int, list[str]] = {}
+        for name, function in functions.items():
+            if callable(function) and not isinstance(function, type):
+                by_function.setdefault(id(function), []).append(name)
+        return [" ".join(names) for names in by_function.values() if len(names) > 1]
+
+    assert inside(question, find_device("h100-sxm-80gb")) == []

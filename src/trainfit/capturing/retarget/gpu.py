@@ -174,9 +174,9 @@ def answers_of_cuda(gpu: Gpu) -> dict[str, Any]:
         **dict.fromkeys(("Stream", "stream", "device", "current_stream", "default_stream"), Inert),
     }
     for name in ("init", "empty_cache", "manual_seed", "manual_seed_all", "ipc_collect"):
-        found[name] = _nothing
+        found[name] = _silent()
     for name in ("set_rng_state", "set_rng_state_all", "set_stream", "_lazy_init"):
-        found[name] = _nothing
+        found[name] = _silent()
     return found
 
 
@@ -190,7 +190,7 @@ def answers_of_accelerator(gpu: Gpu) -> dict[str, Any]:
         "set_device_index": _about_one(lambda: None),
         "set_device_idx": _about_one(lambda: None),
         "current_stream": Inert,
-        "empty_cache": _nothing,
+        "empty_cache": _silent(),
         "get_memory_info": _about_one(gpu.memory),
         "memory_stats": _about_one(gpu.statistics),
         **_answers_about_memory(gpu),
@@ -218,8 +218,9 @@ def _about_one(answer: Callable[[], Any]) -> Callable[..., Any]:
     return ask
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+def _silent() -> Callable[..., None]:
+    """Return a function that does nothing, another one each time: torch.compile keeps rules by function."""
+    return lambda *args, **kwargs: None
 
 
 def _host_state(*args: Any, **kwargs: Any) -> torch.Tensor:
