@@ -14,6 +14,7 @@ from torch import nn
 from trainfit import measuring, verification
 from trainfit.api import verify
 from trainfit.capturing import capture, session
+from trainfit.capturing.compiled import noticed
 from trainfit.devices import find_device
 from trainfit.errors import MemoryGuard, OptionError, StepError, UserCodeError
 from trainfit.measuring import Measurement, Runs, measure_step
@@ -269,6 +270,19 @@ def test_unless_it_is_told_to_run_eagerly(make: Callable[[Backend], Step]) -> No
 def test_a_step_that_compiles_nothing_says_nothing() -> None:
     assert capture(plain).warnings == ()
     assert not measure_step(plain, "cpu", timed=0).compiled
+
+
+@pytest.mark.filterwarnings("ignore")  # that flex_attention is slow without a compiler
+def test_what_torch_compiles_by_itself_is_not_the_users() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    noticed_calls: list[int] = []
+    query = torch.randn(1, 1, 16, 8)
+    with noticed(lambda: noticed_calls.append(1)), torch.compiler.set_stance("force_eager"):
+        flex_attention(query, query, query)
+        assert not noticed_calls
+        torch.compile(nn.Linear(8, 8), backend="eager")(query)
+        assert noticed_calls
 
 
 def test_a_compiled_step_is_compared_with_the_predicted_eager_one() -> None:

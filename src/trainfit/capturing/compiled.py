@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType
 from typing import Any
 
 from trainfit.capturing.replacing import replaced
@@ -32,11 +31,8 @@ def noticed(notice: Callable[[], None]) -> Iterator[None]:
 
 
 def _is_torchs_own(function: Any) -> bool:
-    """Whether torch compiles one of its own functions, as `flex_attention` does without being asked."""
-    if not isinstance(function, FunctionType):
-        return False
-    # The compiler puts a function of its own around a compiled layer of torch's.
-    return function.__module__.startswith("torch.") and not function.__module__.startswith("torch._dynamo.")
+    """Whether torch compiles without being asked: `flex_attention` does, to run eagerly what it is given."""
+    return getattr(function, "__module__", None) == "torch.nn.attention.flex_attention"
 
 
 def compilations() -> int:
