@@ -42,6 +42,7 @@ LAYERS = (
     "verification",
     "api",
     "report",
+    "cli_options  cli_running",
     "cli",
     "__main__",
 )
@@ -51,11 +52,11 @@ THIRD_PARTIES = {
     "torch": (
         "step models targets profiler workspace capturing applying comparing plan_comparison "
         "trainer_callback order_fronts timing measuring verification",
-        "devices costs api cli",
+        "devices costs api cli_running",
     ),
     "numpy": ("simulate module_stats costs planning capturing comparing", ""),
     "rich": ("report", ""),
-    "typer": ("cli", ""),
+    "typer": ("cli cli_options cli_running", ""),
     "transformers": ("trainer_callback", "targets"),
 }
 

@@ -6,23 +6,49 @@ interrupted. torch takes seconds to import, so everything that needs it is impor
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from trainfit import __version__
-from trainfit.errors import TrainfitError, UserCodeError
+from trainfit.cli_options import (
+    HELP,
+    AcUnit,
+    Batch,
+    Budget,
+    Costs,
+    DeviceArgument,
+    DeviceName,
+    Dtype,
+    Eager,
+    Force,
+    FsdpUnit,
+    GraphKind,
+    GraphOrTarget,
+    ImageSize,
+    JsonFile,
+    Optimizer,
+    OrderSeconds,
+    Output,
+    PlanFile,
+    PlanSeconds,
+    Points,
+    Refresh,
+    Runs,
+    SaveTrace,
+    Seq,
+    Set,
+    SolverName,
+    Target,
+    Task,
+    WorldSize,
+)
+from trainfit.cli_running import default_device, present, step_options, user_errors, working
 
 if TYPE_CHECKING:
     from trainfit.costs.pricing import CostSource
-    from trainfit.models.recipe import StepOptions
     from trainfit.planning.requests import Solver
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="trainfit",
@@ -31,103 +57,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
-    help="""Does a PyTorch training step fit, and how long does it take, before a GPU is rented?
-
-The step runs a few times on tensors without memory: nothing is computed or
-allocated. Its memory is predicted byte by byte and its time op by op.
-
-[bold]Start here[/bold]
-
-  trainfit estimate gpt2 --batch 8 --device a100-40gb   a built-in model
-  trainfit estimate train.py:build --device h100        your own step
-  trainfit verify gpt2-tiny                             predicted and measured
-  trainfit order gpt2                                   a better order of its graph
-  trainfit devices                                      what --device knows
-""",
+    help=HELP,
 )
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET",
-        show_default=False,
-        help="file.py:function or package.module:function that returns a trainfit.Step, "
-        "hf:DIRECTORY-or-config.json, or a built-in model (gpt2, llama-3-8b, vit-b-16, ...).",
-    ),
-]
-DeviceName = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME",
-        show_default=False,
-        help="A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
-        "(the GPU in it). Default: the GPU if there is one, else cpu.",
-    ),
-]
-Batch = Annotated[
-    int | None, typer.Option("--batch", metavar="N", show_default=False, help="Samples per step.")
-]
-Seq = Annotated[int | None, typer.Option("--seq", metavar="N", show_default=False, help="Tokens per sample.")]
-ImageSize = Annotated[
-    int | None,
-    typer.Option("--image-size", metavar="N", show_default=False, help="Side of a square image in pixels."),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype", metavar="NAME", show_default=False, help="fp32, bf16, bf16-autocast or fp16-autocast."
-    ),
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        "--optimizer",
-        metavar="NAME",
-        show_default=False,
-        help="adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        show_default=False,
-        help="Any parameter of your own function, any setting of a built-in model (layers=4) or field of an "
-        "hf: config (hidden_size=1024). Repeat for more.",
-    ),
-]
-Task = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        metavar="NAME",
-        show_default=False,
-        help="What an hf: model is trained for, e.g. causal-lm. Default: what its config says.",
-    ),
-]
-Costs = Annotated[
-    str,
-    typer.Option(
-        "--costs",
-        metavar="SOURCE",
-        help="roofline: time from formulas, on any device. measured: run every operator of the step once on "
-        "this machine, which has to be the device, and remember the result.",
-    ),
-]
-Refresh = Annotated[
-    bool, typer.Option("--refresh", help="With --costs measured: measure again what is remembered.")
-]
-JsonFile = Annotated[
-    str | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        show_default=False,
-        help="Write the result as one JSON object; - is standard output, and then nothing else goes there.",
-    ),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -154,12 +85,7 @@ def estimate(
     costs: Costs = "roofline",
     refresh: Refresh = False,
     json: JsonFile = None,
-    save_trace: Annotated[
-        str | None,
-        typer.Option(
-            "--save-trace", metavar="FILE", show_default=False, help="Write the captured trace for later use."
-        ),
-    ] = None,
+    save_trace: SaveTrace = None,
 ) -> None:
     """Predict the peak memory and the time of a training step, what they consist of and where they go.
 
@@ -173,23 +99,19 @@ def estimate(
 
     --batch, --seq, --image-size, --dtype and --optimizer set the step of
     built-in and hf: models. A function of your own gets those that you give as
-    parameters of the same name. It and the step's run() are executed a few
-    times, on tensors without memory. Files, sockets and logging in them happen,
-    except that no tensors are written and no older files are removed.
+    parameters of the same name, and any other by --set. It and the step's run()
+    are executed a few times, on tensors without memory. Files, sockets and
+    logging in them happen, except that no tensors are written and no older
+    files are removed.
     """
-    with _user_errors():
-        from trainfit.report import json_result, progress, text
-
-        for path, flag in ((json, "--json"), (save_trace, "--save-trace")):
-            if path is not None:
-                json_result.check_destination(path, flag)
-        with _standard_output_for(json), progress.spinner() as report:
-            report("loading torch")
+    with user_errors():
+        with working(json, save_trace=save_trace) as report:
             from trainfit import api, store
             from trainfit.devices import find_device
+            from trainfit.report import json_result, text_estimates
 
-            found = find_device(device or _default_device())
-            options = _options(found.kind, batch, seq, image_size, dtype, optimizer, set)
+            found = find_device(device or default_device())
+            options = step_options(found.kind, batch, seq, image_size, dtype, optimizer, set)
             result = api.estimate(
                 target,
                 device=found,
@@ -203,25 +125,13 @@ def estimate(
             if save_trace is not None:
                 report("saving the trace")
                 store.save_trace(result.trace, save_trace)
-        if json is not None:
-            json_result.write_json(json_result.estimate_json(result), json)
-        if json != json_result.STANDARD_OUTPUT:
-            text.show(text.estimate_view(result))
+        present(json, lambda: json_result.estimate_json(result), lambda: text_estimates.estimate_view(result))
 
 
 @app.command()
 def plan(
     target: Target,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget",
-            metavar="SIZE",
-            show_default=False,
-            help="Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has, less a "
-            "margin for what is not simulated.",
-        ),
-    ] = None,
+    budget: Budget = None,
     device: DeviceName = None,
     batch: Batch = None,
     seq: Seq = None,
@@ -232,54 +142,12 @@ def plan(
     task: Task = None,
     costs: Costs = "roofline",
     refresh: Refresh = False,
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", metavar="N", help="Stop solving after this long, with the best so far."),
-    ] = 30.0,
-    solver: Annotated[
-        str,
-        typer.Option(
-            "--solver",
-            metavar="NAME",
-            help="regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
-            "formulation, for the units that you name.",
-        ),
-    ] = "regions",
-    ac_unit: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ac-unit",
-            metavar="NAME",
-            show_default=False,
-            help="With --solver modules: a module that may be checkpointed, such as blocks.0; blocks.* is "
-            "all of them. Repeat for more. Default: every module that has modules inside.",
-        ),
-    ] = None,
-    fsdp_unit: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fsdp-unit",
-            metavar="NAME",
-            show_default=False,
-            help="With --solver modules: a module that FSDP shards as a unit; nothing around it is "
-            "checkpointed. Repeat for more.",
-        ),
-    ] = None,
-    world_size: Annotated[
-        int,
-        typer.Option(
-            "--world-size",
-            metavar="N",
-            help="With --solver modules: processes that parameters, gradients and optimizer state are "
-            "divided among. What FSDP gathers and sends is not counted.",
-        ),
-    ] = 1,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", show_default=False, help="Write the plan, to apply it."
-        ),
-    ] = None,
+    seconds: PlanSeconds = 30.0,
+    solver: SolverName = "regions",
+    ac_unit: AcUnit = None,
+    fsdp_unit: FsdpUnit = None,
+    world_size: WorldSize = 1,
+    output: Output = None,
     json: JsonFile = None,
 ) -> None:
     """Find the fastest way to make a step fit: what to keep, and what to compute again in backward.
@@ -296,21 +164,16 @@ def plan(
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
     trainfit.apply(model, plan).
     """
-    with _user_errors():
-        from trainfit.report import json_result, progress, text
-
-        for path, flag in ((json, "--json"), (output, "--output")):
-            if path is not None:
-                json_result.check_destination(path, flag)
-        with _standard_output_for(json), progress.spinner() as report:
-            report("loading torch")
+    with user_errors():
+        with working(json, output=output) as report:
             from trainfit import api, plan_store
             from trainfit.devices import find_device
             from trainfit.errors import BudgetTooSmall
             from trainfit.planning.infeasible import too_small
+            from trainfit.report import json_result, text_plans
 
-            found = find_device(device or _default_device())
-            options = _options(found.kind, batch, seq, image_size, dtype, optimizer, set)
+            found = find_device(device or default_device())
+            options = step_options(found.kind, batch, seq, image_size, dtype, optimizer, set)
             result = api.plan_step(
                 target,
                 budget=budget,
@@ -329,10 +192,7 @@ def plan(
             )
         if output is not None and result.feasible:
             plan_store.save_plan(result.plan, output)
-        if json is not None:
-            json_result.write_json(json_result.plan_json(result), json)
-        if json != json_result.STANDARD_OUTPUT:
-            text.show(text.plan_view(result))
+        present(json, lambda: json_result.plan_json(result), lambda: text_plans.plan_view(result))
         if not result.feasible:
             raise BudgetTooSmall(too_small(result), result.plan.peak_bytes)
 
@@ -350,7 +210,7 @@ def frontier(
     task: Task = None,
     costs: Costs = "roofline",
     refresh: Refresh = False,
-    points: Annotated[int, typer.Option("--points", metavar="N", help="How many budgets to solve for.")] = 16,
+    points: Points = 16,
     json: JsonFile = None,
 ) -> None:
     """Show the least time of a step for every peak, from the smallest reachable to no plan at all.
@@ -360,18 +220,14 @@ def frontier(
       trainfit frontier gpt2 --batch 8 --device a100-40gb
       trainfit frontier llama-3-8b --device h100 --json frontier.json
     """
-    with _user_errors():
-        from trainfit.report import json_result, progress, text
-
-        if json is not None:
-            json_result.check_destination(json, "--json")
-        with _standard_output_for(json), progress.spinner() as report:
-            report("loading torch")
+    with user_errors():
+        with working(json) as report:
             from trainfit import api
             from trainfit.devices import find_device
+            from trainfit.report import json_result, text_plans
 
-            found = find_device(device or _default_device())
-            options = _options(found.kind, batch, seq, image_size, dtype, optimizer, set)
+            found = find_device(device or default_device())
+            options = step_options(found.kind, batch, seq, image_size, dtype, optimizer, set)
             result = api.frontier(
                 target,
                 device=found,
@@ -383,10 +239,7 @@ def frontier(
                 progress=report,
                 measuring=report.measuring,
             )
-        if json is not None:
-            json_result.write_json(json_result.frontier_json(result), json)
-        if json != json_result.STANDARD_OUTPUT:
-            text.show(text.frontier_view(result))
+        present(json, lambda: json_result.frontier_json(result), lambda: text_plans.frontier_view(result))
 
 
 @app.command()
@@ -399,23 +252,11 @@ def verify(
     optimizer: Optimizer = None,
     set: Set = None,
     task: Task = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(
-            "--plan", metavar="FILE", show_default=False, help="Run the step with this plan, and without it."
-        ),
-    ] = None,
+    plan: PlanFile = None,
     costs: Costs = "measured",
-    force: Annotated[
-        bool, typer.Option("--force", help="Run even if this machine's memory may not suffice.")
-    ] = False,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Run what the step compiles without the compiler.")
-    ] = False,
-    runs: Annotated[
-        int | None,
-        typer.Option("--runs", metavar="N", show_default=False, help="Time at most N steps. Default: 10."),
-    ] = None,
+    force: Force = False,
+    eager: Eager = False,
+    runs: Runs = None,
     json: JsonFile = None,
 ) -> None:
     """Run the real step on this machine and compare measured peak memory and time with the predicted ones.
@@ -432,16 +273,12 @@ def verify(
       trainfit verify resnet-18 --batch 4 --dtype bf16-autocast
       trainfit verify gpt2-tiny --plan plan.json
     """
-    with _user_errors():
-        from trainfit.report import json_result, progress, text
-
-        if json is not None:
-            json_result.check_destination(json, "--json")
-        with _standard_output_for(json), progress.spinner() as report:
-            report("loading torch")
+    with user_errors():
+        with working(json) as report:
             from trainfit import api
+            from trainfit.report import json_result, text_verification
 
-            options = _options(_default_device(), batch, seq, image_size, dtype, optimizer, set)
+            options = step_options(default_device(), batch, seq, image_size, dtype, optimizer, set)
             result = api.verify(
                 target,
                 options=options,
@@ -454,31 +291,17 @@ def verify(
                 progress=report,
                 measuring=report.measuring,
             )
-        if json is not None:
-            json_result.write_json(json_result.verification_json(result), json)
-        if json != json_result.STANDARD_OUTPUT:
-            text.show(text.verification_view(result))
+        present(
+            json,
+            lambda: json_result.verification_json(result),
+            lambda: text_verification.verification_view(result),
+        )
 
 
 @app.command()
 def order(
-    graph_or_target: Annotated[
-        str,
-        typer.Argument(
-            metavar="GRAPH.json|TARGET",
-            show_default=False,
-            help="A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
-        ),
-    ],
-    graph: Annotated[
-        str,
-        typer.Option(
-            "--graph",
-            metavar="KIND",
-            help="What a TARGET's graph is. joint: forward and backward as a compiler sees them. "
-            "eager: the captured step as it runs without one.",
-        ),
-    ] = "joint",
+    graph_or_target: GraphOrTarget,
+    graph: GraphKind = "joint",
     batch: Batch = None,
     seq: Seq = None,
     image_size: ImageSize = None,
@@ -486,16 +309,7 @@ def order(
     optimizer: Optimizer = None,
     set: Set = None,
     task: Task = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--seconds",
-            metavar="N",
-            show_default=False,
-            help="Search on until the order is proved optimal or this time is over. "
-            "Default: a fixed effort, the same on every machine.",
-        ),
-    ] = None,
+    seconds: OrderSeconds = None,
     json: JsonFile = None,
 ) -> None:
     """Lower the peak of a graph by running its nodes in another order, and say how good that order is.
@@ -509,35 +323,24 @@ def order(
     To compile a model in the better order, write trainfit.order.install() before
     torch.compile.
     """
-    with _user_errors():
-        from trainfit.report import json_result, orders, progress, text
-
-        if json is not None:
-            json_result.check_destination(json, "--json")
-        with _standard_output_for(json), progress.spinner() as report:
+    with user_errors():
+        with working(json) as report:
             from trainfit.order_fronts.answer import is_graph_file, order_anything
+            from trainfit.report import orders
 
             options = None
             if not is_graph_file(graph_or_target):
                 report("loading torch")
-                options = _options("cpu", batch, seq, image_size, dtype, optimizer, set)
+                options = step_options("cpu", batch, seq, image_size, dtype, optimizer, set)
             result = order_anything(
                 graph_or_target, graph=graph, options=options, task=task, seconds=seconds, progress=report
             )
-        if json is not None:
-            json_result.write_json(orders.order_json(result), json)
-        if json != json_result.STANDARD_OUTPUT:
-            text.show(orders.order_view(result))
+        present(json, lambda: orders.order_json(result), lambda: orders.order_view(result))
 
 
 @app.command()
 def devices(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]", show_default=False, help="Show one device, however its name is written."
-        ),
-    ] = None,
+    name: DeviceArgument = None,
 ) -> None:
     """List the devices that --device knows, or everything known about one.
 
@@ -547,11 +350,12 @@ def devices(
       trainfit devices "NVIDIA H100 80GB HBM3"
       trainfit devices my-device.json
     """
-    with _user_errors():
+    with user_errors():
         from trainfit.devices import find_device, known_devices
-        from trainfit.report import text
+        from trainfit.report.tables import show
+        from trainfit.report.text_devices import device_view, devices_view
 
-        text.show(text.devices_view(known_devices()) if name is None else text.device_view(find_device(name)))
+        show(devices_view(known_devices()) if name is None else device_view(find_device(name)))
 
 
 def main() -> None:
@@ -561,61 +365,3 @@ def main() -> None:
             # A terminal that cannot show a sign gets a replacement instead of a traceback.
             stream.reconfigure(errors="replace")
     app()
-
-
-def _options(
-    device: str,
-    batch: int | None,
-    seq: int | None,
-    image_size: int | None,
-    dtype: str | None,
-    optimizer: str | None,
-    set: list[str] | None,
-) -> StepOptions:
-    from trainfit.models.recipe import StepOptions
-    from trainfit.targets.given_values import read_assignments
-
-    # StepOptions checks the choices itself.
-    chosen: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "set": read_assignments(set or ())}
-    return StepOptions(batch=batch, seq=seq, image_size=image_size, device=device, **chosen)
-
-
-def _default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
-    """Turn our exceptions into one message on standard error and exit code 2; an interrupt into 130."""
-    try:
-        yield
-    except TrainfitError as error:
-        if isinstance(error, UserCodeError):
-            typer.echo(error.user_traceback, err=True)
-        typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-
-
-@contextlib.contextmanager
-def _standard_output_for(json: str | None) -> Iterator[None]:
-    """With `--json -`, send what is printed meanwhile to standard error: that stream is for the JSON alone.
-
-    That includes what the user's code prints, and what C code and child processes write to descriptor 1.
-    """
-    if json != "-":
-        yield
-        return
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)

@@ -18,7 +18,10 @@ from trainfit.measuring import Measurement
 from trainfit.module_stats import ModuleStats
 from trainfit.report.json_result import check_destination, estimate_json, verification_json, write_json
 from trainfit.report.module_rows import largest_rows
-from trainfit.report.text import device_view, devices_view, estimate_view, show, verification_view
+from trainfit.report.tables import show
+from trainfit.report.text_devices import device_view, devices_view
+from trainfit.report.text_estimates import estimate_view
+from trainfit.report.text_verification import verification_view
 from trainfit.simulate import Timeline
 from trainfit.trace import CATEGORIES, Op, Signature, Trace
 from trainfit.verification import Verification

@@ -1,1 +1,1 @@
-"""Results for people (`text`), for programs (`json_result`), and the spinner while they wait (`progress`)."""
+"""Results for people (`text_...`, of `tables`), for programs (`json_result`), and a spinner (`progress`)."""

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trainfit.report.json_result import SCHEMA
-from trainfit.report.text import _safe, _table, _warnings, _whole_numbers
+from trainfit.report.tables import NumberTable, safe, warning_lines
 from trainfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def order_view(result: OrderResult) -> RenderableType:
     if result.released_at_last_use is not None:
         freest = result.released_at_last_use.peak_bytes
         parts += [Text(), Text(f"if every tensor also went after its last use: {format_bytes(freest)}")]
-    parts += _warnings(result.warnings)
+    parts += warning_lines(result.warnings)
     return Group(*parts, Text(), _footer(result))
 
 
@@ -69,7 +69,7 @@ def order_json(result: OrderResult) -> dict[str, Any]:
 
 def _headline(result: OrderResult) -> Text:
     order = result.order
-    line = _safe(result.target, "bold").append(f": {_SOURCES[result.source]} peak ")
+    line = safe(result.target, "bold").append(f": {_SOURCES[result.source]} peak ")
     saved = order.baseline_peak_bytes - order.peak_bytes
     if saved:
         share = saved / order.baseline_peak_bytes
@@ -84,13 +84,13 @@ def _headline(result: OrderResult) -> Text:
 
 def _methods(result: OrderResult) -> RenderableType:
     order = result.order
-    table = _table("order (predicted)", "peak", "of baseline")
+    table = NumberTable("order (predicted)", "peak", "of baseline")
     rows = [(_MEANINGS[method], peak, method == order.method) for method, peak in order.methods.items()]
     rows += [("best", order.peak_bytes, True), ("no order is below", order.lower_bound_bytes, False)]
     for name, peak, best in rows:
         share = f"{peak / order.baseline_peak_bytes:.1%}" if order.baseline_peak_bytes else "-"
         table.add_row(Text(name, "bold" if best else ""), format_bytes(peak), share)
-    return _whole_numbers(table)
+    return table
 
 
 def _footer(result: OrderResult) -> Text:

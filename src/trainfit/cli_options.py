@@ -1,0 +1,227 @@
+"""The options of the command line, each once: what it is called, and the help that it has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        show_default=False,
+        help="file.py:function or package.module:function that returns a trainfit.Step, "
+        "hf:DIRECTORY-or-config.json, or a built-in model (gpt2, llama-3-8b, vit-b-16, ...).",
+    ),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        show_default=False,
+        help="A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
+        "(the GPU in it). Default: the GPU if there is one, else cpu.",
+    ),
+]
+Batch = Annotated[
+    int | None, typer.Option("--batch", metavar="N", show_default=False, help="Samples per step.")
+]
+Seq = Annotated[int | None, typer.Option("--seq", metavar="N", show_default=False, help="Tokens per sample.")]
+ImageSize = Annotated[
+    int | None,
+    typer.Option("--image-size", metavar="N", show_default=False, help="Side of a square image in pixels."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="NAME", show_default=False, help="fp32, bf16, bf16-autocast or fp16-autocast."
+    ),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer",
+        metavar="NAME",
+        show_default=False,
+        help="adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="Any parameter of your own function, any setting of a built-in model (layers=4) or field of an "
+        "hf: config (hidden_size=1024). Repeat for more.",
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        show_default=False,
+        help="What an hf: model is trained for, e.g. causal-lm. Default: what its config says.",
+    ),
+]
+Costs = Annotated[
+    str,
+    typer.Option(
+        "--costs",
+        metavar="SOURCE",
+        help="roofline: time from formulas, on any device. measured: run every operator of the step once on "
+        "this machine, which has to be the device, and remember the result.",
+    ),
+]
+Refresh = Annotated[
+    bool, typer.Option("--refresh", help="With --costs measured: measure again what is remembered.")
+]
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        show_default=False,
+        help="Write the result as one JSON object; - is standard output, and then nothing else goes there.",
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="SIZE",
+        show_default=False,
+        help="Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has, less a "
+        "margin for what is not simulated.",
+    ),
+]
+SolverName = Annotated[
+    str,
+    typer.Option(
+        "--solver",
+        metavar="NAME",
+        help="regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
+        "formulation, for the units that you name.",
+    ),
+]
+AcUnit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ac-unit",
+        metavar="NAME",
+        show_default=False,
+        help="With --solver modules: a module that may be checkpointed, such as blocks.0; blocks.* is "
+        "all of them. Repeat for more. Default: every module that has modules inside.",
+    ),
+]
+FsdpUnit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fsdp-unit",
+        metavar="NAME",
+        show_default=False,
+        help="With --solver modules: a module that FSDP shards as a unit; nothing around it is "
+        "checkpointed. Repeat for more.",
+    ),
+]
+WorldSize = Annotated[
+    int,
+    typer.Option(
+        "--world-size",
+        metavar="N",
+        help="With --solver modules: processes that parameters, gradients and optimizer state are "
+        "divided among. What FSDP gathers and sends is not counted.",
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the plan, to apply it."),
+]
+SaveTrace = Annotated[
+    str | None,
+    typer.Option(
+        "--save-trace", metavar="FILE", show_default=False, help="Write the captured trace for later use."
+    ),
+]
+GraphKind = Annotated[
+    str,
+    typer.Option(
+        "--graph",
+        metavar="KIND",
+        help="What a TARGET's graph is. joint: forward and backward as a compiler sees them. "
+        "eager: the captured step as it runs without one.",
+    ),
+]
+PlanSeconds = Annotated[
+    float,
+    typer.Option("--seconds", metavar="N", help="Stop solving after this long, with the best so far."),
+]
+Points = Annotated[int, typer.Option("--points", metavar="N", help="How many budgets to solve for.")]
+PlanFile = Annotated[
+    str | None,
+    typer.Option(
+        "--plan", metavar="FILE", show_default=False, help="Run the step with this plan, and without it."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Run even if this machine's memory may not suffice.")]
+GraphOrTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="GRAPH.json|TARGET",
+        show_default=False,
+        help="A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
+    ),
+]
+OrderSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--seconds",
+        metavar="N",
+        show_default=False,
+        help="Search on until the order is proved optimal or this time is over. "
+        "Default: a fixed effort, the same on every machine.",
+    ),
+]
+DeviceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", show_default=False, help="Show one device, however its name is written."
+    ),
+]
+Eager = Annotated[bool, typer.Option("--eager", help="Run what the step compiles without the compiler.")]
+Runs = Annotated[
+    int | None,
+    typer.Option("--runs", metavar="N", show_default=False, help="Time at most N steps. Default: 10."),
+]
+
+HELP = """Does a PyTorch training step fit, and how long does it take, before a GPU is rented?
+
+The step runs a few times on tensors without memory: nothing is computed or
+allocated. Its memory is predicted byte by byte and its time op by op.
+
+[bold]Start here[/bold]
+
+  trainfit estimate gpt2 --batch 8 --device a100-40gb   a built-in model
+  trainfit estimate train.py:build --device h100        your own step
+  trainfit plan gpt2 --batch 8 --budget 8GiB -o p.json  make it fit
+  trainfit verify gpt2-tiny                             predicted and measured
+  trainfit devices                                      what --device knows
+
+[bold]Your own step[/bold] is a function that returns model, optimizer and one iteration:
+
+  def build(batch: int = 8, device: str = "cpu"):
+      model = MyModel().to(device)
+      optimizer = torch.optim.AdamW(model.parameters())
+      def run():
+          loss = model(torch.randn(batch, 512, device=device)).mean()
+          loss.backward(); optimizer.step(); optimizer.zero_grad()
+          return loss
+      return trainfit.Step(model=model, optimizer=optimizer, run=run)
+
+In a training script two lines run a plan: trainfit.apply(model,
+trainfit.load_plan("p.json")). Exit codes: 0 done, 2 a mistake (one message),
+3 nothing fits.
+"""

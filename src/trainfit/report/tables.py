@@ -1,0 +1,116 @@
+"""What views are put together from: tables that keep to the terminal's width, safe text, warnings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import IO
+
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trainfit.settings import describe
+from trainfit.trace import Trace
+from trainfit.units import format_bytes
+
+_LEAST_WIDTH = 40
+"""A name, a number and the space between them; narrower terminals wrap."""
+_LEAST_NAME_WIDTH = 18
+_PADDING = 3
+_MOST_WARNINGS = 10
+
+Cell = str | Text
+
+
+def show(view: RenderableType, file: IO[str] | None = None) -> None:
+    """Print a result: in colour on a terminal, as plain text elsewhere."""
+    stream = file or sys.stdout
+    console = Console(file=stream, highlight=False)
+    console.width = max(console.width, _LEAST_WIDTH)
+    with console.capture() as captured:
+        console.print(view)
+    # Tables fill every line up with spaces, which are of no use in a file or a transcript.
+    stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+class NumberTable:
+    """A table of names with numbers beside them. Numbers are never cut.
+
+    Where the terminal is too narrow, names are folded first; then columns are left out, the last one first.
+    """
+
+    def __init__(self, first: str, *numbers: str, last: str | None = None) -> None:
+        """Name the columns; `last` is one more that is not aligned to the right."""
+        self._headers = [first, *numbers, *([] if last is None else [last])]
+        self._left = () if last is None else (len(self._headers) - 1,)
+        self._rows: list[tuple[Cell, ...]] = []
+
+    def add_row(self, *cells: Cell) -> None:
+        """Add a name and its numbers."""
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw as many columns as there is room for."""
+        widths = [self._width(console, column) for column in range(len(self._headers))]
+        room = options.max_width - min(widths[0], _LEAST_NAME_WIDTH)
+        shown = [0]
+        for column, width in enumerate(widths[1:], start=1):
+            room -= _PADDING + width
+            if room < 0 and column > 1:
+                break
+            shown.append(column)
+        table = Table(box=None, padding=(0, _PADDING, 0, 0), pad_edge=False, header_style="dim")
+        table.add_column(self._headers[0], overflow="fold")
+        for column in shown[1:]:
+            justify: JustifyMethod = "left" if column in self._left else "right"
+            table.add_column(self._headers[column], justify=justify, no_wrap=True, min_width=widths[column])
+        for row in self._rows:
+            table.add_row(*(row[column] for column in shown))
+        yield table
+
+    def _width(self, console: Console, column: int) -> int:
+        wide = console.options.update(max_width=10_000)
+        cells = (self._headers[column], *(row[column] for row in self._rows))
+        return max(console.measure(cell, options=wide).maximum for cell in cells)
+
+
+def margin_words(margin_bytes: int) -> str:
+    """Say what the margin is for."""
+    return f"the margin of {format_bytes(margin_bytes)} for the allocator's fragmentation and workspaces"
+
+
+def settings_lines(trace: Trace) -> list[Text]:
+    """Say in one line what the step is."""
+    line = describe(trace.settings)
+    return [safe(line, "dim")] if line else []
+
+
+def warning_lines(warnings: Sequence[str]) -> list[RenderableType]:
+    """Show what was assumed, each once, and not without end."""
+    counts: dict[str, int] = {}
+    for warning in warnings:
+        counts[warning] = counts.get(warning, 0) + 1
+    if not counts:
+        return []
+    parts: list[RenderableType] = [Text(), Text("notes", "yellow")]
+    for warning, count in list(counts.items())[:_MOST_WARNINGS]:
+        times = f" ({count} times)" if count > 1 else ""
+        parts.append(Padding(safe(f"{warning}{times}"), (0, 0, 0, 2)))
+    if len(counts) > _MOST_WARNINGS:
+        parts.append(Text(f"  and {len(counts) - _MOST_WARNINGS} more; --json lists all", "dim"))
+    return parts
+
+
+def percent(share: float) -> str:
+    """Write a share with enough digits to show that it is not zero."""
+    percent = 100 * share
+    return f"{percent:.2f} %" if percent >= 0.01 else f"{percent:.1g} %"
+
+
+def safe(text: str, style: str = "") -> Text:
+    """Return text that stands for itself: no markup, and nothing that would steer the terminal."""
+    return Text(
+        "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text), style
+    )

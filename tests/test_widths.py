@@ -1,0 +1,75 @@
+"""Every command keeps to the terminal's width, and cuts no number."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+
+import pytest
+from rich.console import RenderableType
+
+import trainfit
+from trainfit import api
+from trainfit.devices import find_device, known_devices
+from trainfit.order_fronts.answer import order_anything
+from trainfit.report.orders import order_view
+from trainfit.report.tables import NumberTable, show
+from trainfit.report.text_devices import device_view, devices_view
+from trainfit.report.text_estimates import estimate_view
+from trainfit.report.text_plans import frontier_view, plan_view
+from trainfit.report.text_verification import verification_view
+from trainfit.verification import Measurement, Verification
+
+
+@cache
+def views() -> dict[str, RenderableType]:
+    options = trainfit.StepOptions(batch=2)
+    trace = trainfit.capture("mixtral-tiny", device="h100", options=options)
+    estimate = trainfit.estimate(trace, device="h100")
+    too_large = trainfit.estimate(
+        trace, device=trainfit.Device("a-device-of-my-own", "cuda", 600 << 20, 1e12)
+    )
+    verification = Verification(
+        target="mixtral-tiny",
+        device=find_device("h100"),
+        trace=trace,
+        predicted_peak_bytes=123_456_789,
+        predicted_persistent_bytes=12_345_678,
+        predicted_seconds=0.25,
+        measured=Measurement(123_456_780, 12_345_678, 0.3),
+        warnings=("some warning that is long enough to need more than one line on a narrow terminal",) * 2,
+        seconds={"capture": 1.0, "measure": 2.0, "total": 3.0},
+    )
+    return {
+        "estimate": estimate_view(estimate),
+        "too large": estimate_view(too_large),
+        "plan": plan_view(api.plan_step(trace, device="h100", budget=estimate.peak_bytes * 9 // 10)),
+        "frontier": frontier_view(trainfit.frontier(trace, device="h100", points=2)),
+        "verify": verification_view(verification),
+        "devices": devices_view(known_devices()),
+        "device": device_view(find_device("h100")),
+        "order": order_view(order_anything(trace)),
+    }
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize(
+    "name", ["estimate", "too large", "plan", "frontier", "verify", "devices", "device", "order"]
+)
+def test_no_line_is_longer(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = io.StringIO()
+    show(views()[name], stream)
+    text = stream.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= columns
+    assert "…" not in text
+
+
+def test_columns_that_have_no_room_are_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = NumberTable("a name", "first", "second", "third")
+    table.add_row("a name that is too long for its column", "1,234.56 GiB", "2,345.67 GiB", "3,456.78 GiB")
+    stream = io.StringIO()
+    show(table, stream)
+    assert "1,234.56 GiB" in stream.getvalue()
+    assert "2,345" not in stream.getvalue() and "third" not in stream.getvalue()
