@@ -44,7 +44,7 @@ from trainfit.cli_options import (
     Task,
     WorldSize,
 )
-from trainfit.cli_running import default_device, present, step_options, user_errors, working
+from trainfit.cli_running import asked_for, default_device, present, step_options, user_errors, working
 
 if TYPE_CHECKING:
     from trainfit.costs.pricing import CostSource
@@ -107,11 +107,9 @@ def estimate(
     with user_errors():
         with working(json, save_trace=save_trace) as report:
             from trainfit import api, store
-            from trainfit.devices import find_device
             from trainfit.report import json_result, text_estimates
 
-            found = find_device(device or default_device())
-            options = step_options(found.kind, batch, seq, image_size, dtype, optimizer, set)
+            found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
             result = api.estimate(
                 target,
                 device=found,
@@ -167,13 +165,11 @@ def plan(
     with user_errors():
         with working(json, output=output) as report:
             from trainfit import api, plan_store
-            from trainfit.devices import find_device
             from trainfit.errors import BudgetTooSmall
             from trainfit.planning.infeasible import too_small
             from trainfit.report import json_result, text_plans
 
-            found = find_device(device or default_device())
-            options = step_options(found.kind, batch, seq, image_size, dtype, optimizer, set)
+            found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
             result = api.plan_step(
                 target,
                 budget=budget,
@@ -223,11 +219,9 @@ def frontier(
     with user_errors():
         with working(json) as report:
             from trainfit import api
-            from trainfit.devices import find_device
             from trainfit.report import json_result, text_plans
 
-            found = find_device(device or default_device())
-            options = step_options(found.kind, batch, seq, image_size, dtype, optimizer, set)
+            found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
             result = api.frontier(
                 target,
                 device=found,

@@ -15,6 +15,7 @@ from trainfit.errors import TrainfitError, UserCodeError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from trainfit.devices import Device
     from trainfit.models.recipe import StepOptions
     from trainfit.report.progress import Reporter
 
@@ -44,6 +45,14 @@ def present(
         json_result.write_json(as_json(), json)
     if json != json_result.STANDARD_OUTPUT:
         tables.show(view())
+
+
+def asked_for(device: str | None, *step: Any) -> tuple[Device, StepOptions]:
+    """Return the device that was named, or that of this machine, and what was asked of the step on it."""
+    from trainfit.devices import find_device
+
+    found = find_device(device or default_device())
+    return found, step_options(found.kind, *step)
 
 
 def step_options(
