@@ -213,9 +213,10 @@ def guard_memory(device: Device, needed: dict[str, int]) -> None:
 def _raise_compiler_error(error: BaseException) -> None:
     """Raise what torch's compiler could not do as a mistake that the user can get around; nothing else."""
     if is_compiler_error(error):
-        summary = " ".join(str(error).split())
+        # What follows is for people who work on torch.
+        summary = " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split())
         raise StepError(
-            f"the step is compiled, and torch's compiler failed on this machine: {summary:.{_LONGEST}} "
+            f"the step is compiled, and torch's compiler failed on this machine: {summary:.{_LONGEST}}. "
             "Add --eager (in Python: eager=True) to measure the step without the compiler."
         ) from error
 

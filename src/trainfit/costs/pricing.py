@@ -48,7 +48,8 @@ def price_trace(
         warnings = busy_warning(
             busiest((speed_load, host_load)),
             "its own speed was measured",
-            "predicted times are doubtful. It is measured again when it is quiet, or now by --refresh.",
+            "predicted times are doubtful. It is measured again when it is quiet, or by "
+            "`estimate --refresh`.",
         )
     if costs == "roofline":
         return replace(roofline_costs(trace, device), host=host, warnings=warnings)
