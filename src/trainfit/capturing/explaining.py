@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from trainfit.capturing.values import user_line_of
@@ -12,6 +15,8 @@ from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
+
+_TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
 
 
 def explained(session: Session, error: BaseException) -> CaptureError | None:
@@ -25,4 +30,40 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
         path = os.path.abspath(error.filename)
         if path in session.disk.files:
             return CaptureError(session.disk.refusal(path, user_line_of(error)))
+    if session.device == "cuda" and any(sign in str(error) for sign in _NO_GPU):
+        return CaptureError(
+            f"{user_line_of(error)} calls {_last_call(error)}, which trainfit's stand-in for a GPU does not "
+            f"cover ({_one_line(error)}). This is a limit of the capture, not a mistake in the step."
+        )
     return None
+
+
+# What torch says where no GPU is, which a step for a GPU does not hear on one.
+_NO_GPU = (
+    "Torch not compiled with CUDA enabled",
+    "Cannot access accelerator device",
+    "hasPrimaryContext",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "Storage device not recognized: cuda",
+    "backend 'CUDA'",
+    "'CUDA' backend",
+    "CUDAHooks",
+    "PyTorch was compiled without CUDA",
+    "module 'torch._C' has no attribute",
+    "device type CUDA",
+)
+
+
+def _last_call(error: BaseException) -> str:
+    """Name the function of torch that was called last on the way to an error."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [code for code in frames if code.co_filename.startswith(_TORCH_FOLDER)]
+    if not found:
+        return "torch"
+    module = found[-1].co_filename.removeprefix(_TORCH_FOLDER).removesuffix(".py").removesuffix("/__init__")
+    return f"torch{module.replace(os.sep, '.')}.{found[-1].co_qualname}"
+
+
+def _one_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:160]

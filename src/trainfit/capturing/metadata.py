@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from trainfit.capturing.operators import Operator, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
+from trainfit.capturing.values import user_line
 from trainfit.errors import CaptureError
 from trainfit.workspace.measured import Layout
 
@@ -241,6 +242,11 @@ def _output(value: Any, storages: dict[int, int], groups: dict[int, int]) -> Any
     # Not a closure in `describe_call`: a function that refers to itself is a reference cycle, and would
     # keep tensors alive.
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            raise CaptureError(
+                f"{user_line()} makes a nested tensor of the strided layout (attention over a jagged one does so "
+                "on a CPU); capture cannot follow it. Capture for a GPU, or use padded tensors."
+            )
         storage = value.untyped_storage()
         layout = (value.dtype, value.shape, value.stride(), int(value.storage_offset()))
         if storage._cdata in storages:

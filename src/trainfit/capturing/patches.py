@@ -16,6 +16,7 @@ from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.describing import autocast_dtype
 from trainfit.capturing.disk import untouched
 from trainfit.capturing.disk.writers import CapturedArray
+from trainfit.capturing.processes import plain_processes
 from trainfit.capturing.recorder import OPTIMIZER
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.values import script_line
@@ -55,6 +56,7 @@ def installed(session: Session) -> Iterator[None]:
         stack.enter_context(eager_only(lambda: _note_compiled(session)))
         stack.enter_context(_optimizer_hooks(session))
         stack.enter_context(untouched(session))
+        stack.enter_context(plain_processes(session))
         yield
 
 

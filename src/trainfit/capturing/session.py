@@ -89,23 +89,28 @@ class Session:
         self.categories_at_start: dict[int, str] = {}
         self.disk = Disk(self)
         self.before_operators: Guard = lambda needed_bytes: None
+        self._entered = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Run ordinary PyTorch code on hollow tensors."""
         on_gpu = self.device == "cuda"
         retargeted = retargeted_to(self.gpu, self.mode) if on_gpu else contextlib.nullcontext()
-        with (
-            no_cycle_collection(),
-            libraries_on(self.device),
-            patches.installed(self),
-            self.saved_tensor_hooks.install(),
-            ordinary_paths(self.mode, self.device),
-            self.mode,
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(no_cycle_collection())
+            stack.enter_context(libraries_on(self.device))
+            stack.enter_context(patches.installed(self))
+            stack.enter_context(self.saved_tensor_hooks.install())
+            stack.enter_context(ordinary_paths(self.mode, self.device))
+            stack.enter_context(self.mode)
             self._calibrate()
-            with retargeted:
-                yield
+            stack.enter_context(retargeted)
+            self._entered = stack
+            yield
+
+    def leave(self) -> None:
+        """Put everything back for good, in a process that the step has forked."""
+        self._entered.close()
 
     @contextlib.contextmanager
     def in_this_thread(self) -> Iterator[None]:

@@ -16,12 +16,21 @@ from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.retarget.autocast import gpu_autocast
 from trainfit.capturing.retarget.device import looks_like_cuda
 from trainfit.capturing.retarget.gpu import Gpu
+from trainfit.capturing.retarget.jagged import jagged_attention_on
 from trainfit.capturing.retarget.kernels import gpu_kernels
+from trainfit.capturing.retarget.parallel import one_gpu_in_parallel
 from trainfit.capturing.retarget.storages import moving_storages
 
 
 @contextlib.contextmanager
 def retargeted_to(gpu: Gpu, mode: CaptureMode) -> Iterator[None]:
     """Make ordinary code behave, on CPU tensors, as it does on a GPU."""
-    with gpu_kernels(gpu), gpu_autocast(), moving_storages(mode), looks_like_cuda(mode, gpu):
+    with (
+        gpu_kernels(gpu),
+        gpu_autocast(),
+        moving_storages(mode),
+        one_gpu_in_parallel(),
+        jagged_attention_on(gpu),
+        looks_like_cuda(mode, gpu),
+    ):
         yield

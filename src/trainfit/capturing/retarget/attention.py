@@ -29,7 +29,7 @@ _AMD_WITH_KERNELS = ("gfx90a", "gfx942", "gfx950")
 """Those that torch's kernels for AMD are made for and are not an experiment on."""
 _FLASH_HEAD_MULTIPLE = 8
 _BIAS_ALIGNMENT = 16
-_LOW = (torch.float16, torch.bfloat16)
+LOW = (torch.float16, torch.bfloat16)
 _ONE_OF_EACH_GENERATION = ("sm_75", "sm_90", "gfx942")
 
 
@@ -90,9 +90,9 @@ def attention_on(gpu: Gpu) -> Callable[..., torch.Tensor]:
 
 def choose(architecture: str, call: Attention) -> Kernel:
     """Return the kernel that a GPU of this architecture runs; an unknown one counts as recent."""
-    if _flash_applies(call) and _flash_runs_on(architecture, call):
+    if _flash_applies(call) and flash_runs_on(architecture, call):
         return "flash"
-    return "efficient" if _efficient_applies(call) and _efficient_runs_on(architecture, call) else "formula"
+    return "efficient" if _efficient_applies(call) and efficient_runs_on(architecture, call) else "formula"
 
 
 def _flash_applies(call: Attention) -> bool:
@@ -100,7 +100,7 @@ def _flash_applies(call: Attention) -> bool:
     return (
         torch.backends.cuda.flash_sdp_enabled()
         and call.mask is None
-        and query.dtype in _LOW
+        and query.dtype in LOW
         and query.dim() == key.dim() == value.dim() == 4
         and query.shape[0] == key.shape[0] == value.shape[0]
         and (call.grouped or query.shape[1] == key.shape[1])
@@ -111,7 +111,8 @@ def _flash_applies(call: Attention) -> bool:
     )
 
 
-def _flash_runs_on(architecture: str, call: Attention) -> bool:
+def flash_runs_on(architecture: str, call: Attention) -> bool:
+    """Whether a GPU of this architecture has the flash kernel for heads of this size."""
     if is_amd(architecture):
         return architecture in _AMD_WITH_KERNELS and call.head <= _LARGEST_AMD_HEAD
     capability = capability_of(architecture)
@@ -131,7 +132,7 @@ def _efficient_applies(call: Attention) -> bool:
     query, key, value, mask = call.query, call.key, call.value, call.mask
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
-        and query.dtype in (torch.float32, *_LOW)
+        and query.dtype in (torch.float32, *LOW)
         and query.dim() == key.dim() == value.dim() == 4
         and query.shape[:2] == key.shape[:2] == value.shape[:2]
         and query.shape[-1] == key.shape[-1]
@@ -140,8 +141,9 @@ def _efficient_applies(call: Attention) -> bool:
     )
 
 
-def _efficient_runs_on(architecture: str, call: Attention) -> bool:
-    low = call.query.dtype in _LOW
+def efficient_runs_on(architecture: str, call: Attention) -> bool:
+    """Whether a GPU of this architecture has the memory-efficient kernel for this dtype and head."""
+    low = call.query.dtype in LOW
     heads = (call.head, call.value.shape[-1])
     if is_amd(architecture):
         if architecture not in _AMD_WITH_KERNELS or max(heads) > _LARGEST_AMD_HEAD:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from trainfit.capturing.replacing import replaced
@@ -27,7 +28,9 @@ from trainfit.capturing.retarget.gpu import (
     number_of_gpu,
     refuse_second_gpu,
 )
+from trainfit.capturing.values import user_line
 from trainfit.capturing.waiting import note_synchronisation
+from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
@@ -63,10 +66,17 @@ class LooksLikeCuda(TorchFunctionMode):
         if func in _ANSWERS:
             return self._answer(func, args[0])
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator) and "flex_attention" in func.name():
+            raise CaptureError(
+                f"{user_line()} calls flex_attention, whose kernel torch.compile makes for the GPU; capture "
+                "cannot follow it. For an estimate, call scaled_dot_product_attention in its place."
+            )
         if func in _MOVES:
             return self._move(func, args, kwargs)
         if func is torch.as_tensor and "device" in kwargs and isinstance(args[0], torch.Tensor):
             return self._move(torch.Tensor.to, args, kwargs)
+        if func is torch.Tensor.record_stream:
+            return None
         if func is torch.Tensor.pin_memory:
             return args[0]
         to_host = None
@@ -189,6 +199,7 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         for owner in (torch.cuda, torch.accelerator):
             stack.enter_context(replaced(owner, "synchronize", lambda original: _synchronize(mode)))
         stack.enter_context(replaced(torch, "Generator", _generator))
+        stack.enter_context(replaced(torch.Tensor, "_make_wrapper_subclass", _wrapping))
         _patch_default_device(stack)
         for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
             stack.enter_context(replaced(torch.cuda.nvtx, name, _constantly(_constantly(None))))
@@ -203,6 +214,17 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         stack.enter_context(replaced(torch._C, "_group_tensors_by_device_and_dtype", _groups))
         stack.enter_context(looks)
         yield
+
+
+def _wrapping(original: Any) -> Any:
+    # A tensor that holds others (jagged, quantised) names their device, and autograd's engine believes it.
+    def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
+        places = (on_capture_device(one) if isinstance(one, torch.device) else one for one in args)
+        if "device" in kwargs:
+            kwargs["device"] = on_capture_device(kwargs["device"])
+        return original(*places, **kwargs)
+
+    return make_wrapper_subclass
 
 
 def _groups(original: Any) -> Any:
