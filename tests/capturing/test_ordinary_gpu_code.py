@@ -1,4 +1,4 @@
-"""What scripts for a GPU do besides computing works without one: workers, loading, jagged tensors, DataParallel."""
+"""What scripts for a GPU do works without one: workers, loading, jagged tensors, DataParallel."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def _loading(device: str, **options: Any) -> Callable[[], Step]:
             if not batches:
                 batches.extend(reversed(list(loader)))
             batch = batches.pop()
-            assert batch[:, 0].tolist() in ([0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0])
+            first = batch[0, 0].item()
+            assert first % 4 == 0
+            assert batch[:, 0].tolist() == [first, first + 1, first + 2, first + 3]
             model(batch.to(device, non_blocking=True)).square().mean().backward()
             model.zero_grad()
 
@@ -68,8 +70,9 @@ def _loading(device: str, **options: Any) -> Callable[[], Step]:
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")
 def test_workers_are_ordinary_python_and_send_host_memory(options: dict[str, Any], device: str) -> None:
     trace = captured(_loading(device, **options), device)
-    # Before the step there is the weight alone: batches that wait in shared memory are not torch's.
-    assert trace.persistent_bytes == WEIGHT
+    # Batches that wait in shared memory are the host's; of each, the CPU counts 4 * 64 floats.
+    waiting = trace.persistent_bytes - WEIGHT
+    assert waiting == 0 if device == "cuda" else waiting in range(1024, 16 * 1024, 1024)
 
 
 def test_a_step_with_workers_is_predicted_exactly() -> None:
@@ -132,8 +135,8 @@ def _jagged(device: str, attention: bool, dtype: torch.dtype = torch.float32) ->
 
 def test_jagged_tensors_are_captured_for_a_gpu_as_for_the_cpu() -> None:
     for_cpu, for_gpu = (captured(_jagged(device, False), device) for device in ("cpu", "cuda"))
-    large = [s.nbytes for s in for_gpu.storages if s.nbytes > 512]
-    assert sorted(large)[-1] == 52 * WIDTH * 4 == sorted(s.nbytes for s in for_cpu.storages)[-1]
+    largest = [max(storage.bytes for storage in trace.storages) for trace in (for_cpu, for_gpu)]
+    assert largest == [WEIGHT, WEIGHT]
     assert simulate(for_gpu).peak_bytes < simulate(for_cpu).peak_bytes + 512 * 40
 
 
@@ -175,6 +178,7 @@ def test_data_parallel_on_one_gpu_is_the_module_itself() -> None:
     assert not hasattr(torch._C, "_scatter") or torch._C._cuda_getDeviceCount() >= 0
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_attention_for_a_gpu_is_refused_in_one_line() -> None:
     def build() -> Step:
         from torch.nn.attention.flex_attention import flex_attention

@@ -162,15 +162,10 @@ class Ledger:
         self._enter(live, storage)
         return live, storage
 
-    def register(
-        self, tensor: torch.Tensor, producer: str, *, known: bool, counts: bool = True
-    ) -> LiveStorage:
-        """Enter a storage that torch made outside our sight (a loaded file, an older tensor).
-
-        If it does not count, its memory is not torch's: another process's, shared.
-        """
+    def register(self, tensor: torch.Tensor, producer: str, *, known: bool) -> LiveStorage:
+        """Enter a storage that torch made outside our sight (a loaded file, an older tensor)."""
         storage = tensor.untyped_storage()
-        nbytes = 0 if is_absent(storage) or not counts else self._rounded(storage.nbytes())
+        nbytes = 0 if is_absent(storage) else self._rounded(storage.nbytes())
         live = LiveStorage(nbytes, self.clock, producer, known=known)
         self._enter(live, storage)
         return live

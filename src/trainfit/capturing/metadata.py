@@ -244,8 +244,8 @@ def _output(value: Any, storages: dict[int, int], groups: dict[int, int]) -> Any
     if isinstance(value, torch.Tensor):
         if value.is_nested:
             raise CaptureError(
-                f"{user_line()} makes a nested tensor of the strided layout (attention over a jagged one does so "
-                "on a CPU); capture cannot follow it. Capture for a GPU, or use padded tensors."
+                f"{user_line()} makes a nested tensor of the strided layout (attention over a jagged one "
+                "does so on a CPU); capture cannot follow it. Capture for a GPU, or use padded tensors."
             )
         storage = value.untyped_storage()
         layout = (value.dtype, value.shape, value.stride(), int(value.storage_offset()))

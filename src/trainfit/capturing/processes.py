@@ -1,7 +1,7 @@
 """Processes that a step starts, such as the workers of a `DataLoader`: ordinary Python, on real tensors.
 
 A forked process inherits everything that a capture has replaced; it is put back there before anything runs.
-What a process sends lies in memory that it shares with the step's: the host's, and not torch's own.
+What a process sends lies in memory that it shares with the step's: the host's, which counts on a CPU only.
 """
 
 from __future__ import annotations
@@ -63,6 +63,6 @@ def enter_shared(session: Session, storage: torch.UntypedStorage) -> None:
         tensor = tensor_over(storage, torch.uint8, (storage.nbytes(),), (1,), 0)
         before, ledger.on_host = ledger.on_host, True if session.device == "cuda" else None
         try:
-            ledger.register(tensor, OUTSIDE, known=known, counts=False)
+            ledger.register(tensor, OUTSIDE, known=known)
         finally:
             ledger.on_host = before
