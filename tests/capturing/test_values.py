@@ -647,3 +647,15 @@ def test_only_tests_that_hold_in_a_healthy_step_are_assumed_to_be_true() -> None
         assert _plausible(torch.bool, producer) is True
     for producer in ("aten.any.default", "mine.small.default", "mine.call.all", "aten.lt.Scalar"):
         assert _plausible(torch.bool, producer) is False
+
+
+def test_a_large_mask_in_floats_is_known_like_the_integers_that_it_is_made_of() -> None:
+    # GIVEN a mask with more elements than floats are otherwise computed for, as transformers makes it
+    def question() -> tuple[bool, int]:
+        padding = torch.arange(512) < 500
+        mask = padding[None, None, :].expand(1, 512, 512) & padding[None, :, None]
+        added = torch.where(mask, 0.0, torch.tensor(torch.finfo(torch.float32).min))
+        assert added.numel() == 1 << 18
+        return bool((added[:, 0] > 0).any()), int((added[0, 0] < 0).sum())
+
+    assert inside(question) == (False, 12)

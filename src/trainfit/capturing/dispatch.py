@@ -173,7 +173,7 @@ class CaptureMode(TorchDispatchMode):
             call.operator.runs_on_cpu
             and not call.unlike_cpu
             and self._inputs_known(call.operator, lives)
-            and self.small_outputs(call)
+            and self.small_outputs(call, tensors)
         ):
             if call.operator.mutated and self._would_change_outside(call.operator, args, kwargs):
                 return self._hollow(func, call, args, kwargs, tensors, lives)
@@ -351,15 +351,17 @@ class CaptureMode(TorchDispatchMode):
             return all(live.known for live in lives[1:])
         return all(live.known for live in lives)
 
-    def small_outputs(self, call: Call) -> bool:
+    def small_outputs(self, call: Call, inputs: list[torch.Tensor]) -> bool:
         """Whether the results of a call are worth knowing."""
-        return all(map(self._small, call.outputs))
+        sized = [tensor for tensor in inputs if tensor.dim()]
+        of_integers = bool(sized) and not any(tensor.is_floating_point() for tensor in sized)
+        return all(self._small(output, of_integers) for output in call.outputs)
 
-    def _small(self, output: Output | list[Output]) -> bool:
+    def _small(self, output: Output | list[Output], of_integers: bool) -> bool:
         if isinstance(output, list):
-            return all(map(self._small, output))
+            return all(self._small(item, of_integers) for item in output)
         return not isinstance(output, NewTensor) or self.values.worth_knowing(
-            output.dtype, output.size.numel()
+            output.dtype, output.size.numel(), of_integers=of_integers
         )
 
     # What Python code does to tensors without an operator call (see `patches.py`) --------------------------

@@ -232,7 +232,7 @@ def workspace_by_values(mode: CaptureMode, func: OpOverload, args: Arguments, kw
     lives = [mode.live(tensor) for tensor in tensors]
     call = mode.oracle.look_up(key) or mode.oracle.ask(func, key, args, kwargs)
     workspace = None
-    if all(live.known for live in lives) and mode.small_outputs(call):
+    if all(live.known for live in lives) and mode.small_outputs(call, tensors):
         with torch.utils._python_dispatch._disable_current_modes():
             workspace = run_for_workspace(func, args, kwargs)
     if workspace is None:

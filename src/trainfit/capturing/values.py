@@ -75,9 +75,12 @@ class Values:
         finally:
             self._building = False
 
-    def worth_knowing(self, dtype: torch.dtype, numel: int) -> bool:
-        """Whether a tensor is small enough to be computed for real."""
-        real = dtype.is_floating_point or dtype.is_complex
+    def worth_knowing(self, dtype: torch.dtype, numel: int, *, of_integers: bool = False) -> bool:
+        """Whether a tensor is small enough to be computed for real.
+
+        Floats that are made of integers alone (`of_integers`) are masks and positions, like integers.
+        """
+        real = (dtype.is_floating_point or dtype.is_complex) and not of_integers
         return numel <= (self._float_limit if real else self._integer_limit)
 
     def assume(self, text: str) -> None:
