@@ -12,38 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from trainfit import __version__
-from trainfit.cli_options import (
-    HELP,
-    AcUnit,
-    Batch,
-    Budget,
-    Costs,
-    DeviceArgument,
-    DeviceName,
-    Dtype,
-    Eager,
-    Force,
-    FsdpUnit,
-    GraphKind,
-    GraphOrTarget,
-    ImageSize,
-    JsonFile,
-    Optimizer,
-    OrderSeconds,
-    Output,
-    PlanFile,
-    PlanSeconds,
-    Points,
-    Refresh,
-    Runs,
-    SaveTrace,
-    Seq,
-    Set,
-    SolverName,
-    Target,
-    Task,
-    WorldSize,
-)
+from trainfit import cli_options as given
 from trainfit.cli_running import asked_for, default_device, present, step_options, user_errors, working
 
 if TYPE_CHECKING:
@@ -57,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
-    help=HELP,
+    help=given.HELP,
 )
 
 
@@ -73,19 +42,19 @@ def trainfit(
 
 @app.command()
 def estimate(
-    target: Target,
-    device: DeviceName = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    image_size: ImageSize = None,
-    dtype: Dtype = None,
-    optimizer: Optimizer = None,
-    set: Set = None,
-    task: Task = None,
-    costs: Costs = "roofline",
-    refresh: Refresh = False,
-    json: JsonFile = None,
-    save_trace: SaveTrace = None,
+    target: given.Target,
+    device: given.DeviceName = None,
+    batch: given.Batch = None,
+    seq: given.Seq = None,
+    image_size: given.ImageSize = None,
+    dtype: given.Dtype = None,
+    optimizer: given.Optimizer = None,
+    set: given.Set = None,
+    task: given.Task = None,
+    costs: given.Costs = "roofline",
+    refresh: given.Refresh = False,
+    json: given.JsonFile = None,
+    save_trace: given.SaveTrace = None,
 ) -> None:
     """Predict the peak memory and the time of a training step, what they consist of and where they go.
 
@@ -128,25 +97,25 @@ def estimate(
 
 @app.command()
 def plan(
-    target: Target,
-    budget: Budget = None,
-    device: DeviceName = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    image_size: ImageSize = None,
-    dtype: Dtype = None,
-    optimizer: Optimizer = None,
-    set: Set = None,
-    task: Task = None,
-    costs: Costs = "roofline",
-    refresh: Refresh = False,
-    seconds: PlanSeconds = 30.0,
-    solver: SolverName = "regions",
-    ac_unit: AcUnit = None,
-    fsdp_unit: FsdpUnit = None,
-    world_size: WorldSize = 1,
-    output: Output = None,
-    json: JsonFile = None,
+    target: given.Target,
+    budget: given.Budget = None,
+    device: given.DeviceName = None,
+    batch: given.Batch = None,
+    seq: given.Seq = None,
+    image_size: given.ImageSize = None,
+    dtype: given.Dtype = None,
+    optimizer: given.Optimizer = None,
+    set: given.Set = None,
+    task: given.Task = None,
+    costs: given.Costs = "roofline",
+    refresh: given.Refresh = False,
+    seconds: given.PlanSeconds = 30.0,
+    solver: given.SolverName = "regions",
+    ac_unit: given.AcUnit = None,
+    fsdp_unit: given.FsdpUnit = None,
+    world_size: given.WorldSize = 1,
+    output: given.Output = None,
+    json: given.JsonFile = None,
 ) -> None:
     """Find the fastest way to make a step fit: what to keep, and what to compute again in backward.
 
@@ -195,19 +164,19 @@ def plan(
 
 @app.command()
 def frontier(
-    target: Target,
-    device: DeviceName = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    image_size: ImageSize = None,
-    dtype: Dtype = None,
-    optimizer: Optimizer = None,
-    set: Set = None,
-    task: Task = None,
-    costs: Costs = "roofline",
-    refresh: Refresh = False,
-    points: Points = 16,
-    json: JsonFile = None,
+    target: given.Target,
+    device: given.DeviceName = None,
+    batch: given.Batch = None,
+    seq: given.Seq = None,
+    image_size: given.ImageSize = None,
+    dtype: given.Dtype = None,
+    optimizer: given.Optimizer = None,
+    set: given.Set = None,
+    task: given.Task = None,
+    costs: given.Costs = "roofline",
+    refresh: given.Refresh = False,
+    points: given.Points = 16,
+    json: given.JsonFile = None,
 ) -> None:
     """Show the least time of a step for every peak, from the smallest reachable to no plan at all.
 
@@ -238,20 +207,20 @@ def frontier(
 
 @app.command()
 def verify(
-    target: Target,
-    batch: Batch = None,
-    seq: Seq = None,
-    image_size: ImageSize = None,
-    dtype: Dtype = None,
-    optimizer: Optimizer = None,
-    set: Set = None,
-    task: Task = None,
-    plan: PlanFile = None,
-    costs: Costs = "measured",
-    force: Force = False,
-    eager: Eager = False,
-    runs: Runs = None,
-    json: JsonFile = None,
+    target: given.Target,
+    batch: given.Batch = None,
+    seq: given.Seq = None,
+    image_size: given.ImageSize = None,
+    dtype: given.Dtype = None,
+    optimizer: given.Optimizer = None,
+    set: given.Set = None,
+    task: given.Task = None,
+    plan: given.PlanFile = None,
+    costs: given.Costs = "measured",
+    force: given.Force = False,
+    eager: given.Eager = False,
+    runs: given.Runs = None,
+    json: given.JsonFile = None,
 ) -> None:
     """Run the real step on this machine and compare measured peak memory and time with the predicted ones.
 
@@ -294,17 +263,17 @@ def verify(
 
 @app.command()
 def order(
-    graph_or_target: GraphOrTarget,
-    graph: GraphKind = "joint",
-    batch: Batch = None,
-    seq: Seq = None,
-    image_size: ImageSize = None,
-    dtype: Dtype = None,
-    optimizer: Optimizer = None,
-    set: Set = None,
-    task: Task = None,
-    seconds: OrderSeconds = None,
-    json: JsonFile = None,
+    graph_or_target: given.GraphOrTarget,
+    graph: given.GraphKind = "joint",
+    batch: given.Batch = None,
+    seq: given.Seq = None,
+    image_size: given.ImageSize = None,
+    dtype: given.Dtype = None,
+    optimizer: given.Optimizer = None,
+    set: given.Set = None,
+    task: given.Task = None,
+    seconds: given.OrderSeconds = None,
+    json: given.JsonFile = None,
 ) -> None:
     """Lower the peak of a graph by running its nodes in another order, and say how good that order is.
 
@@ -334,7 +303,7 @@ def order(
 
 @app.command()
 def devices(
-    name: DeviceArgument = None,
+    name: given.DeviceArgument = None,
 ) -> None:
     """List the devices that --device knows, or everything known about one.
 
