@@ -68,7 +68,10 @@ def _plan(timeline: Timeline) -> Advice | None:
 
 
 def _kernels(timeline: Timeline) -> Advice | None:
-    """A foreach optimizer makes results of all parameters at once; a fused one makes none."""
+    """A foreach optimizer makes results of all parameters at once; a fused one makes none.
+
+    The fused kernel's own counts of steps, a block for each parameter, are not in the figure.
+    """
     trace = timeline.trace
     made = [storage for storage in trace.storages if _is_of_foreach(trace, storage)]
     alive = [storage for storage in made if storage.alive_at(timeline.peak_op)]
