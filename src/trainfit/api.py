@@ -44,6 +44,7 @@ def capture(
     device: str | Device = "cpu",
     options: StepOptions | None = None,
     task: str | None = None,
+    steps: int | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Capture one steady step of `target` for a device.
@@ -51,7 +52,12 @@ def capture(
     `target` is a name as on the command line, or the function that builds the `Step`. It and the step's `run`
     are executed a few times on tensors without memory. What they do besides computing (files, sockets,
     logging) happens, except that no tensors are written to disk and no older files are removed.
+
+    `steps` is how many runs of the step are looked at once it is steady; the one with the largest peak is
+    recorded. Without it there are as many as it takes: one, or more where something in Python changes from
+    run to run.
     """
+    _check_steps(steps)
     found = device if isinstance(device, Device) else find_device(device)
     resolved = _resolve(target, found, options, task)
     return capturing.capture(
@@ -59,8 +65,17 @@ def capture(
         device=found,
         target=resolved.name,
         settings=resolved.settings,
+        steps=steps,
         progress=progress,
     )
+
+
+_MOST_STEPS = 10_000
+
+
+def _check_steps(steps: int | None) -> None:
+    if steps is not None and (type(steps) is not int or not 1 <= steps <= _MOST_STEPS):
+        raise OptionError(f"--steps must be a whole number from 1 to {_MOST_STEPS:,}, got {steps!r}.")
 
 
 def price(
@@ -87,6 +102,7 @@ def estimate(
     device: str | Device = "cpu",
     options: StepOptions | None = None,
     task: str | None = None,
+    steps: int | None = None,
     costs: CostSource = "roofline",
     refresh: bool = False,
     progress: Progress | None = None,
@@ -99,7 +115,7 @@ def estimate(
     if isinstance(target, Trace):
         trace = target
     else:
-        trace = capture(target, device=found, options=options, task=task, progress=progress)
+        trace = capture(target, device=found, options=options, task=task, steps=steps, progress=progress)
     _refuse_other_kind(trace, found)
     captured = time.perf_counter()
     timeline = simulate(trace)
@@ -140,6 +156,7 @@ def plan(
     device: str | Device = "cpu",
     options: StepOptions | None = None,
     task: str | None = None,
+    steps: int | None = None,
     costs: CostSource = "roofline",
     seconds_limit: float = 30.0,
     solver: Solver = "regions",
@@ -162,6 +179,7 @@ def plan(
         device=device,
         options=options,
         task=task,
+        steps=steps,
         costs=costs,
         seconds_limit=seconds_limit,
         solver=solver,
@@ -181,6 +199,7 @@ def plan_step(
     device: str | Device = "cpu",
     options: StepOptions | None = None,
     task: str | None = None,
+    steps: int | None = None,
     costs: CostSource = "roofline",
     refresh: bool = False,
     seconds_limit: float = 30.0,
@@ -201,7 +220,7 @@ def plan_step(
     trace = (
         target
         if isinstance(target, Trace)
-        else capture(target, device=found, options=options, task=task, progress=progress)
+        else capture(target, device=found, options=options, task=task, steps=steps, progress=progress)
     )
     _refuse_other_kind(trace, found)
     captured = time.perf_counter()
@@ -246,6 +265,7 @@ def frontier(
     device: str | Device = "cpu",
     options: StepOptions | None = None,
     task: str | None = None,
+    steps: int | None = None,
     costs: CostSource = "roofline",
     refresh: bool = False,
     points: int = 16,
@@ -262,7 +282,7 @@ def frontier(
     trace = (
         target
         if isinstance(target, Trace)
-        else capture(target, device=found, options=options, task=task, progress=progress)
+        else capture(target, device=found, options=options, task=task, steps=steps, progress=progress)
     )
     _refuse_other_kind(trace, found)
     captured = time.perf_counter()
@@ -302,6 +322,7 @@ def verify(
     *,
     options: StepOptions | None = None,
     task: str | None = None,
+    steps: int | None = None,
     plan: Plan | str | None = None,
     costs: CostSource = "measured",
     force: bool = False,
@@ -318,6 +339,7 @@ def verify(
     if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
         raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")
     device = find_device("cuda" if _cuda_is_present() else "cpu")
+    _check_steps(steps)
     check_source(costs, device)
     if isinstance(plan, str):
         plan = load_plan(plan)
@@ -334,6 +356,7 @@ def verify(
         settings=resolved.settings,
         plan=plan,
         costs=costs,
+        steps=steps,
         force=force,
         eager=eager,
         timed_runs=runs or TIMED_RUNS,

@@ -67,6 +67,16 @@ Task = Annotated[
         help="What an hf: model is trained for, e.g. causal-lm. Default: what its config says.",
     ),
 ]
+StepsLookedAt = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        show_default=False,
+        help="How many runs of the step to look at once it is steady; the one with the largest peak is "
+        "reported. Default: one, and 12 where something in Python changes from run to run.",
+    ),
+]
 Costs = Annotated[
     str,
     typer.Option(

@@ -23,6 +23,7 @@ from trainfit.plans import Plan
 from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.step import Step
 from trainfit.timing.load import LoadMeter
+from trainfit.trace import USUAL_STEPS, Steps
 from trainfit.user_errors import data_ended
 
 TIMED_RUNS = 10
@@ -69,13 +70,15 @@ def measure_step(
     kind: str,
     plan: Plan | None = None,
     *,
+    steps: Steps = USUAL_STEPS,
     timed: int = TIMED_RUNS,
     eager: bool = False,
     meter: LoadMeter | None = None,
 ) -> Measurement:
     """Build the real step, with a plan or without, run it until it is steady, and measure it.
 
-    At most `timed` runs are timed. With `eager`, what the step compiles runs as its eager original.
+    `steps` says which run was captured: that one is measured. At most `timed` runs are timed. With `eager`,
+    what the step compiles runs as its eager original.
     """
     build = planned(build, plan)
     compiled: list[bool] = []
@@ -83,7 +86,7 @@ def measure_step(
     gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
     observe = _observe_cuda if kind == "cuda" else _observe_cpu
     with stance, seeded(), no_cycle_collection():
-        seen = observe(build)
+        seen = observe(build, steps)
         with (meter or LoadMeter()).watching() as watch:
             times, notes = _timed_runs(seen.step, timed)
     return Measurement(
@@ -108,10 +111,10 @@ class _Observed:
     seconds: float
 
 
-def _observe_cpu(build: Callable[[], Step]) -> _Observed:
+def _observe_cpu(build: Callable[[], Step], steps: Steps) -> _Observed:
     with profile_allocations() as log:
         step = build()
-        warm_ups = _warm_up(step)
+        warm_ups = _warm_up(step, steps)
         with log.range("step"):
             result = step.run()
     del result
@@ -119,10 +122,10 @@ def _observe_cpu(build: Callable[[], Step]) -> _Observed:
     return _Observed(step, warm_ups, usage.peak_bytes, usage.start_bytes, usage.seconds)
 
 
-def _observe_cuda(build: Callable[[], Step]) -> _Observed:
+def _observe_cuda(build: Callable[[], Step], steps: Steps) -> _Observed:
     outside = torch.cuda.memory_allocated()
     step = build()
-    warm_ups = _warm_up(step)
+    warm_ups = _warm_up(step, steps)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     persistent = torch.cuda.memory_allocated() - outside
@@ -133,10 +136,11 @@ def _observe_cuda(build: Callable[[], Step]) -> _Observed:
     return _Observed(step, warm_ups, peak, persistent, seconds[0])
 
 
-def _warm_up(step: Step) -> int:
-    """Run the step until every optimizer has stepped and nothing is compiled any more; return how often.
+def _warm_up(step: Step, steps: Steps) -> int:
+    """Run the step as often as before the run that was captured; return how often.
 
-    A gradient scaler may skip the first steps, and a compiler may compile again what it sees a second time.
+    And on until every optimizer has stepped, if they all had then, and nothing is compiled any more: a
+    gradient scaler may skip the first steps, and a compiler may compile again what it sees a second time.
     """
     stepped: set[int] = set()
 
@@ -144,13 +148,14 @@ def _warm_up(step: Step) -> int:
         stepped.update(_parameter_ids(optimizer))
 
     def is_steady() -> bool:
-        return all(_parameter_ids(optimizer) <= stepped for optimizer in step.optimizers)
+        own = (_parameter_ids(optimizer) for optimizer in step.optimizers)
+        return not steps.all_stepped or all(not parameters or parameters & stepped for parameters in own)
 
     # Known by their parameters: what the step has may be a wrapper around an optimizer, as in Accelerate.
     handle = register_optimizer_step_post_hook(after_step)
     runs, compiling = 0, True
     try:
-        while runs < _MOST_WARM_UPS and (compiling or not is_steady()):
+        while runs < steps.runs_before or (runs < _MOST_WARM_UPS and (compiling or not is_steady())):
             before = compilations()
             step.run()
             runs += 1

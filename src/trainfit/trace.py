@@ -213,6 +213,10 @@ class Steps:
         return sum(growth.bytes_per_step for growth in self.grows)
 
 
+USUAL_STEPS = Steps()
+"""One run to warm up, and the second is recorded."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """One steady-state step: ops, storages, modules, and who keeps what alive."""
@@ -245,7 +249,7 @@ class Trace:
     """What step it is: batch, dtype, optimizer, the model's size."""
     model: int = -1
     """The module that the step trains, `Step.model`; plans are made for it and what is inside."""
-    steps: Steps = Steps()
+    steps: Steps = USUAL_STEPS
     warnings: tuple[str, ...] = field(default=())
 
     def __repr__(self) -> str:

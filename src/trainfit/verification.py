@@ -115,6 +115,7 @@ def verify_step(
     settings: Settings = UNKNOWN_SETTINGS,
     plan: Plan | None = None,
     costs: CostSource = "measured",
+    steps: int | None = None,
     force: bool = False,
     eager: bool = False,
     timed_runs: int = TIMED_RUNS,
@@ -135,6 +136,7 @@ def verify_step(
         target=target,
         settings=settings,
         limits=THOROUGH,
+        steps=steps,
         progress=progress,
         guard=None if force else lambda needed: guard_memory(device, {"the real step": needed}),
     )
@@ -148,7 +150,13 @@ def verify_step(
     comparison = None
     try:
         measure = functools.partial(
-            measure_step, build, device.kind, timed=timed_runs, eager=eager, meter=meter
+            measure_step,
+            build,
+            device.kind,
+            steps=trace.steps,
+            timed=timed_runs,
+            eager=eager,
+            meter=meter,
         )
         measured = measure(plan)
         if plan is not None:

@@ -41,20 +41,23 @@ class Recorded:
 def recorded(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Recorded:
     """Capture a step as `capture` does, and keep the recorder's own figures."""
     gc.collect()
-    surroundings, oracle, trace = Surroundings(), MetadataOracle(device), None
+    surroundings, oracle, traces = Surroundings(), MetadataOracle(device), None
     try:
-        while trace is None:
+        while traces is None:
             recording = session.Session(device, oracle)
-            trace = session._attempt(build, recording, "recorded", limits, surroundings, lambda stage: None)
+            traces = session._attempt(
+                build, recording, "recorded", limits, surroundings, lambda stage: None, steps=1
+            )
     finally:
         surroundings.put_back()
-    return Recorded(trace, tuple(row.live_bytes for row in recording.recorder.rows))
+    return Recorded(traces[0], tuple(row.live_bytes for row in recording.recorder.rows))
 
 
 def predicted_and_measured(build: Build) -> tuple[Measurement, Measurement]:
     """Return what the capture predicts and what a real run does, as (peak, persistent) without seconds."""
-    timeline = simulate(captured(build, limits=THOROUGH))
-    real = measure_step(build, "cpu")
+    trace = captured(build, limits=THOROUGH)
+    timeline = simulate(trace)
+    real = measure_step(build, "cpu", steps=trace.steps)
     predicted = Measurement(timeline.peak_bytes, timeline.persistent_bytes, 0.0)
     return predicted, Measurement(real.peak_bytes, real.persistent_bytes, 0.0)
 

@@ -47,7 +47,7 @@ WAITS = {
     "nonzero": (lambda out: out.nonzero(), ["nonzero"]),
     "mask": (lambda out: out[out > 0], ["index"]),
     "masked_select": (lambda out: out.masked_select(out > 0), ["masked_select"]),
-    "assign by mask": (lambda out: out.clone().index_put_((out > 0,), out[0, :1].expand(6)), ["index_put_"]),
+    "assign by mask": (lambda out: out.clone().index_put_((out[:, 0] == out[:, 0],), out), ["index_put_"]),
     "cpu": (lambda out: out.cpu(), ["_to_copy"]),
     "to cpu": (lambda out: out.to("cpu"), ["_to_copy"]),
     "to cpu and dtype": (lambda out: out.to("cpu", torch.float64), ["_to_copy"]),

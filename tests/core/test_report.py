@@ -215,7 +215,7 @@ def test_the_estimate_says_what_where_and_how() -> None:
     assert "parameter 100.00 MiB 33.3%" in flowing
     assert "gradient" not in text  # there is none at the peak
     assert "h Linear 180.00 MiB 60.00 MiB 120.00 MiB" in flowing
-    assert "1,234 ops, captured for cuda in 1.50 s, torch 2.13.0" in flowing
+    assert "1,234 ops, captured for cuda in 1.50 s (run 2 of 2), torch 2.13.0" in flowing
 
 
 def test_warnings_are_shown_once_each_and_not_without_end() -> None:

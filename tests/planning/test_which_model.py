@@ -22,7 +22,7 @@ def network(width: int, depth: int) -> nn.Sequential:
 class Student(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = network(64, 4)
+        self.blocks = network(64, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.blocks(x)

@@ -177,7 +177,7 @@ def test_an_error_while_the_step_is_timed_is_an_error() -> None:
         return step_of(model, call)
 
     with pytest.raises(UserCodeError, match="the real step raised ValueError: the fifth batch is bad"):
-        verified(build)
+        verified(build, steps=1)
 
 
 # Compiled -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import torch
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call
 from trainfit.capturing.parts import strided_parts
+from trainfit.capturing.values import user_line
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -63,6 +64,7 @@ class Row:
     live_bytes: int
     host_waits: bool = False
     reads_value: bool = False
+    line: str = ""
 
 
 NO_NODE = NodeInfo(-1, -1, -1)
@@ -86,11 +88,14 @@ class Recorder:
         self.creating_graph = False
         self.node_start = 0
         self.number = 0
+        self.notes_lines = False
+        """Whether the user's line is noted for everything that is made; it takes a while to find."""
         self.restart()
 
     def restart(self) -> None:
         """Drop what was recorded and begin a new recording at time 0."""
         self.ledger.restart_clock()
+        self.start_bytes = self.ledger.live_bytes
         self.number += 1
         self.rows: list[Row] = []
         self.calls: list[ModuleCall] = []
@@ -142,6 +147,8 @@ class Recorder:
                 ledger.live_bytes,
             )
         )
+        if self.notes_lines and creates:
+            self.rows[-1].line = user_line()
         ledger.clock = number + 1
 
     def host_waits(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainfit.capturing import patches
-from trainfit.capturing.assemble import assemble, known_categories, signature_of
+from trainfit.capturing.assemble import known_categories, signature_of
 from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.composites import ordinary_paths
@@ -29,12 +29,14 @@ from trainfit.capturing.retarget import retargeted_to
 from trainfit.capturing.retarget.device import LooksLikeCuda
 from trainfit.capturing.retarget.gpu import ANY_GPU, Gpu
 from trainfit.capturing.retarget.libraries import libraries_on
+from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values
 from trainfit.devices import Device
 from trainfit.errors import CaptureError, StepError
 from trainfit.profiler import no_cycle_collection
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
+from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Trace
 from trainfit.user_errors import raise_as_user_error
@@ -150,8 +152,8 @@ class Session:
 
     def record_step(self, step: Step) -> Any:
         """Record one run of the step; what it returns is the caller's to keep until the end."""
-        gc.collect()
         self.recorder.restart()
+        self.values.answers = []
         self.recorder.parameter_module = self.modules.owners()
         self.categories_at_start = known_categories(self, step)
         return step.run()
@@ -164,14 +166,16 @@ def capture(
     target: str = "step",
     settings: Settings = UNKNOWN_SETTINGS,
     limits: Limits = QUICK,
+    steps: int | None = None,
     progress: Progress | None = None,
     guard: Guard | None = None,
 ) -> Trace:
-    """Build the step on hollow tensors, run it until it is steady, and return the trace of one more run.
+    """Build the step on hollow tensors, run it until it is steady, and return the trace of the worst run.
 
     `device` is what the step is captured for: a device, whose architecture decides about kernels and which
     `torch.cuda` answers for, or only its kind. `settings` is what the target says about its step; the rest is
-    read off it.
+    read off it. `steps` is how many runs are looked at when it is steady; without it, as many as
+    it takes where runs may differ (`steps.py`).
 
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use;
     `guard` may refuse that, for a step that is too large anyway.
@@ -186,34 +190,49 @@ def capture(
             for _ in range(_MOST_CORRECTIONS):
                 session = Session(device, oracle, know_everything=know_everything, settings=settings)
                 session.before_operators = guard or session.before_operators
-                trace = _attempt(build, session, target, limits, surroundings, report)
-                if trace is None:
+                traces = _attempt(build, session, target, limits, surroundings, report, steps)
+                if traces is None:
                     continue
-                if (
-                    not session.values.kernel_lacked_values
-                    or know_everything
-                    or not affordable(trace, limits)
-                ):
+                lacked = session.values.kernel_lacked_values or session.values.optimizer_lacked_values
+                if not lacked or know_everything or not affordable(traces[0], limits):
                     break
-                # Some kernel's workspace depends on values, and a step as small as this has them soon.
+                # Memory depends on values, and a step as small as this has them soon.
                 know_everything = True
-            assert trace is not None, "the layouts of results do not settle"
+            assert traces is not None, "the layouts of results do not settle"
         finally:
             surroundings.put_back()
-        trace = with_measured_workspaces(trace, limits) if kind == "cpu" else with_gpu_workspaces(trace)
-        trace = counted(trace)
+        finish = functools.partial(with_measured_workspaces, limits=limits)
+        finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace) for trace in traces]
+        # Workspaces may make another run the worst than the bytes of its tensors alone.
+        trace = counted(max(finished, key=_badness) if len(finished) > 1 else finished[0])
     trace.check()
     _refuse_nothing_counted(trace)
     return trace
 
 
-def _attempt(
-    build: Build, session: Session, target: str, limits: Limits, surroundings: Surroundings, report: Progress
-) -> Trace | None:
-    """Build, run and record the step. None if running its operators alone shows that some lie differently:
+def _badness(trace: Trace) -> tuple[int, int]:
+    """What the runs of a step are compared by: the peak, and, of runs with the same, what they do."""
+    return simulate(trace).peak_bytes, len(trace.ops)
 
-    what follows them may come out differently too, and has to be done again from the start.
+
+def _attempt(
+    build: Build,
+    session: Session,
+    target: str,
+    limits: Limits,
+    surroundings: Surroundings,
+    report: Progress,
+    steps: int | None = None,
+) -> list[Trace] | None:
+    """Build the step, run it, and return the traces of its worst runs, one for each course; largest first.
+
+    None if running its operators alone shows that some lie differently: what follows them may come out
+    differently too, and has to be done again from the start.
     """
+
+    def settled() -> bool:
+        return session.device != "cpu" or not session.correct_outputs(limits)
+
     session.disk.begin = surroundings.file_time
     with seeded(), session.active():
         report("building the model")
@@ -221,20 +240,18 @@ def _attempt(
             step = _user_code(session, build, "building the step")
         _refuse_unusable(step, surroundings)
         session.modules.begin_with(step.model)
+        runs = Runs(session, step, target, lambda run: _user_code(session, run, "the step"), settled)
         report("first step")
-        _user_code(session, step.run, "the step")
-        _refuse_without_backward(session)
-        if session.device == "cpu" and session.correct_outputs(limits):
+        runs.warm_up(steps)
+        _refuse_without_backward(runs)
+        if not settled():
             return None
         report("recording")
-        result = _user_code(session, lambda: session.record_step(step), "the step")
-        if session.device == "cpu":
-            report("measuring workspaces")
-            if session.correct_outputs(limits):
-                return None
-        trace = assemble(session, step, target, session.device)
-        del result
-    return trace
+        try:
+            runs.look(steps)
+        except NotSettled:
+            return None
+        return runs.traces()
 
 
 _lock = threading.RLock()
@@ -302,8 +319,8 @@ def _refuse_nothing_counted(trace: Trace) -> None:
     raise StepError("the step allocates nothing on the CPU, so there is no memory to predict.")
 
 
-def _refuse_without_backward(session: Session) -> None:
-    if not session.recorder.backward_seen:
+def _refuse_without_backward(runs: Runs) -> None:
+    if not runs.backward_seen:
         raise StepError(
             "the step runs no backward: run() must call loss.backward() (or torch.autograd.grad)."
         )

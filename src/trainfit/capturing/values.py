@@ -61,6 +61,8 @@ class Values:
         self.assumptions: dict[Assumption, None] = {}
         self.kernel_lacked_values = False
         """Whether some kernel's workspace depends on values that were not known."""
+        self.optimizer_lacked_values = False
+        """Whether what an optimizer keeps does."""
         self._asked: dict[str, int] = {}
         self.answers: list[object] = []
         """What the step has read of known values, as far as it may decide by it."""

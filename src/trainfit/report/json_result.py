@@ -14,7 +14,7 @@ from trainfit.errors import OptionError
 from trainfit.plans import DECISIONS, Plan, Region
 from trainfit.settings import settings_json
 from trainfit.store import write_whole
-from trainfit.trace import Trace
+from trainfit.trace import Steps, Trace
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
@@ -195,6 +195,23 @@ def write_json(result: dict[str, Any], path: str) -> None:
         write_whole(Path(path), text.encode())
 
 
+def _steps(steps: Steps) -> dict[str, Any]:
+    """Return which run of the step was recorded, and what was seen of the others."""
+    counted = steps.peaks[steps.first - 1 :]
+    return {
+        "looked_at": steps.looked_at,
+        "recorded": steps.recorded,
+        "first": steps.first,
+        "differ": steps.differ,
+        "smallest_peak_bytes": min(counted, default=None),
+        "largest_peak_bytes": max(counted, default=None),
+        "changing": list(steps.changing),
+        "complete": steps.complete,
+        "leak_bytes_per_step": steps.growth_bytes,
+        "leaks": [dataclasses.asdict(growth) for growth in steps.grows],
+    }
+
+
 def _common(target: str, device: Device, trace: Trace, seconds: dict[str, float]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
@@ -205,5 +222,6 @@ def _common(target: str, device: Device, trace: Trace, seconds: dict[str, float]
         "seconds": dict(seconds),
         "ops": len(trace.ops),
         "settings": settings_json(trace.settings),
+        "steps": _steps(trace.steps),
         "warnings": list(trace.warnings),
     }

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainfit.settings import describe
-from trainfit.trace import Trace
+from trainfit.trace import Steps, Trace
 from trainfit.units import format_bytes
 
 _LEAST_WIDTH = 40
@@ -82,9 +82,24 @@ def margin_words(margin_bytes: int) -> str:
 
 
 def settings_lines(trace: Trace) -> list[Text]:
-    """Say in one line what the step is."""
+    """Say in one line what the step is, and in another which run of it where runs differ."""
     line = describe(trace.settings)
-    return [safe(line, "dim")] if line else []
+    return [*([safe(line, "dim")] if line else []), *_steps(trace.steps)]
+
+
+def _steps(steps: Steps) -> list[Text]:
+    if not steps.differ:
+        return []
+    counted = steps.peaks[steps.first - 1 :]
+    smallest, largest = format_bytes(min(counted)), format_bytes(max(counted))
+    return [
+        Text()
+        .append("Steps differ: ", "yellow")
+        .append(
+            f"of runs {steps.first} to {steps.looked_at}, with peaks from {smallest} to {largest} without "
+            f"workspaces, this is run {steps.recorded}, the one that needs most.",
+        )
+    ]
 
 
 def warning_lines(warnings: Sequence[str]) -> list[RenderableType]:

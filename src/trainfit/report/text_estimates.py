@@ -160,8 +160,10 @@ def _operators(time: StepTime) -> NumberTable:
 
 
 def _estimate_footer(estimate: Estimate) -> Text:
+    steps = estimate.trace.steps
     return Text(
         f"{format_count(len(estimate.trace.ops))} ops, captured for {estimate.trace.device} in "
-        f"{format_seconds(estimate.seconds['capture'])}, torch {estimate.trace.torch}",
+        f"{format_seconds(estimate.seconds['capture'])} (run {steps.recorded} of {steps.looked_at}), "
+        f"torch {estimate.trace.torch}",
         "dim",
     )

@@ -1,0 +1,58 @@
+"""What a run of the step leaves behind, and who holds what more and more of it is left of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainfit.capturing.ledger import LiveStorage
+from trainfit.trace import Growth
+
+if TYPE_CHECKING:
+    from trainfit.capturing.session import Session
+
+
+class Leftover(NamedTuple):
+    """A storage that is still there when the run that made it has ended."""
+
+    live: LiveStorage
+    producer: str
+    module: str
+    line: str
+    category: str
+
+
+class Leftovers(list[Leftover]):
+    """What one run has left."""
+
+    def __init__(self, session: Session) -> None:
+        """Look at what the run that has just ended made."""
+        super().__init__()
+        rows = session.recorder.rows
+        for live in session.ledger.created:
+            if live.producer_op < 0 or live.end is not None or not live.nbytes:
+                continue
+            row = rows[live.producer_op]
+            category = "gradient" if live.gradient_since is not None else "activation"
+            module = session.modules.name(row.module)
+            self.append(Leftover(live, live.producer, module, row.line, category))
+
+
+def growth_of(runs: Sequence[Leftovers]) -> tuple[Growth, ...]:
+    """Return what the later half of the runs left that is still there, by where it was made; largest first.
+
+    What the last run left may still be replaced by the next one.
+    """
+    looked_at = runs[len(runs) // 2 : -1]
+    found: dict[tuple[str, ...], int] = {}
+    for leftovers in looked_at:
+        for live, producer, module, line, category in leftovers:
+            if live.end is None:
+                holder = "autograd" if any(hold.end is None for hold in live.saved) else "program"
+                key = (category, producer, module, line, holder)
+                found[key] = found.get(key, 0) + live.nbytes
+    grows = [
+        Growth(round(size / len(looked_at)), category, producer, module, line, holder)
+        for (category, producer, module, line, holder), size in found.items()
+    ]
+    return tuple(sorted((g for g in grows if g.bytes_per_step), key=lambda growth: -growth.bytes_per_step))

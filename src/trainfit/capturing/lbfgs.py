@@ -1,0 +1,39 @@
+"""LBFGS: how much it does in a step, and how much it keeps, depends on values.
+
+It stops when it converges, and remembers only steps along which the gradient changed enough. A step that is
+small enough to be run is captured with all values; of others, what the memory of steps may grow to is stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from trainfit.units import format_bytes
+
+_HISTORY = ("old_dirs", "old_stps")
+
+
+def decides_by_values(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer looks at values to decide what it does and keeps."""
+    return any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers)
+
+
+def history_warnings(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[str, ...]:
+    """Say what a history that is not full yet may still take."""
+    found = []
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.LBFGS):
+            continue
+        (group,) = optimizer.param_groups
+        state = optimizer.state[group["params"][0]]
+        kept = len(state.get(_HISTORY[0]) or ())
+        pair = len(_HISTORY) * sum(p.numel() * p.element_size() for p in group["params"])
+        missing = group["history_size"] - kept
+        if missing > 0:
+            found.append(
+                f"LBFGS remembers up to {group['history_size']} steps; {kept} were there when the step was "
+                f"recorded. The others may take {format_bytes(missing * pair)}, which is not counted."
+            )
+    return tuple(found)

@@ -1,0 +1,249 @@
+"""Runs the step again and again: until it is warm, and on as long as runs may differ; keeps the worst.
+
+The first runs are not like the others: optimizers make their state, caches fill. The runs that count begin
+when every optimizer has stepped. If such a run ends with the bytes that it began with, and nothing in Python
+that it could decide by has changed, all later runs are like it. Otherwise more runs are looked at.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trainfit.capturing.assemble import assemble
+from trainfit.capturing.growth import Leftovers, growth_of
+from trainfit.capturing.lbfgs import decides_by_values, history_warnings
+from trainfit.capturing.python_state import PythonState
+from trainfit.errors import UserCodeError
+from trainfit.step import Step
+from trainfit.trace import Steps, Trace
+from trainfit.units import format_bytes
+from trainfit.user_errors import data_ended
+
+if TYPE_CHECKING:
+    from trainfit.capturing.session import Session
+
+_MOST_WARM_UPS = 20
+_USUAL_RUNS = 12
+"""How many runs are looked at where they may differ."""
+_MOST_RUNS = 36
+"""How many, while memory still grows."""
+_LOOKING_SECONDS = 5.0
+"""Of this thread's time, for more runs than one, if nobody says how many it should be."""
+_MOST_KEPT = 3
+_MOST_NAMES = 3
+_SETTLED_RUNS = 3
+"""Memory that has been the same for so many runs has stopped growing."""
+
+Call = Callable[[Callable[[], Any]], Any]
+"""Runs a function of the user's, and raises its errors as the user's."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run whose trace is kept."""
+
+    number: int
+    course: int
+    peak_bytes: int
+    trace: Trace
+
+
+class NotSettled(Exception):
+    """Operators turned out to lie differently in memory: what follows them has to be done again."""
+
+
+class Runs:
+    """All runs of one step in a capture."""
+
+    def __init__(
+        self, session: Session, step: Step, target: str, call: Call, settled: Callable[[], bool]
+    ) -> None:
+        """`settled` says, after a run that may be kept, whether what was recorded is true."""
+        self._session = session
+        self._step = step
+        self._target = target
+        self._call = call
+        self._settled = settled
+        self._peaks: list[int] = []
+        self._kept: list[Kept] = []
+        self._courses: set[int] = set()
+        self._levels: list[int] = []
+        """Bytes alive between runs, from the beginning of the first run that counts."""
+        self._leftovers: list[Leftovers] = []
+        self._first = 0
+        self._changing: tuple[str, ...] = ()
+        self._complete = self._all_had_stepped = True
+        self.backward_seen = False
+
+    def warm_up(self, wanted: int | None) -> None:
+        """Run the step until every optimizer has stepped."""
+        begin = time.thread_time()
+        most = max(_MOST_WARM_UPS, wanted or 0)
+        while len(self._peaks) < most:
+            self._run(keep=False)
+            in_time = wanted is not None or time.thread_time() - begin < _LOOKING_SECONDS
+            if self._all_stepped() or not in_time:
+                return
+            gc.collect()
+
+    def look(self, wanted: int | None) -> None:
+        """Look at the runs that count: as many as wanted, or as it takes."""
+        self._first = len(self._peaks) + 1
+        values = self._session.values
+        values.optimizer_lacked_values = bool(values.assumptions) and decides_by_values(self._step.optimizers)
+        self._all_had_stepped = self._all_stepped()
+        gc.collect()
+        before = PythonState(self._step)
+        answers = self._session.values.answers
+        self._levels.append(self._level())
+        self._run(keep=True)
+        self._levels.append(self._level())
+        self._changing = before.changes_to(PythonState(self._step))
+        if answers != self._session.values.answers:
+            self._changing += ("values that the step reads from tensors",)
+        del before
+        begin = time.thread_time()
+        while self._wants_more(wanted):
+            if wanted is None and time.thread_time() - begin > _LOOKING_SECONDS:
+                self._complete = False
+                break
+            self._session.recorder.notes_lines = self._levels[-1] > self._levels[0]
+            try:
+                self._run(keep=True)
+            except UserCodeError as error:
+                if error.__cause__ is None or not data_ended(error.__cause__):
+                    raise
+                # The data has come to its end, as it would in a real run.
+                self._complete = False
+                break
+            self._levels.append(self._level())
+        self._session.recorder.notes_lines = False
+
+    def traces(self) -> list[Trace]:
+        """Return the traces of the runs with the largest peaks, one for each course; largest first."""
+        growing = growth_of(self._leftovers) if self._grows() else ()
+        found = []
+        for kept in sorted(self._kept, key=lambda kept: -kept.peak_bytes):
+            steps = Steps(
+                recorded=kept.number,
+                first=self._first,
+                peaks=tuple(self._peaks),
+                kinds=len(self._courses),
+                changing=self._changing,
+                complete=self._complete,
+                all_stepped=self._all_had_stepped,
+                grows=growing,
+            )
+            trace = replace(kept.trace, steps=steps)
+            found.append(replace(trace, warnings=trace.warnings + warnings_of(steps)))
+        return found
+
+    def _run(self, *, keep: bool) -> None:
+        session = self._session
+        result = self._call(lambda: session.record_step(self._step))
+        rows = session.recorder.rows
+        self.backward_seen = self.backward_seen or session.recorder.backward_seen
+        begin = session.recorder.start_bytes
+        peak = max((row.live_bytes for row in rows), default=begin)
+        self._peaks.append(peak)
+        if not keep:
+            return
+        course = hash(
+            tuple([(row.call.operator.name, row.module, row.phase, row.live_bytes - begin) for row in rows])
+        )
+        self._courses.add(course)
+        worse = [kept for kept in self._kept if kept.course == course and kept.peak_bytes < peak]
+        if worse or all(kept.course != course for kept in self._kept):
+            if not self._settled():
+                raise NotSettled
+            trace = assemble(session, self._step, self._target, session.device)
+            trace = replace(trace, warnings=trace.warnings + history_warnings(self._step.optimizers))
+            kept = Kept(len(self._peaks), course, peak, trace)
+            others = [other for other in self._kept if other not in worse]
+            self._kept = sorted([*others, kept], key=lambda kept: -kept.peak_bytes)[:_MOST_KEPT]
+        del result
+        self._leftovers.append(Leftovers(session))
+
+    def _level(self) -> int:
+        """Return the bytes alive between two runs, without what only a cycle of references holds."""
+        ledger = self._session.ledger
+        if self._levels and ledger.live_bytes != self._levels[-1]:
+            gc.collect()
+        return ledger.live_bytes
+
+    def _all_stepped(self) -> bool:
+        stepped = self._session.stepped
+        parameters = [
+            {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            for optimizer in self._step.optimizers
+        ]
+        return all(not own or own & stepped for own in parameters)
+
+    def _wants_more(self, wanted: int | None) -> bool:
+        looked = len(self._peaks) - self._first + 1
+        if wanted is not None:
+            return looked < wanted
+        if looked >= _MOST_RUNS:
+            return False
+        varies = bool(self._changing) or len(self._courses) > 1 or self._levels[1] != self._levels[0]
+        return varies and (looked < _USUAL_RUNS or self._grows())
+
+    def _grows(self) -> bool:
+        """Whether memory between runs still grows: its lowest level, so that a period does not count."""
+        levels = self._levels
+        half = len(levels) // 2
+        if half == 0 or len(set(levels[-_SETTLED_RUNS:])) == 1 < len(levels[-_SETTLED_RUNS:]):
+            return False
+        return min(levels[-half:]) > min(levels[-2 * half : -half])
+
+
+def warnings_of(steps: Steps) -> tuple[str, ...]:
+    """Say what is to be known about runs that differ, grow, or were not all looked at."""
+    found: list[str] = []
+    if not steps.all_stepped:
+        found.append(
+            f"an optimizer has not stepped in the first {steps.first - 1} runs of the step: the state that "
+            "it makes then is not counted. --steps looks at more runs."
+        )
+    if not steps.complete:
+        names = f"; {_listed(steps.changing)} changes from run to run" if steps.changing else ""
+        found.append(
+            f"only {steps.looked_at} runs of the step were looked at{names}: a later one may need more. "
+            "--steps says how many to look at."
+        )
+    early = max(steps.peaks[: steps.first - 1], default=0)
+    if early > steps.peaks[steps.recorded - 1]:
+        number = steps.peaks.index(early) + 1
+        found.append(
+            f"run {number} of the step, before it is steady, has a peak of {format_bytes(early)}: "
+            f"{format_bytes(early - steps.peaks[steps.recorded - 1])} more than the run that is reported."
+        )
+    if steps.grows:
+        found.append(_growth_warning(steps))
+    return tuple(found)
+
+
+def _growth_warning(steps: Steps) -> str:
+    parts = []
+    for growth in steps.grows[:_MOST_NAMES]:
+        where = f" in {growth.module}" if growth.module else ""
+        line = f" ({growth.line})" if growth.line else ""
+        parts.append(
+            f"{format_bytes(growth.bytes_per_step)} of {growth.producer}{where}{line}, held by "
+            f"{'autograd, for a result that Python holds' if growth.holder == 'autograd' else 'Python'}"
+        )
+    more = f" and {len(steps.grows) - _MOST_NAMES} more" if len(steps.grows) > _MOST_NAMES else ""
+    names = f" In Python {_listed(steps.changing)} changes." if steps.changing else ""
+    return (
+        f"memory grows by {format_bytes(steps.growth_bytes)} with every run of the step, and still did after "
+        f"{steps.looked_at} runs: {'; '.join(parts)}{more}.{names}"
+    )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(f"`{name}`" if " " not in name else name for name in names[:_MOST_NAMES]) + more
