@@ -261,15 +261,24 @@ def test_the_counter_of_a_batch_norm_is_on_the_gpu_but_a_plain_scalar_is_not() -
 
 
 def test_what_stays_on_the_host_takes_no_gpu_memory() -> None:
-    # GIVEN a model that is explicitly on the host, too large for its values to be known
-    def build() -> Step:
-        layers = [nn.Linear(300, 300, device="cpu"), nn.Tanh(), nn.Linear(300, 300, device="cpu")]
-        return Step.of(nn.Sequential(*layers), torch.randn(8, 300, device="cpu"), loss=torch.sum)
+    # GIVEN a model that is explicitly on the host, too large for its values to be known, but for one factor
+    class Mostly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [nn.Linear(300, 300, device="cpu"), nn.Tanh(), nn.Linear(300, 300, device="cpu")]
+            self.on_host = nn.Sequential(*layers)
+            self.factor = nn.Parameter(torch.ones(1, device="cuda"))
 
-    # THEN it is captured, backward included, and nothing of it is on the GPU
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.on_host(inputs).sum().cuda() * self.factor
+
+    def build() -> Step:
+        return Step.of(Mostly(), torch.randn(8, 300, device="cpu"), loss=torch.sum)
+
+    # THEN it is captured, backward included, and only the factor is on the GPU: one block of its allocator
     trace = captured(build, "cuda")
     assert only_op(trace, "tanh_backward")
-    assert bytes_of(trace, "parameter") == bytes_of(trace, "gradient") == bytes_of(trace, "activation") == 0
+    assert bytes_of(trace, "parameter") == bytes_of(trace, "gradient") == 512
 
 
 def test_inside_vmap_a_tensor_is_where_the_one_outside_is() -> None:
