@@ -89,6 +89,37 @@ def test_only_what_computes_and_nothing_else() -> None:
     assert {"Parts", "Parts.normalises", "Parts.counts"} <= set(regions)
 
 
+class Reads(nn.Module):
+    """Looks at a value, which decides nothing this time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x).tanh()
+        return y * 2 if y.isnan().any() else y
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_what_reads_values_is_priced_as_followed(device: str) -> None:
+    def build() -> Step:
+        model = nn.Sequential(Reads(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+        return Step.of(model, (torch.randn(4, 8),), loss=torch.sum, optimizer=None)
+
+    trace = trainfit.capture(build, device=device)
+    regions = regions_of(trace)
+    assert not can_be_whole(trace, regions["Sequential.0"])
+    assert can_be_whole(trace, regions["Sequential.0.linear"]) and can_be_whole(
+        trace, regions["Sequential.1"]
+    )
+    region = regions["Sequential.0"]
+    effect = effect_of(trace, region, everything_again(region))
+    assert not effect.whole
+    # Values are read once, and not again when the region is computed again.
+    assert not any(trace.ops[op].reads_value for op in effect.segment)
+
+
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     return trainfit.capture("gpt2-tiny", device="h100")
