@@ -138,9 +138,18 @@ class LooksLikeCuda(TorchFunctionMode):
             moved = self._call(func, (tensor, *places), kwargs, to_host)
         if moved is tensor and self._on_host(tensor) != to_host:
             moved = self._call(torch.ops.aten._to_copy.default, (tensor,), {}, to_host)
-        if moved is not tensor and self._on_host(tensor) != to_host and not _non_blocking(places, kwargs):
-            self._mode.recorder.host_waits()
+        if moved is not tensor and self._on_host(tensor) != to_host:
+            if not _non_blocking(places, kwargs):
+                self._mode.recorder.host_waits()
+            if moved.grad_fn is not None:
+                moved.grad_fn.register_hook(lambda inputs, outputs: self._moved_back(inputs, not to_host))
         return moved
+
+    def _moved_back(self, gradients: tuple[Any, ...], on_host: bool) -> tuple[Any, ...]:
+        """Move gradients to where a tensor came from: autograd sees no device to move them to."""
+        copy = torch.ops.aten._to_copy.default
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return tuple(g if g is None else self._call(copy, (g,), {}, on_host) for g in gradients)
 
     def _on_host(self, tensor: torch.Tensor) -> bool:
         with torch._C.DisableTorchFunction():
