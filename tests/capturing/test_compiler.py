@@ -68,7 +68,10 @@ def prepare(model):
     torch._dynamo.config.recompile_limit = 9
     return torch.compile(model, backend=backend)
 
-trace = trainfit.capture(build_with(prepare))
+trace = trainfit.capture(build_with(prepare), device="h100")
+rules = torch._dynamo.trace_rules.get_torch_obj_rule_map()
+ours = [name for name in map(repr, rules) if "trainfit" in name]
+assert torch.cuda.is_available in rules and not ours, "it knows torch's functions, not our stand-ins"
 assert not graphs, "nothing is compiled during a capture"
 assert torch._dynamo.config.recompile_limit == 9
 assert torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(1)).item() == 1.0

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from trainfit.capturing.compiled import noticed
+from trainfit.capturing.replacing import originals
 
 _NAME = "torch._dynamo"
 _DISABLED = "__dynamo_disable"
@@ -83,12 +84,15 @@ class _StandIn(ModuleType):
 
     def real(self) -> ModuleType:
         """Load the compiler and step aside; what it compiles during the capture runs eagerly."""
-        if sys.modules.get(_NAME) is self:
-            self.withdraw()
+        if sys.modules.get(_NAME) is not self:
+            return importlib.import_module(_NAME)
+        self.withdraw()
+        with originals(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             compiler = importlib.import_module(_NAME)
-            _run_eagerly(self._stack, lambda: self.note())
-            return compiler
-        return importlib.import_module(_NAME)
+            # It keeps a table of torch's functions, which it makes when it is first asked.
+            compiler.trace_rules.get_torch_obj_rule_map()
+        _run_eagerly(self._stack, lambda: self.note())
+        return compiler
 
     def withdraw(self) -> None:
         """Leave everything as it was before; whoever still holds the stand-in reaches the real one."""
