@@ -192,6 +192,15 @@ def test_a_bad_step_is_one_message(case: str) -> None:
         (["plan", "gpt2-tiny", "--budget", "120%"], "is more than the whole device"),
         (["plan", "gpt2-tiny", "-o", "no/such/plan.json"], "--output no/such/plan.json"),
         (["frontier", "gpt2-tiny", "--points", "0"], "--points must be from 1"),
+        # Names that no file can have, and users that are not there.
+        (["estimate", "x" * 300], "there is no built-in model"),
+        (["estimate", "x" * 300 + ".py:build"], "there is no file"),
+        (["estimate", "hf:" + "x" * 300], "there is no file or folder"),
+        (["estimate", "~no-such-user/step.py:build"], "there is no file"),
+        (["estimate", "hf:~no-such-user/config.json"], "there is no file or folder"),
+        (["estimate", "gpt2-tiny", "--device", "~no-such-user/x.json"], "cannot be read"),
+        (["estimate", "gpt2-tiny", "--json", "x" * 300], "File name too long"),
+        (["plan", "gpt2-tiny", "-o", "x" * 300], "File name too long"),
     ],
 )
 def test_a_mistake_in_the_arguments_is_one_message(arguments: list[str], message: str) -> None:

@@ -34,13 +34,13 @@ def checked_fields(entry: Any, place: str, allowed: Sequence[str]) -> dict[str, 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or (what.endswith("'name'") and not value.strip()):
-        raise DeviceError(f"{what} must be a text, got {value!r}.")
+        raise DeviceError(f"{what} must be a text, got {value!r:.80}.")
     return value
 
 
 def _kind(value: Any, what: str) -> str:
     if value not in get_args(Kind):
-        raise DeviceError(f"{what} must be one of {', '.join(get_args(Kind))}, got {value!r}.")
+        raise DeviceError(f"{what} must be one of {', '.join(get_args(Kind))}, got {value!r:.80}.")
     return str(value)
 
 
@@ -55,7 +55,7 @@ def _size(value: Any, what: str) -> int:
 
 def _whole(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
-        raise DeviceError(f"{what} must be a whole number above zero, got {value!r}.")
+        raise DeviceError(f"{what} must be a whole number above zero, got {value!r:.80}.")
     return value
 
 
@@ -63,25 +63,25 @@ def _rate(value: Any, what: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # NaN fails both comparisons; no device does 10^30 of anything in a second.
     if not is_number or not 0 < value < 1e30:
-        raise DeviceError(f"{what} must be a number above zero, got {value!r}.")
+        raise DeviceError(f"{what} must be a number above zero, got {value!r:.80}.")
     return float(value)
 
 
 def _share(value: Any, what: str) -> float:
     if _rate(value, what) > _LARGEST_SHARE:
-        raise DeviceError(f"{what} is a share of the peak, at most {_LARGEST_SHARE}, got {value!r}.")
+        raise DeviceError(f"{what} is a share of the peak, at most {_LARGEST_SHARE}, got {value!r:.80}.")
     return float(value)
 
 
 def _flag(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
-        raise DeviceError(f"{what} must be true or false, got {value!r}.")
+        raise DeviceError(f"{what} must be true or false, got {value!r:.80}.")
     return value
 
 
 def _flops(value: Any, what: str) -> dict[str, float]:
     if not isinstance(value, dict):
-        raise DeviceError(f"{what} must be an object of dtype: FLOP/s, got {value!r}.")
+        raise DeviceError(f"{what} must be an object of dtype: FLOP/s, got {value!r:.80}.")
     for dtype in value:
         if dtype not in DTYPES:
             raise DeviceError(f"{what}: {dtype!r} is no dtype; they are {', '.join(DTYPES)}.")
@@ -90,7 +90,7 @@ def _flops(value: Any, what: str) -> dict[str, float]:
 
 def _aliases(value: Any, what: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(alias, str) for alias in value):
-        raise DeviceError(f"{what} must be a list of texts, got {value!r}.")
+        raise DeviceError(f"{what} must be a list of texts, got {value!r:.80}.")
     return tuple(value)
 
 

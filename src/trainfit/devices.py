@@ -134,7 +134,7 @@ def find_device(name: str) -> Device:
     if lowered == "cuda" or re.fullmatch(r"cuda:[0-9]+", lowered):
         return present_gpu(int(lowered.partition(":")[2] or 0))
     if lowered.endswith(".json") or "/" in text or os.sep in text:
-        return read_device(Path(text).expanduser())
+        return read_device(Path(os.path.expanduser(text)))
     found = _match(text)
     if len(found) == 1:
         return found[0]

@@ -336,6 +336,33 @@ def test_coalescing_uses_the_real_number_of_distinct_tokens() -> None:
     assert gathered == [4 * 8 * 4, 4 * 8 * 4]
 
 
+def sparse_loop(times: int, to_none: bool) -> Any:
+    """Rows that are chosen by values, gradients of several backwards, and gradients that are set to zero."""
+
+    def build() -> Step:
+        first, table = nn.Linear(16, 32), nn.Embedding(7, 32, sparse=True)
+        model, inputs = nn.ModuleList((first, table)), torch.randn(64, 16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def run() -> None:
+            for _ in range(times):
+                hidden = first(inputs)
+                chosen = (hidden.detach().abs().sum(-1) * 3).long() % 7
+                (hidden + table(chosen)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+
+        return Step(model, optimizer, run)
+
+    return build
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("times", [1, 2])
+def test_sparse_gradients_are_added_in_new_memory_and_cleared_to_nothing(times: int, to_none: bool) -> None:
+    assert_exact(sparse_loop(times, to_none))
+
+
 # Resizes --------------------------------------------------------------------------------------------------
 
 

@@ -288,6 +288,9 @@ GOOD = {"name": "mine", "memory_bytes": GIB}
         ({**GOOD, "flops": {"bf16": "fast"}}, "'flops': 'bf16' must be a number above zero, got 'fast'"),
         ({**GOOD, "sm_count": 0}, "'sm_count' must be a whole number above zero"),
         ({**GOOD, "aliases": "x"}, "'aliases' must be a list of texts"),
+        # What is shown of a value is no longer than a line.
+        ({**GOOD, "flops": "x" * 5000}, "an object of dtype: FLOP/s, got 'xxx"),
+        ({**GOOD, "memory_bytes": "x" * 5000}, "is not a size"),
     ],
 )
 def test_a_wrong_file_is_one_clear_error(tmp_path: Path, content: Any, fragment: str) -> None:
@@ -296,6 +299,7 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, content: Any, fragment:
         find_device(path)
     assert path in str(caught.value)
     assert fragment in str(caught.value)
+    assert len(str(caught.value)) < len(path) + 600
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:

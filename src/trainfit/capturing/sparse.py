@@ -6,6 +6,7 @@ training uses are described here by what they allocate; any other is refused by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,13 +55,16 @@ def handle(mode: CaptureMode, func: OpOverload, args: tuple[Any, ...], kwargs: d
     effect = _EFFECTS.get(func)
     if effect is None:
         raise CaptureError(f"{describe(func).name} on a sparse tensor is not supported by capture.")
-    reads = [mode.live(part) for arg in args if isinstance(arg, torch.Tensor) for part in strided_parts(arg)]
+    # An operator in place lets go of what it has read only when it is done.
+    parts = [part for arg in args if isinstance(arg, torch.Tensor) for part in strided_parts(arg)]
+    reads = [mode.live(part) for part in parts]
     created: list[LiveStorage] = []
     result, written = effect(mode, created, *args, **kwargs)
     key, _ = call_key(func, args, kwargs)
     key = (key, *(live.nbytes for live in created))
     call = mode.oracle.look_up(key) or mode.oracle.remember(Call(describe(func), key, (), single=True))
     mode.recorder.record(call, reads, written, created)
+    del parts
     return result
 
 
@@ -101,7 +105,8 @@ def _coalesce(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tenso
         mode.values.assume(
             "memory depends on data: the indices of a sparse tensor were assumed to be distinct"
         )
-        count = indices.shape[1]
+        # There are no more different ones than the tensor has rows.
+        count = min(indices.shape[1], math.prod(tensor.shape[: tensor.sparse_dim()]))
     new_indices = _new(mode, created, indices, indices.shape)[:, :count]
     new_values = _new(mode, created, values, values.shape)[:count]
     return _sparse(tensor, new_indices, new_values, coalesced=True), ()
@@ -136,6 +141,27 @@ def _add_into(
     return dense, written
 
 
+def _add_in_place(
+    mode: CaptureMode, created: list[LiveStorage], into: torch.Tensor, other: Any, **_: Any
+) -> Effect:
+    """Add into a dense tensor where it is; a sparse one gets new memory for the entries of both."""
+    if into.layout is not torch.sparse_coo:
+        return _add_into(mode, created, into)
+    if into._nnz() and other._nnz():
+        mode.values.assume(
+            "memory depends on data: the indices of a sparse tensor were assumed to be distinct"
+        )
+    result, _ = _add(mode, created, into, other)
+    into.data = result
+    return into, ()
+
+
+def _clear(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tensor) -> Effect:
+    """Set a tensor to zero: a sparse one has no entries then, and lets go of their memory."""
+    tensor.sparse_resize_and_clear_(tensor.shape, tensor.sparse_dim(), tensor.dense_dim())
+    return tensor, ()
+
+
 def _sparse_mask(
     mode: CaptureMode, created: list[LiveStorage], dense: torch.Tensor, mask: torch.Tensor
 ) -> Effect:
@@ -160,11 +186,11 @@ _EFFECTS: dict[OpOverload, Callable[..., Effect]] = {
     aten.neg.default: _elementwise,
     aten.pow.Tensor_Scalar: _elementwise,
     aten._to_copy.default: _elementwise,
-    aten.add_.Tensor: _add_into,
+    aten.add_.Tensor: _add_in_place,
     aten.mul_.Tensor: _add_into,
     aten.mul_.Scalar: _add_into,
     aten.div_.Tensor: _add_into,
-    aten.zero_.default: _add_into,
+    aten.zero_.default: _clear,
     aten.sparse_mask.default: _sparse_mask,
     aten._to_dense.default: _to_dense,
 }

@@ -78,9 +78,9 @@ def default_path() -> Path:
     """Return where the cache is: `$TRAINFIT_CACHE`, a folder, else in the user's cache folder."""
     chosen = os.environ.get("TRAINFIT_CACHE")
     if chosen:
-        return Path(chosen).expanduser() / "costs.sqlite"
+        return Path(os.path.expanduser(chosen)) / "costs.sqlite"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "trainfit" / "costs.sqlite"
+    return Path(os.path.expanduser(base)) / "trainfit" / "costs.sqlite"
 
 
 def key_of(*parts: object) -> str:

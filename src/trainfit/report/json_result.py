@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,10 +180,17 @@ def check_destination(path: str, flag: str) -> None:
     if path == STANDARD_OUTPUT:
         return
     file = Path(path)
-    if not path or file.is_dir():
+    if not path or os.path.isdir(file):
         raise OptionError(f"{flag} needs the name of a file, got {path!r}.")
-    if not file.parent.is_dir():
+    if not os.path.isdir(file.parent):
         raise OptionError(f"{flag} {path}: there is no folder {str(file.parent)!r}.")
+    try:
+        os.stat(file)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # a name that no file can have
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise OptionError(f"{flag} {path}: {reason}.") from None
 
 
 def write_json(result: dict[str, Any], path: str) -> None:

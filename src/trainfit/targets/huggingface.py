@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -115,11 +116,11 @@ def _config_file(location: str) -> Path:
         raise TargetError(
             "hf: needs a config.json or the folder that holds one, as in hf:my-model/config.json."
         )
-    path = Path(location).expanduser()
-    file = path / "config.json" if path.is_dir() else path
-    if file.is_file():
+    path = Path(os.path.expanduser(location))
+    file = path / "config.json" if os.path.isdir(path) else path
+    if os.path.isfile(file):
         return file
-    if path.is_dir():
+    if os.path.isdir(path):
         raise TargetError(f"the folder {location!r} holds no config.json.")
     raise TargetError(
         f"there is no file or folder {location!r}, and trainfit does not download. For a model on the hub, "

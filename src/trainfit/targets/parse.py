@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from trainfit.errors import OptionError, StepError, TargetError
 from trainfit.models.recipe import StepOptions
@@ -57,7 +56,7 @@ def _kind_of(target: str) -> Kind:
             f"{target!r} names a file but no function in it; add the one that returns the step, "
             f"as in {target}:build."
         )
-    if _is_path(target) or target.endswith(".json") or Path(target).is_dir():
+    if _is_path(target) or target.endswith(".json") or os.path.isdir(target):
         raise TargetError(f"{target!r} is a path; for a Hugging Face config write hf:{target}.")
     return "built-in"
 

@@ -25,8 +25,8 @@ from trainfit.user_errors import raise_as_user_error
 
 def load_file(path: str, function: str, options: StepOptions) -> Target:
     """Execute the file and find `function` in it."""
-    file = Path(path).expanduser()
-    if not file.is_file():
+    file = Path(os.path.expanduser(path))
+    if not os.path.isfile(file):
         raise TargetError(_missing_file(path, file))
     # As `python file.py` does, so that the file can import its neighbours.
     _make_importable(str(file.resolve().parent))
@@ -147,9 +147,9 @@ def _refuse_relative_import(error: BaseException, file: Path, function: str) -> 
 
 
 def _missing_file(path: str, file: Path) -> str:
-    if file.is_dir():
+    if os.path.isdir(file):
         return f"{path!r} is a folder, not a Python file."
-    neighbours = [entry.name for entry in file.parent.glob("*.py")] if file.parent.is_dir() else []
+    neighbours = [entry.name for entry in file.parent.glob("*.py")] if os.path.isdir(file.parent) else []
     close = difflib.get_close_matches(file.name, neighbours, n=3)
     meant = f" Did you mean {' or '.join(str(file.parent / name) for name in close)}?" if close else ""
     return f"there is no file {path!r} (the current folder is {os.getcwd()}).{meant}"

@@ -1,0 +1,147 @@
+"""What must hold for every file: it is refused with one message, or what was read can be used."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from damaged_files import DamagedFile
+from results_by_hand import bytes_of_step, same_bytes
+from workbench import DEVICE, workbench
+
+from trainfit import api, plan_store, store
+from trainfit.applying import attach_plan
+from trainfit.costs.cache import CostCache, Entry, Figures, Machine
+from trainfit.devices import find_device, read_device
+from trainfit.errors import PlanError, TrainfitError, UserCodeError
+from trainfit.order_fronts.answer import order_anything
+from trainfit.plan_origin import plan_differences
+from trainfit.report import json_result, orders
+from trainfit.report.tables import show
+from trainfit.report.text_devices import device_view
+from trainfit.report.text_estimates import estimate_view
+from trainfit.report.text_plans import plan_view
+
+LONGEST_MESSAGE = 1000
+MACHINE = Machine("a processor", "2.13.0", 2)
+_ENTRY = Entry("aten.mm.default", 1.5e-3, 0.02, 4096, load=0.25)
+
+
+@cache
+def valid_files() -> dict[str, bytes]:
+    """Return one valid file of every kind."""
+    bench = workbench()
+    trace = bench.folder / "valid.trace"
+    store.save_trace(bench.traces["h100"], trace)
+    cached = bench.folder / "valid.sqlite"
+    with CostCache(MACHINE, cached) as cost_cache:
+        cost_cache.store({f"key {number}": _ENTRY for number in range(40)})
+        cost_cache.store_figures("host", Figures({"forward_op": 1e-6, "cache_bytes": 1e6}, 0.5))
+    return {
+        "trace": trace.read_bytes(),
+        "plan": (bench.folder / "plan.json").read_bytes(),
+        "device": json.dumps(DEVICE).encode(),
+        "graph": (bench.folder / "graph.json").read_bytes(),
+        "cache": cached.read_bytes(),
+    }
+
+
+def check_file(file: DamagedFile) -> None:
+    """Read the file and use what it holds; only our own exceptions may come, with a message of some lines."""
+    path = workbench().folder / f"damaged.{file.kind}.json"
+    path.write_bytes(file.data)
+    try:
+        USES[file.kind](path)
+    except UserCodeError as error:
+        raise AssertionError(f"our own mistake was taken for the user's:\n{error.user_traceback}") from error
+    except TrainfitError as error:
+        message = str(error)
+        assert message.strip() and len(message) < LONGEST_MESSAGE + len(str(path)), (
+            f"a message of {len(message)}"
+        )
+
+
+def _shown(view: object) -> None:
+    show(view, io.StringIO())  # type: ignore[arg-type]
+
+
+def _use_trace(path: Path) -> None:
+    trace = store.load_trace(path)
+    again = path.with_suffix(".again")
+    store.save_trace(trace, again)
+    assert store.load_trace(again) == trace, "a trace does not come back as it was saved"
+    device = find_device("h100") if trace.device == "cuda" else find_device("cpu")
+    device = replace(device, architecture=trace.architecture or device.architecture)
+    estimate = api.estimate(trace, device=device)
+    _shown(estimate_view(estimate))
+    json_result.write_json(json_result.estimate_json(estimate), str(again))
+    order_anything(trace)
+    budget = (estimate.peak_bytes + trace.persistent_bytes) // 2
+    result = api.plan_step(trace, budget=max(budget, 1), device=device, seconds_limit=1.0)
+    _shown(plan_view(result))
+    json_result.write_json(json_result.plan_json(result), str(again))
+
+
+def _use_plan(path: Path) -> None:
+    bench = workbench()
+    plan = plan_store.load_plan(path)
+    again = path.with_suffix(".again")
+    plan_store.save_plan(plan, again)
+    assert plan_store.load_plan(again) == plan, "a plan does not come back as it was saved"
+    repr(plan)
+    plan_differences(plan, bench.traces["h100"], "h100")
+
+    def planned() -> object:
+        step = bench.build()
+        attach_plan(step.model, plan)
+        return step
+
+    try:
+        # Whatever a plan says, a model computes what it computed without it.
+        assert same_bytes(bytes_of_step(bench.build, 2), bytes_of_step(planned, 2)), (
+            "the plan changes results"
+        )
+    except PlanError:
+        return
+
+
+def _use_device(path: Path) -> None:
+    device = read_device(path)
+    _shown(device_view(device))
+    trace = workbench().traces["cpu" if device.kind == "cpu" else "h100"]
+    if device.kind == "cuda":
+        trace = replace(trace, architecture=device.architecture)
+    estimate = api.estimate(trace, device=device)
+    _shown(estimate_view(estimate))
+    json_result.write_json(json_result.estimate_json(estimate), str(path))
+    if device.default_budget_bytes > 0:
+        _shown(plan_view(api.plan_step(trace, device=device)))
+
+
+def _use_graph(path: Path) -> None:
+    result = order_anything(path)
+    _shown(orders.order_view(result))
+    json_result.write_json(orders.order_json(result), str(path))
+
+
+def _use_cache(path: Path) -> None:
+    with CostCache(MACHINE, path) as cached:
+        for entry in cached.entries([f"key {number}" for number in range(40)]).values():
+            assert entry.seconds >= 0 and entry.workspace_bytes >= 0 and entry.spread >= 0
+        cached.figures("host")
+        cached.store({"new": _ENTRY})
+        cached.store_figures("rates", Figures({"fp32": 1.0}, 0.0))
+        assert cached.entries(["new"]) == {"new": _ENTRY}, "what was stored is forgotten"
+
+
+USES: dict[str, Callable[[Path], None]] = {
+    "trace": _use_trace,
+    "plan": _use_plan,
+    "device": _use_device,
+    "graph": _use_graph,
+    "cache": _use_cache,
+}

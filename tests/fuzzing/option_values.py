@@ -1,0 +1,166 @@
+"""Command lines, generated: every option with values that are right, odd or hostile.
+
+Nothing in them leaves the folder in which the commands run: files to write are named from a list.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+# One entry per option; the last strategy of each is mixed with any text at all.
+ANY_TEXT = st.text(st.characters(exclude_characters="\0"), max_size=12)
+NUMBERS = st.one_of(
+    st.integers(-3, 40).map(str),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.sampled_from(
+        ["", "1e3", "0x10", "1_000", "1,000", "١٢", "٣", " 4 ", "+2", "--", "-", "9" * 5000, "½"]
+    ),
+)
+UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "EiB", "kb", "GB", "%", "gib", "", " GiB", "iB", "bits", "٪"]
+SIZES = st.one_of(
+    st.builds(lambda number, unit: f"{number}{unit}", NUMBERS, st.sampled_from(UNITS)),
+    st.sampled_from(
+        ["80%", "24GiB", "100%", "101%", "0%", ".5GiB", "1.GiB", "1..5GB", "NaN%", "inf GiB", "%"]
+    ),
+)
+DEVICES = st.sampled_from([
+    *("h100", "a100-40gb", "H100 SXM 80GB", "NVIDIA GeForce RTX 4090", "v100", "mi300x", "cpu", "CPU ", "t4"),
+    *("cuda", "cuda:0", "cuda:99", "cuda:-1", "cuda:x", "mps", "mps:0", "tpu", "a100", "nvidia", "gpu", ""),
+    *("device.json", "broken.json", "none.json", "./folder", "~", "~nouser/x.json", "/dev/null", "/"),
+    *("h100\n", "h100 ", "h-1-0-0", "100", "x" * 5000, "../device.json", "\ud800", "\x1b[31m", "[bold]"),
+])  # fmt: skip
+TARGETS = st.sampled_from([
+    *("step.py:build",) * 12,
+    *("step.py:with_arguments",) * 6,
+    *("gpt2-tiny", "resnet-18", "vit-tiny", "llama-tiny", "bert-tiny", "gpt2", "GPT2", "gtp2", "llama-3-8b"),
+    *("step.py", "step.py:", "step.py:missing", "step.py:NUMBER", "step.py:Class", "step.py:build:build"),
+    *(":build", ":", "", " ", "none.py:build", "folder:build", "folder/:build", "step:build", "os:getcwd"),
+    *("os.path:join", "json:loads", "hf:", "hf:none", "hf:folder", "hf:broken.json", "graph.json"),
+    *("plan.json", "step.py:with.dot", "step.py:1x", "ünï.py:build", "a..b:c", ".:x", "builtins:print"),
+    *("x" * 5000, "\ud800:x", "[red]:x", "step.py:generator", "step.py:coroutine", "step.py:needs", "\n:x"),
+    *("step.py:__name__", "step.py:raises", "step.py:exits", "this:s", "~/x.py:build", "hf:~nouser", "-:x"),
+])  # fmt: skip
+ASSIGNMENTS = st.one_of(
+    st.builds(
+        lambda name, value: f"{name}={value}",
+        st.sampled_from([
+            *("layers", "heads", "width", "hidden", "hidden-size", "vocab_size", "context", "classes"),
+            *("count", "rate", "name", "flag", "pair", "either", "choice", "anything", "batch", "device"),
+            *("", " ", "a.b", "1", "ü", "*", "self", "class", "__class__", "set", "layers "),
+        ]),
+        st.one_of(
+            NUMBERS,
+            ANY_TEXT,
+            st.sampled_from([
+                *("true", "False", "none", "null", "None", "[1, 2]", "(1, 2)", "{}", '{"a": 1}', "'x'"),
+                *("1" * 5000, "[" * 2000, "(" * 300, "-" * 2000 + "1", "1+1", "'\\d'", "NaN", "1e999"),
+                *("[1,[2,[3]]]", "{1, 2}", "b'x'", "1j", "...", "=", "a=b", "__import__('os')", "\ud800"),
+            ]),
+        ),
+    ),
+    ANY_TEXT,
+)  # fmt: skip
+WRITTEN = st.sampled_from([
+    *("result.json", "-", "", " ", ".", "folder", "folder/x.json", "none/x.json", "/dev/null", "/dev/full"),
+    *("x" * 300, "ü.json", "\ud800.json", "step.py/x", "--json", "a\nb.json", "[red].json", "link.json"),
+])  # fmt: skip
+PLANS = st.sampled_from(
+    ["plan.json", "broken.json", "device.json", "none.json", "folder", "", "/dev/null", "-"]
+)
+WORDS = st.one_of(
+    st.sampled_from(
+        ["roofline", "measured", "Roofline", "fp32", "bf16", "bf16-autocast", "fp16-autocast", "fp8"]
+    ),
+    st.sampled_from(
+        ["adamw", "adamw-fused", "adamw-for-loop", "sgd", "none", "lion", "causal-lm", "regions"]
+    ),
+    st.sampled_from(["modules", "joint", "eager", "", " ", "\ud800", "x" * 2000, "[bold]", "%s", "{0}"]),
+)
+UNIT_NAMES = st.sampled_from([
+    *("0", "*", "1", "blocks.*", "0.*", "*.*", "", ".", "..", "Sequential", "Sequential.0", "[", "**", "-1"),
+])  # fmt: skip
+
+_STEP = {
+    "--batch": NUMBERS,
+    "--seq": NUMBERS,
+    "--image-size": NUMBERS,
+    "--dtype": WORDS,
+    "--optimizer": WORDS,
+    "--set": ASSIGNMENTS,
+    "--task": WORDS,
+    "--json": WRITTEN,
+}
+_COSTS = {"--device": DEVICES, "--costs": WORDS}
+COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
+    "estimate": {**_STEP, **_COSTS, "--refresh": None, "--save-trace": WRITTEN},
+    "plan": {
+        **_STEP,
+        **_COSTS,
+        "--budget": SIZES,
+        "--seconds": NUMBERS,
+        "--solver": WORDS,
+        "--ac-unit": UNIT_NAMES,
+        "--fsdp-unit": UNIT_NAMES,
+        "--world-size": NUMBERS,
+        "--output": WRITTEN,
+        "--refresh": None,
+    },
+    "frontier": {**_STEP, **_COSTS, "--points": NUMBERS},
+    "verify": {**_STEP, "--plan": PLANS, "--costs": WORDS, "--force": None},
+    "order": {**_STEP, "--graph": WORDS, "--seconds": NUMBERS},
+    "devices": {},
+}
+"""Every option of every command, with what may follow it; None follows a flag."""
+
+_WRITES = ("--json", "--save-trace", "--output", "-o")
+_NOT_AT_RANDOM = (*_WRITES, "--device", "--plan")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What is typed after `trainfit`; `real` if nothing of it is replaced by something quicker."""
+
+    words: tuple[str, ...]
+    json: str | None
+    """Where the result has to be found as JSON."""
+    real: bool
+
+    def __repr__(self) -> str:
+        """Show it as one would type it."""
+        return f"trainfit {shlex.join(self.words)}{' (real)' if self.real else ''}"
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> CommandLine:
+    """Draw a command line: a command, its target, and up to four of its options."""
+    command = draw(st.sampled_from(sorted(COMMANDS)))
+    if command == "devices":
+        names = draw(st.lists(st.one_of(DEVICES, ANY_TEXT), max_size=2))
+        return CommandLine((command, *names), None, real=False)
+    options = COMMANDS[command]
+    words = [
+        command,
+        draw(st.one_of(TARGETS, TARGETS, TARGETS, ANY_TEXT.filter(lambda text: ":" not in text))),
+    ]
+    if "--device" in options and draw(st.booleans()):
+        words += ["--device", "h100"]
+    json = None
+    for name in draw(st.lists(st.sampled_from(sorted(options)), max_size=4)):
+        values = options[name]
+        words.append(name)
+        if values is not None:
+            # Any text as the name of a file might be one outside of the folder.
+            words.append(draw(values if name in _NOT_AT_RANDOM else st.one_of(values, values, ANY_TEXT)))
+        if name == "--json":
+            json = words[-1]
+    if draw(st.sampled_from((False, False, False, False, True))):
+        words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from(STRAY_WORDS)))
+        json = None
+    return CommandLine(tuple(words), json, real=draw(st.integers(0, 19)) == 19)
+
+
+STRAY_WORDS = ("--nothing", "-x", "--", "-h", "--version", "extra", "", "--batch=", "--set=", "-o", "\ud800")

@@ -1,0 +1,33 @@
+"""A sample of the fuzzer, the same each time; `python tests/fuzzing --inputs 10000` is the whole of it."""
+
+from __future__ import annotations
+
+import pytest
+from generated_results import Pair
+from kinds import KINDS, run
+from option_values import CommandLine
+from result_checks import check_pair
+
+SAMPLE = {"command lines": 150, "results to compare": 150, "training steps": 6}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample(kind: str) -> None:
+    tally = run(kind, SAMPLE.get(kind, 30))
+    assert not tally.failures, "\n\n".join(tally.failures)
+    assert tally.tried >= 6
+
+
+def test_a_difference_that_is_not_seen_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the check: if everything were called equal, the sample would fail."""
+    monkeypatch.setattr("trainfit.comparing._difference", lambda one, other: None)
+    with pytest.raises(AssertionError, match="called equal: True"):
+        check_pair(Pair({"loss": 1.0}, {"loss": 2.0}, "changed"))
+    assert run("results to compare", 30).failures
+
+
+def test_what_failed_is_shown_as_it_is_typed() -> None:
+    assert (
+        repr(CommandLine(("plan", "a b", "--budget", "1 %"), None, False))
+        == "trainfit plan 'a b' --budget '1 %'"
+    )
