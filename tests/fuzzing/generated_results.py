@@ -99,12 +99,18 @@ def _changed_tensor(draw: st.DrawFn, tensor: torch.Tensor) -> torch.Tensor:
     changes: list[Callable[[], torch.Tensor]] = [
         lambda: tensor.clone(),
         lambda: tensor[None],
-        lambda: tensor.to(torch.float64 if tensor.dtype != torch.float64 else torch.float32),
+        lambda: tensor.to(_another_dtype(tensor.dtype)),
         lambda: tensor.clone(memory_format=torch.contiguous_format),
     ]
     if tensor.numel() and tensor.dtype != torch.bool:
         changes += [lambda: _one_bit(draw, tensor)] * 3
     return draw(st.sampled_from(changes))()
+
+
+def _another_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype != torch.float64 else torch.float32
 
 
 def _one_bit(draw: st.DrawFn, tensor: torch.Tensor) -> torch.Tensor:

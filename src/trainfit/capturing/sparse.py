@@ -151,8 +151,7 @@ def _add_in_place(
         mode.values.assume(
             "memory depends on data: the indices of a sparse tensor were assumed to be distinct"
         )
-    result, _ = _add(mode, created, into, other)
-    into.data = result
+    into.data = _add(mode, created, into, other)[0]
     return into, ()
 
 
