@@ -109,10 +109,10 @@ def _planned(
     target: str | Callable[[], Step], budget: int | str, options: StepOptions | None = None
 ) -> dict[str, float]:
     """Plan from nothing, as the command line does, and say how long each stage took."""
-    from trainfit import api
+    from trainfit.api import choose
 
     begin = time.perf_counter()
-    result = api.plan_step(target, budget=budget, device=DEVICE, options=options)
+    result = choose.plan_step(target, budget=budget, device=DEVICE, options=options)
     seconds = time.perf_counter() - begin
     plan = result.plan
     return {
@@ -234,7 +234,7 @@ def main() -> int:
         # Imports are nobody's work; torch's own `FakeTensorMode` brings the last one along.
         import torch._dynamo  # noqa: F401
 
-        import trainfit.api  # noqa: F401
+        import trainfit.api.choose  # noqa: F401
 
         print(json.dumps(globals()[sys.argv[2]]()))
         return 0

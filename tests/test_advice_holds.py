@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit import api
 from trainfit.advice import Advice, advice
+from trainfit.api import choose
 from trainfit.simulate import simulate
 
 
@@ -33,7 +33,7 @@ def test_a_fused_kernel_leaves_what_was_computed() -> None:
 @pytest.mark.parametrize("target", ["gpt2-tiny", "vit-tiny"])
 def test_no_plan_gets_below_its_bound(target: str) -> None:
     trace = trainfit.capture(target, device="h100", options=trainfit.StepOptions(batch=8))
-    smallest = api.plan_step(trace, device="h100", budget=1).plan.peak_bytes
+    smallest = choose.plan_step(trace, device="h100", budget=1).plan.peak_bytes
     least = advised(trace)["plan"].peak_bytes
     assert least <= smallest < simulate(trace).peak_bytes
     assert smallest <= 1.25 * least  # and it is worth saying

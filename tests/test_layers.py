@@ -51,8 +51,8 @@ LAYERS = (
 THIRD_PARTIES = {
     "torch": (
         "step models targets profiler workspace capturing applying comparing plan_comparison "
-        "trainer_callback order_fronts timing measuring verification",
-        "devices costs api cli_running",
+        "trainer_callback order_fronts timing measuring verification api",
+        "devices costs cli_running",
     ),
     "numpy": ("simulate module_stats costs planning capturing comparing", ""),
     "rich": ("report", ""),

@@ -9,7 +9,7 @@ import pytest
 from rich.console import RenderableType
 
 import trainfit
-from trainfit import api
+from trainfit.api import choose
 from trainfit.devices import find_device, known_devices
 from trainfit.order_fronts.answer import order_anything
 from trainfit.report.orders import order_view
@@ -43,7 +43,7 @@ def views() -> dict[str, RenderableType]:
     return {
         "estimate": estimate_view(estimate),
         "too large": estimate_view(too_large),
-        "plan": plan_view(api.plan_step(trace, device="h100", budget=estimate.peak_bytes * 9 // 10)),
+        "plan": plan_view(choose.plan_step(trace, device="h100", budget=estimate.peak_bytes * 9 // 10)),
         "frontier": frontier_view(trainfit.frontier(trace, device="h100", points=2)),
         "verify": verification_view(verification),
         "devices": devices_view(known_devices()),

@@ -16,7 +16,9 @@ __version__ = "0.1.0"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
-    from trainfit.api import capture, estimate, frontier, plan, price, verify
+    from trainfit.api.choose import frontier, plan
+    from trainfit.api.predict import capture, estimate, price
+    from trainfit.api.prove import verify
     from trainfit.applying import applied, apply, remove
     from trainfit.costs.summary import OperatorTime, StepTime
     from trainfit.costs.table import CostTable
@@ -55,7 +57,9 @@ if TYPE_CHECKING:
     from trainfit.verification import Verification
 
 _HOME = {
-    "trainfit.api": ("capture", "estimate", "frontier", "plan", "price", "verify"),
+    "trainfit.api.choose": ("frontier", "plan"),
+    "trainfit.api.predict": ("capture", "estimate", "price"),
+    "trainfit.api.prove": ("verify",),
     "trainfit.applying": ("applied", "apply", "remove"),
     "trainfit.costs.summary": ("OperatorTime", "StepTime"),
     "trainfit.costs.table": ("CostTable",),

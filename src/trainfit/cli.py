@@ -76,11 +76,12 @@ def estimate(
     """
     with user_errors():
         with working(json, save_trace=save_trace) as report:
-            from trainfit import api, store
+            from trainfit import store
+            from trainfit.api import predict
             from trainfit.report import json_result, text_estimates
 
             found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
-            result = api.estimate(
+            result = predict.estimate(
                 target,
                 device=found,
                 options=options,
@@ -136,13 +137,14 @@ def plan(
     """
     with user_errors():
         with working(json, output=output) as report:
-            from trainfit import api, plan_store
+            from trainfit import plan_store
+            from trainfit.api import choose
             from trainfit.errors import BudgetTooSmall
             from trainfit.planning.infeasible import too_small
             from trainfit.report import json_result, text_plans
 
             found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
-            result = api.plan_step(
+            result = choose.plan_step(
                 target,
                 budget=budget,
                 device=found,
@@ -192,11 +194,11 @@ def frontier(
     """
     with user_errors():
         with working(json) as report:
-            from trainfit import api
+            from trainfit.api import choose
             from trainfit.report import json_result, text_plans
 
             found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
-            result = api.frontier(
+            result = choose.frontier(
                 target,
                 device=found,
                 options=options,
@@ -245,11 +247,11 @@ def verify(
     """
     with user_errors():
         with working(json) as report:
-            from trainfit import api
+            from trainfit.api import prove
             from trainfit.report import json_result, text_verification
 
             options = step_options(default_device(), batch, seq, image_size, dtype, optimizer, set)
-            result = api.verify(
+            result = prove.verify(
                 target,
                 options=options,
                 task=task,

@@ -12,7 +12,7 @@ from fake_machine import FakeMachine
 from torch import nn
 
 from trainfit import measuring, verification
-from trainfit.api import verify
+from trainfit.api.prove import verify
 from trainfit.capturing import capture, session
 from trainfit.capturing.compiled import noticed
 from trainfit.devices import find_device
