@@ -529,6 +529,7 @@ def test_old_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ('{"model_type": "gemma3"}', "takes more than text (vision_config)"),
         ('{"model_type": "sam"}', "there is no training task for model_type 'sam'. Write the step yourself"),
+        pytest.param('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "is not readable as JSON", id="deep"),
         ('{"model_type": "speech_to_text"}', "does not know the audio inputs of speech_to_text"),
         ('{"model_type": "wav2vec2-bert"}', "does not know the audio inputs of wav2vec2-bert"),
     ],

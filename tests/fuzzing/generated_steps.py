@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +62,9 @@ class GeneratedStep:
     returns: str
     accumulate: int
     clip: str
+    precision: str
+    inputs: str
+    average: bool
     scheduler: bool
     to_none: bool
 
@@ -69,15 +74,19 @@ class GeneratedStep:
         ends = (nn.Linear(self.width, self.width), nn.Linear(self.width, self.width))
         inside = (part.module(self.width) for part in self.parts)
         model = nn.Sequential(ends[0], *inside, ends[1]).to(device)
-        inputs = torch.randn(self.batch, self.seq, self.width, device=device)
+        if self.precision == "bf16":
+            model.to(torch.bfloat16)
+        average = copy.deepcopy(model).requires_grad_(False) if self.average else None
+        next_inputs = self._inputs(device, model[0].weight.dtype)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = OPTIMIZERS[self.optimizer](trained)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2) if self.scheduler else None
 
         def run() -> Any:
             for _ in range(self.accumulate):
-                output = model(inputs)
-                loss = LOSSES[self.loss](output) / self.accumulate
+                with torch.autocast(device, torch.bfloat16, enabled=self.precision == "autocast"):
+                    output = model(next_inputs())
+                    loss = LOSSES[self.loss](output) / self.accumulate
                 loss.backward()
             if self.clip == "norm":
                 nn.utils.clip_grad_norm_(trained, 1.0)
@@ -87,9 +96,22 @@ class GeneratedStep:
             if scheduler is not None:
                 scheduler.step()
             optimizer.zero_grad(set_to_none=self.to_none)
+            if average is not None:
+                with torch.no_grad():
+                    for kept, new in zip(average.parameters(), model.parameters()):
+                        kept.lerp_(new, 0.1)
             return RETURNS[self.returns](loss, output)
 
         return Step(model=model, optimizer=optimizer, run=run)
+
+    def _inputs(self, device: str, dtype: torch.dtype) -> Callable[[], Tensor]:
+        """Return where batches come from: always the same, drawn anew, or two that take turns."""
+        shape = (self.batch, self.seq, self.width)
+        if self.inputs == "drawn":
+            return lambda: torch.randn(shape, device=device, dtype=dtype)
+        count = 1 if self.inputs == "same" else 2
+        batches = itertools.cycle([torch.randn(shape, device=device, dtype=dtype) for _ in range(count)])
+        return lambda: next(batches)
 
 
 def _uses(parts: tuple[Part, ...], name: str) -> bool:
@@ -130,6 +152,9 @@ def generated_steps(draw: st.DrawFn) -> GeneratedStep:
         returns=draw(st.sampled_from(sorted(RETURNS))),
         accumulate=draw(st.sampled_from((1, 1, 2))),
         clip="" if sparse else draw(st.sampled_from(("", "", "norm", "value"))),
+        precision=draw(st.sampled_from(("fp32", "fp32", "autocast", "bf16"))),
+        inputs=draw(st.sampled_from(("same", "same", "drawn", "turns"))),
+        average=draw(st.sampled_from((False, False, True))),
         scheduler=draw(st.booleans()),
         to_none=draw(st.booleans()),
     )

@@ -49,7 +49,8 @@ KINDS: dict[str, Kind] = {
     "device files": Kind(0.06, _files_of("device"), check_file),
     "graph files": Kind(0.06, _files_of("graph"), check_file),
     "cost caches": Kind(0.04, _files_of("cache"), check_file),
-    "results to compare": Kind(0.17, pairs, check_pair),
+    "hf: configs": Kind(0.02, _files_of("config"), check_file),
+    "results to compare": Kind(0.15, pairs, check_pair),
     "training steps": Kind(0.03, planned_steps, check_step),
 }
 

@@ -138,7 +138,7 @@ def _parse(transformers: ModuleType, file: Path, values: dict[str, Any]) -> Any:
         meant = f" Did you mean {' or '.join(close)}?" if close else ""
         remote = " Code that a config names is never run." if "auto_map" in values else ""
         raise TargetError(
-            f"{file}: transformers {transformers.__version__} has no model_type {model_type!r}.{meant}"
+            f"{file}: transformers {transformers.__version__} has no model_type {model_type!r:.80}.{meant}"
             f"{remote}"
         )
     try:
@@ -154,7 +154,7 @@ def _parse(transformers: ModuleType, file: Path, values: dict[str, Any]) -> Any:
 def _read_json_object(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise TargetError(f"{file} is not readable as JSON: {error}") from None
     if not isinstance(values, dict):
         raise TargetError(f"{file} holds a JSON {type(values).__name__}, not an object.")
