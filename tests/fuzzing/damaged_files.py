@@ -46,7 +46,7 @@ def _changed_value(draw: st.DrawFn, value: Any, hostile: tuple[Any, ...]) -> tup
         odd += [
             ("* 10", lambda: value * 10),
             ("as text", lambda: str(value)),
-            ("as float", lambda: value + 0.5),
+            ("and a half", lambda: min(value, 2**40) + 0.5),
         ]
     if isinstance(value, str):
         odd += [("+ x", lambda: value + "x"), ("cut", lambda: value[:-1]), ("in a list", lambda: [value])]
