@@ -13,7 +13,8 @@ from damaged_files import DamagedFile
 from results_by_hand import bytes_of_step, same_bytes
 from workbench import DEVICE, workbench
 
-from trainfit import api, capturing, plan_store, store
+from trainfit import capturing, plan_store, store
+from trainfit.api import choose, predict
 from trainfit.applying import attach_plan
 from trainfit.costs.cache import CostCache, Entry, Figures, Machine
 from trainfit.devices import find_device, read_device
@@ -102,12 +103,12 @@ def _use_trace(path: Path) -> None:
     assert store.load_trace(again) == trace, "a trace does not come back as it was saved"
     device = find_device("h100") if trace.device == "cuda" else find_device("cpu")
     device = replace(device, architecture=trace.architecture or device.architecture)
-    estimate = api.estimate(trace, device=device)
+    estimate = predict.estimate(trace, device=device)
     _shown(estimate_view(estimate))
     json_result.write_json(json_result.estimate_json(estimate), str(again))
     order_anything(trace)
     budget = (estimate.peak_bytes + trace.persistent_bytes) // 2
-    result = api.plan_step(trace, budget=max(budget, 1), device=device, seconds_limit=1.0)
+    result = choose.plan_step(trace, budget=max(budget, 1), device=device, seconds_limit=1.0)
     _shown(plan_view(result))
     json_result.write_json(json_result.plan_json(result), str(again))
 
@@ -141,11 +142,11 @@ def _use_device(path: Path) -> None:
     trace = workbench().traces["cpu" if device.kind == "cpu" else "h100"]
     if device.kind == "cuda":
         trace = replace(trace, architecture=device.architecture)
-    estimate = api.estimate(trace, device=device)
+    estimate = predict.estimate(trace, device=device)
     _shown(estimate_view(estimate))
     json_result.write_json(json_result.estimate_json(estimate), str(path))
     if device.default_budget_bytes > 0:
-        _shown(plan_view(api.plan_step(trace, device=device)))
+        _shown(plan_view(choose.plan_step(trace, device=device)))
 
 
 def _use_graph(path: Path) -> None:
@@ -167,7 +168,7 @@ def _use_cache(path: Path) -> None:
 def _use_config(path: Path) -> None:
     target = load(f"hf:{path}", StepOptions(device="cuda", batch=2, seq=8))
     trace = capturing.capture(target.build, device=workbench().h100, settings=target.settings)
-    _shown(estimate_view(api.estimate(trace, device=workbench().h100)))
+    _shown(estimate_view(predict.estimate(trace, device=workbench().h100)))
 
 
 USES: dict[str, Callable[[Path], None]] = {

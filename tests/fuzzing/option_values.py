@@ -94,11 +94,12 @@ _STEP = {
     "--task": WORDS,
     "--json": WRITTEN,
 }
+_CAPTURED = _STEP | {"--steps": NUMBERS}
 _COSTS = {"--device": DEVICES, "--costs": WORDS}
 COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
-    "estimate": {**_STEP, **_COSTS, "--refresh": None, "--save-trace": WRITTEN},
+    "estimate": {**_CAPTURED, **_COSTS, "--refresh": None, "--save-trace": WRITTEN},
     "plan": {
-        **_STEP,
+        **_CAPTURED,
         **_COSTS,
         "--budget": SIZES,
         "--seconds": NUMBERS,
@@ -109,8 +110,15 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--output": WRITTEN,
         "--refresh": None,
     },
-    "frontier": {**_STEP, **_COSTS, "--points": NUMBERS},
-    "verify": {**_STEP, "--plan": PLANS, "--costs": WORDS, "--force": None},
+    "frontier": {**_CAPTURED, **_COSTS, "--points": NUMBERS, "--refresh": None},
+    "verify": {
+        **_CAPTURED,
+        "--plan": PLANS,
+        "--costs": WORDS,
+        "--runs": NUMBERS,
+        "--force": None,
+        "--eager": None,
+    },
     "order": {**_STEP, "--graph": WORDS, "--seconds": NUMBERS},
     "devices": {},
 }

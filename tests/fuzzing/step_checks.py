@@ -18,11 +18,11 @@ from workbench import workbench
 from trainfit import Step, Trace, capturing
 from trainfit.applying import attach_plan
 from trainfit.costs.roofline import roofline_costs
+from trainfit.measuring import measure_step
 from trainfit.plan_comparison import SameResults, compare_results
 from trainfit.planning.solve import Planner
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
-from trainfit.verification import measure_step
 from trainfit.workspace.measured import THOROUGH
 
 _NUMBER_BYTES = 8
@@ -76,7 +76,7 @@ def _refuse_impossible(build: Callable[[], Step]) -> None:
 
 def _check_peak(trace: Trace, build: Callable[[], Step]) -> None:
     """The peak is exact but for Python numbers, which torch keeps for backward without an operator call."""
-    predicted, measured = simulate(trace), measure_step(build, "cpu", timed=False)
+    predicted, measured = simulate(trace), measure_step(build, "cpu", steps=trace.steps, timed=0)
     numbers = sum(
         len(trace.signatures[op.signature].inputs) == 1
         and trace.signatures[op.signature].name in _TIMES_A_NUMBER

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import typer
 from generated_results import Pair
 from kinds import KINDS, run
-from option_values import CommandLine
+from option_values import COMMANDS, CommandLine
 from result_checks import check_pair
+
+from trainfit.cli import app
 
 SAMPLE = {"command lines": 150, "results to compare": 150, "training steps": 6}
 
@@ -24,6 +27,12 @@ def test_a_difference_that_is_not_seen_is_a_failure(monkeypatch: pytest.MonkeyPa
     with pytest.raises(AssertionError, match="called equal: True"):
         check_pair(Pair({"loss": 1.0}, {"loss": 2.0}, "changed"))
     assert run("results to compare", 30).failures
+
+
+def test_every_option_is_tried() -> None:
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        options = {option for one in command.params for option in one.opts if option.startswith("--")}
+        assert options - {"--help"} == set(COMMANDS[name]), name
 
 
 def test_what_failed_is_shown_as_it_is_typed() -> None:

@@ -22,7 +22,8 @@ from typing import Any
 from unittest import mock
 
 import trainfit
-from trainfit import api, capturing, cli, plan_store
+from trainfit import capturing, cli, plan_store
+from trainfit.api import choose, prove
 from trainfit.costs import measured, this_machine
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import host_of, roofline_costs
@@ -32,6 +33,7 @@ from trainfit.order_fronts.eager import trace_graph
 from trainfit.ordering.simulator_json import save_graph
 from trainfit.plans import Plan
 from trainfit.settings import Settings
+from trainfit.targets import load
 from trainfit.trace import Trace
 
 STEP = """
@@ -105,7 +107,7 @@ class Workbench:
         (folder / "broken.json").write_text('{"format": "trainfit-plan", "schema":', encoding="utf-8")
         (folder / "device.json").write_text(json.dumps(DEVICE), encoding="utf-8")
         (folder / "link.json").symlink_to("result.json")
-        self.build = api.load(str(folder / "step.py") + ":build", trainfit.StepOptions()).build
+        self.build = load(str(folder / "step.py") + ":build", trainfit.StepOptions()).build
         with self._fixed_speeds():
             self.traces = {
                 kind: capturing.capture(self.build, device=find_device(kind)) for kind in ("cpu", "h100")
@@ -115,7 +117,7 @@ class Workbench:
             save_graph(trace_graph(self.traces["cpu"]), folder / "graph.json")
             self.joint = joint.joint_graph_without_memory(self.build)
             self.verified = {
-                with_plan: api.verify(self.build, plan=self.plan if with_plan else None, costs="roofline")
+                with_plan: prove.verify(self.build, plan=self.plan if with_plan else None, costs="roofline")
                 for with_plan in (False, True)
             }
 
@@ -178,7 +180,7 @@ class Workbench:
 
         with (
             mock.patch.object(capturing, "capture", capture),
-            mock.patch.object(api, "verify_step", verify),
+            mock.patch.object(prove, "verify_step", verify),
             mock.patch.object(joint, "joint_graph_without_memory", lambda build: self.joint),
         ):
             yield
@@ -199,7 +201,7 @@ DEVICE = {
 
 def small_plan(trace: Trace, device: Device) -> Plan:
     """Return a plan that has regions."""
-    least = api.plan_step(trace, budget=1, device=device).plan
+    least = choose.plan_step(trace, budget=1, device=device).plan
     assert least.regions
     return least
 
