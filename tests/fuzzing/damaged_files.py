@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import hashlib
 import json
@@ -37,6 +38,10 @@ class DamagedFile:
         """Leave the bytes out: what was done says enough."""
         return f"<{self.kind} file: {'; '.join(self.changes)}>"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show it so in a failure as well: hypothesis would write all fields."""
+        printer.text(repr(self))
+
 
 def _changed_value(draw: st.DrawFn, value: Any, hostile: tuple[Any, ...]) -> tuple[str, Any]:
     """Return another value in the place of one, and what was done."""
@@ -66,7 +71,7 @@ def _changed_value(draw: st.DrawFn, value: Any, hostile: tuple[Any, ...]) -> tup
     if odd and draw(st.booleans()):
         words, change = draw(st.sampled_from(odd))
         return words, change()
-    new = draw(st.sampled_from(hostile))
+    new = copy.deepcopy(draw(st.sampled_from(hostile)))  # the next change may be inside of it
     return f"= {new!r:.60}", new
 
 
@@ -86,7 +91,7 @@ def _change_somewhere(draw: st.DrawFn, document: Any, hostile: tuple[Any, ...]) 
         del inside[key]
         return f"{path} removed"
     if how == "add":
-        new = draw(st.sampled_from(hostile))
+        new = copy.deepcopy(draw(st.sampled_from(hostile)))
         if isinstance(inside, dict):
             inside["unknown"] = new
         else:

@@ -29,7 +29,8 @@ from trainfit.report.text_estimates import estimate_view
 from trainfit.report.text_plans import plan_view
 from trainfit.targets import load
 
-LONGEST_MESSAGE = 1000
+LONGEST_MESSAGE = 12_000
+"""Names of 5,000 characters are among the inputs, and a message may name two."""
 MACHINE = Machine("a processor", "2.13.0", 2)
 _ENTRY = Entry("aten.mm.default", 1.5e-3, 0.02, 4096, load=0.25)
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 import hypothesis
 import torch
-from checks import check_command_line
+from command_checks import check_command_line
 from damaged_files import damaged_files
 from file_checks import check_file, valid_files
 from generated_results import pairs
@@ -25,7 +25,7 @@ from result_checks import check_pair
 from step_checks import check_step, planned_steps
 from workbench import workbench
 
-_BATCH = 200
+_BATCH = 50
 """Inputs that share a seed; the first failure ends a batch, and the next one goes on."""
 
 

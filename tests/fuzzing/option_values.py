@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -140,6 +141,10 @@ class CommandLine:
     def __repr__(self) -> str:
         """Show it as one would type it."""
         return f"trainfit {shlex.join(self.words)}{' (real)' if self.real else ''}"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show it so in a failure as well: hypothesis would write all fields."""
+        printer.text(repr(self))
 
 
 @st.composite

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import typer
 from generated_results import Pair
+from generated_steps import GeneratedStep
 from kinds import KINDS, run
+from model_parts import Part
 from option_values import COMMANDS, CommandLine
 from result_checks import check_pair
+from results_by_hand import bytes_of_step
+from step_checks import TAMPERINGS
 
 from trainfit.cli import app
 
@@ -27,6 +31,29 @@ def test_a_difference_that_is_not_seen_is_a_failure(monkeypatch: pytest.MonkeyPa
     with pytest.raises(AssertionError, match="called equal: True"):
         check_pair(Pair({"loss": 1.0}, {"loss": 2.0}, "changed"))
     assert run("results to compare", 30).failures
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_tampering_changes_what_a_step_makes(tampering: str) -> None:
+    """So that a comparison which calls everything equal would be found out."""
+    step = GeneratedStep(
+        parts=(Part("mlp"),),
+        batch=2,
+        seq=2,
+        width=4,
+        optimizer="sgd",
+        loss="square",
+        returns="dict",
+        accumulate=1,
+        clip="",
+        precision="fp32",
+        inputs="same",
+        average=False,
+        scheduler=False,
+        to_none=True,
+    )
+    same = bytes_of_step(step.build) == bytes_of_step(lambda: TAMPERINGS[tampering](step.build()))
+    assert same == (tampering == "nothing")
 
 
 def test_every_option_is_tried() -> None:

@@ -1,4 +1,4 @@
-"""What must hold for every input: no traceback of ours, one clear message, no wrong "equal"."""
+"""What must hold for every command line: a known exit code, one clear message, the JSON that is asked for."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def check_command_line(line: CommandLine) -> None:
 
 def _check_one_message(outcome: Outcome) -> None:
     lines = outcome.err.splitlines()
-    messages = [line for line in lines if line.startswith(("error: ", "Usage: "))]
-    assert len(messages) == 1, f"{len(messages)} messages:\\n{outcome.err}"
+    messages = [line for line in lines if line.startswith(("error: ", "╭─ Error"))]
+    assert len(messages) == 1, f"{len(messages)} messages:\n{outcome.err}"
     own = "the user's own mistake" in outcome.err or "SystemExit" in outcome.err
     assert own or "Traceback" not in outcome.err, outcome.err
 
