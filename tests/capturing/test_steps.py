@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -367,3 +367,28 @@ def test_a_history_of_lbfgs_that_does_not_fill_is_stated() -> None:
     (warning,) = [warning for warning in trace.warnings if "LBFGS" in warning]
     assert warning.startswith("LBFGS remembers up to 1000 steps; 0 were there")
     assert f"may take {format_bytes(1000 * pair)}, which is not counted" in warning
+
+
+def test_looking_at_a_generator_does_not_keep_its_batches() -> None:
+    # GIVEN a loader of the user's own, which holds the batch that it hands out
+    def build() -> Step:
+        model = nn.Linear(16, 16)
+
+        def batches() -> Iterator[torch.Tensor]:
+            while True:
+                batch = torch.randn(8, 16)
+                yield batch
+
+        loader = batches()
+
+        def run() -> torch.Tensor:
+            loss = model(next(loader)).sum()
+            loss.backward()
+            model.zero_grad()
+            return loss
+
+        return Step(model, None, run)
+
+    # THEN every run needs the same, as it does in reality
+    trace = assert_worst_of(build, 12)
+    assert len(trace.steps.peaks) >= 12 and len(set(trace.steps.peaks[1:])) == 1

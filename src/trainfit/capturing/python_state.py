@@ -97,7 +97,7 @@ class PythonState:
             return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
         if isinstance(value, types.GeneratorType):
             self._note(place, value.gi_frame.f_lasti if value.gi_frame else None)
-            return list(value.gi_frame.f_locals.items()) if value.gi_frame else []
+            return _variables(value.gi_frame) if value.gi_frame else []
         if isinstance(value, type | types.ModuleType):
             return (
                 [pair for pair in vars(value).items() if isinstance(pair[1], _PLAIN)] if _own(value) else []
@@ -110,6 +110,18 @@ class PythonState:
             self._note(place, left if left >= 0 else object())
             return []
         return _parts_of_instance(value) if _own(type(value)) else []
+
+
+def _variables(frame: types.FrameType) -> list[tuple[str, object]]:
+    """Return a frame's variables, and leave no trace: up to Python 3.12 it keeps the dictionary that it made.
+
+    With it the frame would keep what was in the variables, such as the last batch of a loader.
+    """
+    found = frame.f_locals
+    variables = list(found.items())
+    if type(found) is dict:
+        found.clear()
+    return variables
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
