@@ -39,7 +39,7 @@ def parse_size(text: str, device_bytes: int | None = None) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or len(text) > _LONGEST_SIZE:
-        raise OptionError(f"{text!r:.80} is not a size: {_EXAMPLES}.")
+        raise OptionError(f"{text!r:.300} is not a size: {_EXAMPLES}.")
     number = Fraction(match["number"].replace(",", "").replace("_", ""))
     unit = match["unit"].lower()
     if unit == "%":

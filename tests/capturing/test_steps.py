@@ -375,9 +375,9 @@ def test_looking_at_a_generator_does_not_keep_its_batches() -> None:
         model = nn.Linear(16, 16)
 
         def batches() -> Iterator[torch.Tensor]:
-            while True:
+            for number in range(1000):
                 batch = torch.randn(8, 16)
-                yield batch
+                yield batch + number
 
         loader = batches()
 
