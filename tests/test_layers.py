@@ -22,7 +22,7 @@ LAYERS = (
     "trace  trace_check  simulate  plans  recomputation",
     "work",
     "module_stats  advice",
-    "store  plan_store  plan_origin  device_fields  devices",
+    "store  plan_store  plan_origin  device_fields  devices  measured_cache",
     "ordering",
     "step",
     "models",
@@ -170,7 +170,7 @@ def test_other_libraries_stay_where_they_belong(library: str) -> None:
 WITHOUT_TORCH = (
     *("trainfit", "trainfit.errors", "trainfit.units", "trainfit.arguments", "trainfit.user_errors"),
     *("trainfit.trace", "trainfit.trace_check", "trainfit.simulate", "trainfit.module_stats"),
-    *("trainfit.devices", "trainfit.store", "trainfit.cli"),
+    *("trainfit.devices", "trainfit.store", "trainfit.measured_cache", "trainfit.cli"),
     *(name for name in FILES if name.split(".")[1:2] in (["report"], ["work"], ["planning"], ["ordering"])),
 )
 

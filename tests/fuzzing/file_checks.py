@@ -16,9 +16,9 @@ from workbench import DEVICE, workbench
 from trainfit import capturing, plan_store, store
 from trainfit.api import choose, predict
 from trainfit.applying import attach_plan
-from trainfit.costs.cache import CostCache, Entry, Figures, Machine
 from trainfit.devices import find_device, read_device
 from trainfit.errors import PlanError, TrainfitError, UserCodeError
+from trainfit.measured_cache import Entry, Figures, Machine, MeasuredCache
 from trainfit.models.recipe import StepOptions
 from trainfit.order_fronts.answer import order_anything
 from trainfit.plan_origin import plan_differences
@@ -63,7 +63,7 @@ def valid_files() -> dict[str, bytes]:
     trace = bench.folder / "valid.trace"
     store.save_trace(bench.traces["h100"], trace)
     cached = bench.folder / "valid.sqlite"
-    with CostCache(MACHINE, cached) as cost_cache:
+    with MeasuredCache(MACHINE, cached) as cost_cache:
         cost_cache.store({f"key {number}": _ENTRY for number in range(40)})
         cost_cache.store_figures("host", Figures({"forward_op": 1e-6, "cache_bytes": 1e6}, 0.5))
     return {
@@ -157,7 +157,7 @@ def _use_graph(path: Path) -> None:
 
 
 def _use_cache(path: Path) -> None:
-    with CostCache(MACHINE, path) as cached:
+    with MeasuredCache(MACHINE, path) as cached:
         for entry in cached.entries([f"key {number}" for number in range(40)]).values():
             assert entry.seconds >= 0 and entry.workspace_bytes >= 0 and entry.spread >= 0
         cached.figures("host")

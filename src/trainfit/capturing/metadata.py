@@ -23,7 +23,7 @@ from trainfit.capturing.operators import Operator, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.values import user_line
 from trainfit.errors import CaptureError
-from trainfit.workspace.measured import Layout
+from trainfit.workspace.remembered import Layout
 
 _LARGEST_REAL_BYTES = 1 << 28
 

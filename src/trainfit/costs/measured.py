@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainfit.costs.cache import CostCache, Entry, key_of
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.costs.this_machine import machine_of, refuse_absent
 from trainfit.devices import Device
+from trainfit.measured_cache import Entry, MeasuredCache, key_of
 from trainfit.timing.load import LoadMeter, busiest, busy_warning, is_busy
 from trainfit.trace import Signature, Trace
 
@@ -61,7 +61,7 @@ def measured_costs(
 
     refuse_absent(device)
     situations = situations_of(trace)
-    with CostCache(machine_of(device), cache_path) as cache:
+    with MeasuredCache(machine_of(device), cache_path) as cache:
         known = _look_up(
             situations, device, cache, refresh, progress, between, budget_seconds, meter or LoadMeter()
         )
@@ -75,7 +75,7 @@ def measured_costs(
 def _look_up(
     situations: Sequence[Counter[Situation]],
     device: Device,
-    cache: CostCache,
+    cache: MeasuredCache,
     refresh: bool,
     progress: Progress | None,
     between: Callable[[], object] | None,

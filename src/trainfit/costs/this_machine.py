@@ -6,16 +6,14 @@ other work then, and is not now.
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
-from trainfit.costs.cache import CostCache, Figures, Machine
 from trainfit.costs.table import Host
 from trainfit.devices import Device, this_cpu
 from trainfit.errors import DeviceError
+from trainfit.measured_cache import Figures, Machine, MeasuredCache
 from trainfit.timing.load import LoadMeter
 
 
@@ -32,9 +30,11 @@ def machine_of(device: Device) -> Machine:
     """Return what a measurement on this device holds for."""
     import torch
 
+    from trainfit.workspace.conditions import this_processor
+
     if device.kind == "cuda":
         return Machine(torch.cuda.get_device_name(0), torch.__version__, 0)
-    return Machine(_processor(), torch.__version__, torch.get_num_threads())
+    return this_processor()
 
 
 def with_speed(
@@ -44,7 +44,7 @@ def with_speed(
 
     The second result is the share of the processors that other work took when they were measured.
     """
-    with CostCache(machine_of(device), cache_path) as cache:
+    with MeasuredCache(machine_of(device), cache_path) as cache:
         found = _figures(cache, "rates", _measure_rates, {"bandwidth"}, refresh, meter)
     flops = {name: rate for name, rate in found.values.items() if name != "bandwidth"}
     speedy = replace(device, bandwidth_bytes_per_second=found.values["bandwidth"], flops=flops)
@@ -52,7 +52,7 @@ def with_speed(
 
 
 def _figures(
-    cache: CostCache,
+    cache: MeasuredCache,
     what: str,
     measure: Callable[[], dict[str, float]],
     names: set[str],
@@ -96,7 +96,7 @@ def host(
     The second result is the share of the processors that other work took when it was measured.
     """
     names = {field.name for field in fields(Host)} - {"runs_kernels", "launch"}
-    with CostCache(machine_of(this_cpu()), cache_path) as cache:
+    with MeasuredCache(machine_of(this_cpu()), cache_path) as cache:
         found = _figures(cache, "host", _measure_host, names, refresh, meter)
     seconds = {name: figure for name, figure in found.values.items() if name != "cache_bytes"}
     return Host(runs_kernels=True, cache_bytes=int(found.values["cache_bytes"]), **seconds), found.load
@@ -106,16 +106,3 @@ def _measure_host() -> dict[str, float]:
     from trainfit.timing.host import host_seconds
 
     return host_seconds()
-
-
-def _processor() -> str:
-    """Return what the processor calls itself, with its architecture and the number of its cores."""
-    name = ""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    return f"{name or platform.processor() or 'cpu'} ({platform.machine()}, {os.cpu_count()} cores)"

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from trainfit.measured_cache import Machine, MeasuredCache
 from trainfit.profiler import AllocationLog, profile_allocations
 from trainfit.trace import Signature, Trace
 from trainfit.work.calls import base_name
 from trainfit.work.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
+from trainfit.workspace.conditions import this_processor
+from trainfit.workspace.remembered import Layout, Measured, decisive, recall, remember
 from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
 
 
@@ -34,39 +37,45 @@ THOROUGH = Limits(nbytes=4 << 30, products=1e12, convolutions=1e12)
 """About as long as a real step: for verification, which runs one anyway."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How one result lies in memory; results with the same `group` share a storage."""
+_OURS = "aten."
+"""Only torch's own operators are run: what others do may change from one process to the next."""
+_FOR_GOOD = (CannotReplay, ValueError, IndexError, TypeError, NotImplementedError)
+"""Failures that come again with the same arguments. Other errors may be for want of memory."""
 
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    storage_bytes: int
-    group: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What an operator did when it ran alone: its workspace, and how its new results lie in memory."""
-
-    workspace_bytes: int
-    results: tuple[Layout, ...]
-
-
-_cache: dict[tuple[Signature, int], Measured] = {}
+_known: dict[Machine, dict[Signature, Measured | None]] = {}
 
 
 def measure_operators(signatures: Sequence[Signature], limits: Limits) -> list[Measured | None]:
-    """Measure each signature on this machine's CPU; None where it is too large or cannot be run alone."""
-    threads = torch.get_num_threads()
-    missing = [s for s in dict.fromkeys(signatures) if (s, threads) not in _cache and _within(s, limits)]
-    if missing:
-        with profile_allocations() as log:
-            ran = {signature: _run(signature, log) for signature in missing}
-        for signature, results in ran.items():
-            if results is not None:
-                _cache[signature, threads] = Measured(_workspace(log, str(id(signature))), results)
-    return [_cache.get((signature, threads)) for signature in signatures]
+    """Measure each signature on this machine's CPU; None where it is too large or cannot be run alone.
+
+    What was measured before, by any process and within any limits, is not run again.
+    """
+    machine = this_processor()
+    known = _known.setdefault(machine, {})
+    operators = [decisive(signature) for signature in signatures]
+    unknown = [o for o in dict.fromkeys(operators) if o not in known and o.name.startswith(_OURS)]
+    if unknown:
+        with MeasuredCache(machine) as cache:
+            known |= recall(cache, unknown)
+            missing = [o for o in unknown if o not in known and _within(o, limits)]
+            if missing:
+                measured = _measure(missing)
+                remember(cache, measured)
+                known |= measured
+    return [known.get(operator) for operator in operators]
+
+
+def _measure(operators: Sequence[Signature]) -> dict[Signature, Measured | None]:
+    """Run each operator once; what failed for reasons that may pass is left out."""
+    measured: dict[Signature, Measured | None] = {}
+    with profile_allocations() as log:
+        ran = {operator: _run(operator, str(number), log) for number, operator in enumerate(operators)}
+    for number, (operator, results) in enumerate(ran.items()):
+        if isinstance(results, tuple):
+            measured[operator] = Measured(_workspace(log, str(number)), results)
+        elif isinstance(results, _FOR_GOOD):
+            measured[operator] = None
+    return measured
 
 
 def run_for_workspace(function: Any, positional: Sequence[Any], keyword: dict[str, Any]) -> int | None:
@@ -116,18 +125,18 @@ def _multiply_adds(signature: Signature) -> float:
     return math.sqrt(math.prod(float(size) for size in sizes) * outputs)
 
 
-def _run(signature: Signature, log: AllocationLog) -> tuple[Layout, ...] | None:
-    """Run the operator once, in a range named after the signature; return how its results lie."""
+def _run(operator: Signature, name: str, log: AllocationLog) -> tuple[Layout, ...] | Exception:
+    """Run the operator once, in a range of this name; return how its results lie, or why it failed."""
     try:
-        function = find_operator(signature.name)
-        positional, keyword = make_arguments(signature)
+        function = find_operator(operator.name)
+        positional, keyword = make_arguments(operator)
         # Some kernels keep state for backward only while gradients are recorded (recurrent layers).
-        recording = "backward" not in signature.name
-        with torch.set_grad_enabled(recording), log.range(str(id(signature))):
+        recording = "backward" not in operator.name
+        with torch.set_grad_enabled(recording), log.range(name):
             result: Any = function(*positional, **keyword)
-    except (CannotReplay, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+    except (CannotReplay, RuntimeError, ValueError, IndexError, TypeError) as error:
         # An operator that does not accept made-up inputs is listed by the caller as not measured.
-        return None
+        return error.with_traceback(None)
     inputs = {tensor.untyped_storage()._cdata for tensor in _tensors((positional, keyword))}
     groups: dict[int, int] = {}
     layouts: list[Layout] = []

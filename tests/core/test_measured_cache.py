@@ -1,4 +1,4 @@
-"""The cache of measured costs: shared by processes, kept through interruptions, never in the way."""
+"""The cache of what was measured: shared by processes, kept through interruptions, never in the way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.costs.cache import CostCache, Entry, Figures, Machine, default_path, key_of
+from trainfit.measured_cache import Entry, Figures, Machine, MeasuredCache, default_path, key_of
 
 MACHINE = Machine("a processor", "2.13.0", 2)
 ENTRY = Entry("aten.mm.default", 1.5e-3, 0.02, 4096, load=0.25)
@@ -24,10 +24,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_remembers_what_was_stored(path: Path) -> None:
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY})
         cache.store_figures("host", FIGURES)
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         assert cache.entries(["a", "b"]) == {"a": ENTRY}
         assert cache.figures("host") == FIGURES
         assert cache.figures("rates") is None
@@ -40,31 +40,43 @@ def test_remembers_what_was_stored(path: Path) -> None:
         Machine("another processor", "2.13.0", 2),
         Machine("a processor", "2.14.0", 2),
         Machine("a processor", "2.13.0", 1),
+        Machine("a processor", "2.13.0", 2, "other switches"),
     ],
 )
 def test_holds_for_one_machine_only(path: Path, other: Machine) -> None:
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY})
         cache.store_figures("host", FIGURES)
-    with CostCache(other, path) as cache:
+    with MeasuredCache(other, path) as cache:
         assert cache.entries(["a"]) == {}
         assert cache.figures("host") is None
 
 
+def test_remembers_more_workspaces_than_can_be_asked_for_at_once(path: Path) -> None:
+    texts = {f"key {number}": f"[{number}, []]" for number in range(1234)}
+    with MeasuredCache(MACHINE, path) as cache:
+        cache.store_workspaces(texts)
+    with MeasuredCache(MACHINE, path) as cache:
+        assert cache.workspaces([*texts, "another"]) == texts
+        assert cache.workspaces([]) == {} and cache.warning == ""
+    with MeasuredCache(Machine("another processor", "2.13.0", 2), path) as cache:
+        assert cache.workspaces(texts) == {}
+
+
 def test_a_new_figure_replaces_the_old_one(path: Path) -> None:
     newer = Entry("aten.mm.default", 2.5e-3, 0.01, 4096)
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY})
         cache.store({"a": newer})
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         assert cache.entries(["a"]) == {"a": newer}
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from trainfit.costs.cache import CostCache, Entry, Figures, Machine
-with CostCache(Machine("a processor", "2.13.0", 2), Path(sys.argv[1])) as cache:
+from trainfit.measured_cache import MeasuredCache, Entry, Figures, Machine
+with MeasuredCache(Machine("a processor", "2.13.0", 2), Path(sys.argv[1])) as cache:
     for number in range(int(sys.argv[3])):
         cache.store({f"{sys.argv[2]}{number}": Entry("aten.mm.default", 1e-3, 0.0, 0)})
         print(number, flush=True)
@@ -78,7 +90,7 @@ def test_two_processes_write_at_the_same_time(path: Path) -> None:
         for name in ("a", "b")
     ]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         keys = [f"{name}{number}" for name in "ab" for number in range(60)]
         assert len(cache.entries(keys)) == 120
 
@@ -91,7 +103,7 @@ def test_an_interrupted_process_leaves_what_it_had(path: Path) -> None:
     stored = [writer.stdout.readline().strip() for _ in range(20)]
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate(timeout=60)
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         assert len(cache.entries(f"a{number}" for number in stored)) == 20
         cache.store({"after": ENTRY})
         assert cache.warning == ""
@@ -102,7 +114,7 @@ def _garbage(path: Path) -> None:
 
 
 def _damaged(path: Path) -> None:
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         cache.store({str(number): ENTRY for number in range(2000)})
     content = bytearray(path.read_bytes())
     content[4096 : len(content) // 2] = os.urandom(len(content) // 2 - 4096)
@@ -117,7 +129,7 @@ def _foreign(path: Path) -> None:
 
 
 def _newer(path: Path) -> None:
-    CostCache(MACHINE, path).close()
+    MeasuredCache(MACHINE, path).close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
@@ -132,7 +144,7 @@ def test_a_file_that_cannot_be_used_is_left_alone(path: Path, spoil) -> None:
     path.parent.mkdir()
     spoil(path)
     before = path.read_bytes() if path.is_file() else None
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         assert cache.entries(["1"]) == {}
         cache.store({"a": ENTRY})
         assert cache.entries(["a"]) == {"a": ENTRY}
@@ -142,30 +154,30 @@ def test_a_file_that_cannot_be_used_is_left_alone(path: Path, spoil) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with CostCache(MACHINE, tmp_path / "file" / "costs.sqlite") as cache:
+    with MeasuredCache(MACHINE, tmp_path / "file" / "costs.sqlite") as cache:
         cache.store({"a": ENTRY})
         assert cache.entries(["a"]) == {"a": ENTRY}
         assert "costs.sqlite" in cache.warning
 
 
 def test_a_full_disk(path: Path) -> None:
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         cache.store({"before": ENTRY})
         assert cache._connection is not None
         cache._connection.execute("PRAGMA max_page_count = 8")
         cache.store({str(number): ENTRY for number in range(5000)})
         assert "full" in cache.warning
         assert len(cache.entries(map(str, range(5000)))) == 5000
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         assert cache.entries(["before", "1"]) == {"before": ENTRY}
 
 
 def test_a_file_that_another_process_holds_for_too_long(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("trainfit.costs.cache.BUSY_SECONDS", 0.1)
-    CostCache(MACHINE, path).close()
+    monkeypatch.setattr("trainfit.measured_cache.BUSY_SECONDS", 0.1)
+    MeasuredCache(MACHINE, path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY})
         assert "locked" in cache.warning
         assert cache.entries(["a"]) == {"a": ENTRY}
@@ -173,7 +185,7 @@ def test_a_file_that_another_process_holds_for_too_long(path: Path, monkeypatch)
 
 
 def test_figures_that_make_no_sense_are_not_taken(path: Path) -> None:
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY, "b": ENTRY, "c": ENTRY})
         cache.store_figures("host", FIGURES)
         cache.store_figures("rates", FIGURES)
@@ -185,19 +197,19 @@ def test_figures_that_make_no_sense_are_not_taken(path: Path) -> None:
     connection.execute("UPDATE machines SET load = 'heavy' WHERE what = 'rates'")
     connection.commit()
     connection.close()
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         assert cache.entries(["a", "b", "c"]) == {}
         assert cache.figures("host") is None
         assert cache.figures("rates") is None
 
 
 def test_an_older_schema_is_made_anew(path: Path) -> None:
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY})
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 0")
     connection.close()
-    with CostCache(MACHINE, path) as cache:
+    with MeasuredCache(MACHINE, path) as cache:
         assert cache.entries(["a"]) == {}
         cache.store({"a": ENTRY})
         assert cache.warning == ""

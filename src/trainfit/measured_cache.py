@@ -1,4 +1,7 @@
-"""Measured costs on disk: an SQLite file that processes share, written op by op as they are measured.
+"""What was measured on this machine, on disk: an SQLite file that processes share.
+
+It has the times of operators and their workspaces, each under a key of the operator, and figures about the
+machine itself. All of it holds for one `Machine` only.
 
 The file is a cache: it may be deleted at any time, and nothing depends on it but the time to measure again.
 A file that is damaged, not ours, newer than this version or not writable is left alone; what is measured is
@@ -11,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import platform
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-SCHEMA = 2
+SCHEMA = 3
 APPLICATION = 0x7466_636F
 """Marks an SQLite file as this cache."""
 BUSY_SECONDS = 20.0
@@ -33,7 +37,12 @@ CREATE TABLE operators (
 CREATE TABLE machines (
     machine TEXT NOT NULL, what TEXT NOT NULL, figures TEXT NOT NULL, load REAL, PRIMARY KEY (machine, what)
 ) WITHOUT ROWID;
+CREATE TABLE workspaces (
+    key TEXT NOT NULL, machine TEXT NOT NULL, found TEXT NOT NULL, PRIMARY KEY (key, machine)
+) WITHOUT ROWID;
 """
+_MOST_KEYS = 500
+"""So many keys are asked for at once: some builds of SQLite take no more than 999 values in a statement."""
 
 Result = TypeVar("Result")
 
@@ -67,11 +76,26 @@ class Machine:
     device: str
     torch: str
     threads: int
+    switches: str = ""
+    """What else decides which kernels run, in short."""
 
     @property
     def text(self) -> str:
         """One line, as it stands in the file."""
-        return f"{self.device} | torch {self.torch} | {self.threads} threads"
+        return f"{self.device} | torch {self.torch} | {self.threads} threads | {self.switches}"
+
+
+def processor_name() -> str:
+    """Return what the processor calls itself, with its architecture and the number of its cores."""
+    name = ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return f"{name or platform.processor() or 'cpu'} ({platform.machine()}, {os.cpu_count()} cores)"
 
 
 def default_path() -> Path:
@@ -88,7 +112,7 @@ def key_of(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()[:40]
 
 
-class CostCache:
+class MeasuredCache:
     """What was measured on one machine: in memory, and in the file as far as that is possible."""
 
     def __init__(self, machine: Machine, path: Path | None = None) -> None:
@@ -101,7 +125,7 @@ class CostCache:
         self._lock = threading.Lock()
         self._connection = self._try("be used", self._open)
 
-    def __enter__(self) -> CostCache:
+    def __enter__(self) -> MeasuredCache:
         return self
 
     def __exit__(
@@ -130,6 +154,17 @@ class CostCache:
             for key, e in entries.items()
         ]
         self._try("be written", lambda: self._write("operators", rows))
+
+    def workspaces(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return what is known of these operators' workspaces, as it was stored."""
+        wanted = list(dict.fromkeys(keys))
+        found = self._try("be read", lambda: self._select("found", "workspaces", wanted)) or {}
+        return {key: row[0] for key, row in found.items() if isinstance(row[0], str)}
+
+    def store_workspaces(self, workspaces: dict[str, str]) -> None:
+        """Write workspaces to the file, all or none."""
+        rows = [(key, self._machine, found) for key, found in workspaces.items()]
+        self._try("be written", lambda: self._write("workspaces", rows))
 
     def figures(self, what: str) -> Figures | None:
         """Return figures about the machine itself that were stored under this name."""
@@ -175,7 +210,7 @@ class CostCache:
         if tables and version > SCHEMA:
             raise _NotUsable("a newer trainfit has written it")
         if version < SCHEMA:
-            for table in ("operators", "machines"):
+            for table in ("operators", "machines", "workspaces"):
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
             for statement in _TABLES.strip().rstrip(";").split(";"):
                 connection.execute(statement)
@@ -184,17 +219,20 @@ class CostCache:
         connection.execute("COMMIT")
 
     def _read(self, keys: Sequence[str]) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+        rows = self._select("name, seconds, spread, workspace_bytes, source, load", "operators", keys)
+        entries = {key: Entry(*row) for key, row in rows.items()}
+        return {key: entry for key, entry in entries.items() if _is_sound(entry)}
+
+    def _select(self, columns: str, table: str, keys: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+        """Return the rows of this machine that are there, by key."""
+        found: dict[str, tuple[Any, ...]] = {}
         if self._connection is None:
             return found
-        columns = "name, seconds, spread, workspace_bytes, source, load"
-        query = f"SELECT {columns} FROM operators WHERE key = ? AND machine = ?"
-        for key in keys:
-            row = self._connection.execute(query, (key, self._machine)).fetchone()
-            if row is not None:
-                entry = Entry(*row)
-                if _is_sound(entry):
-                    found[key] = entry
+        for begin in range(0, len(keys), _MOST_KEYS):
+            some = keys[begin : begin + _MOST_KEYS]
+            query = f"SELECT key, {columns} FROM {table} WHERE machine = ? AND key IN ({_places(some)})"
+            for key, *row in self._connection.execute(query, (self._machine, *some)):
+                found[key] = tuple(row)
         return found
 
     def _read_figures(self, what: str) -> Figures | None:
@@ -214,10 +252,9 @@ class CostCache:
     def _write(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         if self._connection is None or not rows:
             return
-        places = ", ".join("?" * len(rows[0]))
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", rows)
+            self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({_places(rows[0])})", rows)
             self._connection.execute("COMMIT")
         except BaseException:
             # Some errors have ended the transaction already.
@@ -232,8 +269,8 @@ class CostCache:
                 return action()
         except (sqlite3.Error, OSError, _NotUsable, ValueError, TypeError) as error:
             self.warning = self.warning or (
-                f"the cache of measured costs, {self.path}, cannot {what} ({error}): what is measured now is "
-                "forgotten afterwards. Delete the file, or name another folder in TRAINFIT_CACHE."
+                f"the cache of what was measured, {self.path}, cannot {what} ({error}): what is measured now "
+                "is forgotten afterwards. Delete the file, or name another folder in TRAINFIT_CACHE."
             )
             return None
 
@@ -244,6 +281,10 @@ class _NotUsable(Exception):
 
 def _pragma(connection: sqlite3.Connection, name: str) -> Any:
     return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def _places(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _is_sound(entry: Entry) -> bool:

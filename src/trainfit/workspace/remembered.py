@@ -1,0 +1,103 @@
+"""What operators did when they ran alone, and how that is written down for the next process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import trainfit
+from trainfit.measured_cache import MeasuredCache, key_of
+from trainfit.trace import Signature
+
+_RULE = 1
+"""Raise it when operators are run in another way, or with other made-up arguments (`replay.py`)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one result lies in memory; results with the same `group` share a storage."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an operator did when it ran alone: its workspace, and how its new results lie in memory."""
+
+    workspace_bytes: int
+    results: tuple[Layout, ...]
+
+
+def decisive(signature: Signature) -> Signature:
+    """Return the part of a signature that decides what a kernel does; the rest follows from it, or is ours.
+
+    The results belong to it: values that are made up for the inputs may depend on the size of a result.
+    """
+    return Signature(
+        signature.name, signature.inputs, signature.outputs, signature.arguments,
+        view=False, in_place=False, random=False, collective=False,
+    )  # fmt: skip
+
+
+def recall(cache: MeasuredCache, operators: Iterable[Signature]) -> dict[Signature, Measured | None]:
+    """Return what is known of these operators; None for one that cannot be run alone."""
+    keys = {operator: _key(operator) for operator in operators}
+    texts = cache.workspaces(keys.values())
+    found: dict[Signature, Measured | None] = {}
+    for operator, key in keys.items():
+        if key in texts:
+            try:
+                found[operator] = _decode(json.loads(texts[key]))
+            except (ValueError, TypeError, RecursionError):
+                continue  # Somebody has changed the file: it is measured again.
+    return found
+
+
+def remember(cache: MeasuredCache, measured: dict[Signature, Measured | None]) -> None:
+    """Write down what was measured now."""
+    cache.store_workspaces(
+        {_key(operator): json.dumps(_encode(found)) for operator, found in measured.items()}
+    )
+
+
+def _key(operator: Signature) -> str:
+    specs = [
+        [(spec.dtype, spec.shape, spec.stride) for spec in some]
+        for some in (operator.inputs, operator.outputs)
+    ]
+    return key_of(trainfit.__version__, _RULE, operator.name, operator.arguments, *specs)
+
+
+def _encode(measured: Measured | None) -> Any:
+    if measured is None:
+        return None
+    layouts = [(r.size, r.stride, r.offset, r.storage_bytes, r.group) for r in measured.results]
+    return measured.workspace_bytes, layouts
+
+
+def _decode(value: Any) -> Measured | None:
+    """Return what was encoded; raises ValueError or TypeError for anything else."""
+    if value is None:
+        return None
+    workspace, layouts = value
+    results = tuple(
+        Layout(torch.Size(map(_count, size)), tuple(map(_count, stride)), *map(_count, others))
+        for size, stride, *others in layouts
+    )
+    if any(len(result.size) != len(result.stride) for result in results):
+        raise ValueError("a result has as many strides as dimensions")
+    return Measured(_count(workspace), results)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a number of bytes or elements")
+    return value
