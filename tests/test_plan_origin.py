@@ -72,7 +72,9 @@ def test_a_model_of_another_size_is_not_taken_in_silence() -> None:
         UserWarning, match=r"made for a Sequential with 16,640 parameters in 13 modules, and this"
     ):
         model = trainfit.apply(blocks(6), plan)
-    model(torch.randn(8, 64)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a region of several blocks also says where the model goes on
+        model(torch.randn(8, 64)).sum().backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainfit.apply(blocks(4), plan)

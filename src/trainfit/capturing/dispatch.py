@@ -129,8 +129,8 @@ class CaptureMode(TorchDispatchMode):
     def view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a view for real: it touches metadata only, and shares storage as it should."""
         key, tensors = call_key(func, args, kwargs)
-        if tensors and tensors[0].is_meta:
-            return func(*args, **kwargs)
+        if tensors and (tensors[0].is_meta or tensors[0]._is_zerotensor()):
+            return func(*args, **kwargs)  # neither has memory
         call = self.oracle.look_up(key)
         if call is None:
             call = self.oracle.remember(Call(describe(func), key, (), single=True))
