@@ -496,3 +496,15 @@ def test_memory_that_numpy_owns_is_not_the_allocators() -> None:
     trace = captured(build)
     assert trace.persistent_bytes == (4 * 4 + 4) * 4
     assert_exact(build)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_torchs_zero_tensors_and_views_of_them_have_no_memory(device: str) -> None:
+    # GIVEN what forward-mode gradients use for "no tangent": a tensor of zeros without any memory
+    def adds_zeros(y: torch.Tensor) -> torch.Tensor:
+        zeros = torch._efficientzerotensor((1024, 1024))
+        assert zeros.t()[1:].view(1023, 1024)._is_zerotensor()
+        return y
+
+    with_zeros, without = captured(using(adds_zeros), device), captured(using(lambda y: y), device)
+    assert simulate(with_zeros).peak_bytes == simulate(without).peak_bytes

@@ -96,7 +96,7 @@ class CaptureMode(TorchDispatchMode):
             # A tensor subclass (nested, quantised): it unwraps itself, and its parts come back here.
             return NotImplemented
         # What a function mode makes user code believe (see `retarget/device.py`) is not for us.
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), self.ledger.lock:
             result = self._handle(func, args, kwargs or {})
             if self.for_gpu:
                 note_wait(self, func, args, kwargs or {})
@@ -368,10 +368,11 @@ class CaptureMode(TorchDispatchMode):
 
     def allocated_outside(self, tensor: torch.Tensor, producer: str) -> torch.Tensor:
         """Record a tensor that torch made without an operator call, as if one had made it."""
-        live = self.ledger.register(tensor, producer, known=True)
         facts = not_an_operator(producer)
         key: Key = (producer, tensor.dtype, tensor.shape)
-        self.recorder.record(self._no_kernel(facts, key), (), (), (live,))
+        with self.ledger.lock:
+            live = self.ledger.register(tensor, producer, known=True)
+            self.recorder.record(self._no_kernel(facts, key), (), (), (live,))
         return tensor
 
     def _no_kernel(self, facts: Operator, key: Key) -> Call:
@@ -397,16 +398,16 @@ class CaptureMode(TorchDispatchMode):
     def clone_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Copy a storage as `copy.deepcopy` of a tensor does."""
         source = self.ledger.find_storage(storage)
-        with torch.utils._python_dispatch._disable_current_modes():
+        facts = not_an_operator("storage.clone")
+        with self.ledger.lock, torch.utils._python_dispatch._disable_current_modes():
             if source is None or source.backing is None:
                 live, copy = self.ledger.allocate(storage.nbytes(), "storage.clone", keep_values=False)
             else:
                 real = torch.empty(0, dtype=torch.uint8).set_(source.backing.untyped_storage()).clone()
                 live, copy = self.ledger.adopt(real, "storage.clone", known=source.known)
                 live.assumption = source.assumption
-        facts = not_an_operator("storage.clone")
-        key: Key = ("storage.clone", live.nbytes)
-        self.recorder.record(self._no_kernel(facts, key), (source,) if source else (), (), (live,))
+            key: Key = ("storage.clone", live.nbytes)
+            self.recorder.record(self._no_kernel(facts, key), (source,) if source else (), (), (live,))
         return copy
 
     # What autograd does in place in a real run, but not while a dispatch mode is active --------------------

@@ -9,6 +9,7 @@ separately from the moment the memory is really free.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from dataclasses import dataclass, field
 
@@ -112,9 +113,20 @@ class Ledger:
         self.alive: dict[int, LiveStorage] = {}
         self.created: list[LiveStorage] = []
         self._by_address: dict[int, LiveStorage] = {}
+        self.lock = threading.RLock()
+        """Held while an operator makes its storages and is recorded, and while something is released: any
+        thread of the step may do so at any time."""
         self._granularity = granularity
-        # For a GPU: whether what is made now is the host's; None where its inputs decide.
-        self.on_host: bool | None = None
+        self._thread = threading.local()
+
+    @property
+    def on_host(self) -> bool | None:
+        """For a GPU: whether what this thread makes now is the host's; None where its inputs decide."""
+        return getattr(self._thread, "on_host", None)
+
+    @on_host.setter
+    def on_host(self, on_host: bool | None) -> None:
+        self._thread.on_host = on_host
 
     def restart_clock(self) -> None:
         """Begin a new recording at time 0; what is alive now becomes persistent (start -1)."""
@@ -192,8 +204,9 @@ class Ledger:
 
     def release_saved(self, live: LiveStorage, hold: Hold) -> None:
         """Autograd lets go of one saved tensor."""
-        hold.end = self.clock
-        self._release(live)
+        with self.lock:
+            hold.end = self.clock
+            self._release(live)
 
     def resize(self, live: LiveStorage, nbytes: int) -> None:
         """Change a storage's size in place, as FSDP does to free and restore parameters."""
@@ -238,10 +251,11 @@ class Ledger:
     def _storage_died(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(reference, _StorageReference)
         live = reference.live
-        if self._by_address.get(reference.address) is live:
-            del self._by_address[reference.address]
-        reference.hold.end = self.clock
-        self._release(live)
+        with self.lock:
+            if self._by_address.get(reference.address) is live:
+                del self._by_address[reference.address]
+            reference.hold.end = self.clock
+            self._release(live)
 
     def _release(self, live: LiveStorage) -> None:
         live.holders -= 1

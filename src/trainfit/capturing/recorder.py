@@ -6,6 +6,7 @@ Rows are kept as cheap tuples while the step runs; `session.py` makes the `Trace
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,12 +71,18 @@ class Row:
 NO_NODE = NodeInfo(-1, -1, -1)
 
 
+def _on_host(*used: Sequence[LiveStorage]) -> bool:
+    """Whether an operator uses storages of the host and no others; there are some for a GPU only."""
+    return any(used) and all(live.on_host for lives in used for live in lives)
+
+
 class Recorder:
     """Collects the rows of the step that is being recorded."""
 
     def __init__(self, ledger: Ledger) -> None:
         """Start with an empty recording."""
         self.ledger = ledger
+        self._thread = threading.get_ident()
         self.module_index: Callable[[Any], int] = lambda module: -1
         self.module_name: Callable[[int], str] = lambda module: ""
         self.parameter_module: dict[int, int] = {}
@@ -94,6 +101,10 @@ class Recorder:
 
     def restart(self) -> None:
         """Drop what was recorded and begin a new recording at time 0."""
+        with self.ledger.lock:
+            self._restart()
+
+    def _restart(self) -> None:
         self.ledger.restart_clock()
         self.start_bytes = self.ledger.live_bytes
         self.number += 1
@@ -118,38 +129,41 @@ class Recorder:
         creates: Sequence[LiveStorage],
     ) -> None:
         """Append one operator call and move the clock."""
+        if threading.get_ident() != self._thread and _on_host(reads, writes, creates):
+            return  # a thread that prepares data for a GPU: when it does what is not the step's
         ledger = self.ledger
-        phase, recompute = self._phase()
-        if phase is BACKWARD and not recompute:
-            module_call, module, sequence = self.node.call, self.node.module, self.node.sequence
-        else:
-            module_call = self.stack[-1] if self.stack else -1
-            module = self.calls[module_call].module if module_call >= 0 else -1
-            sequence = _sequence_number()
-            if recompute and module < 0:
-                module = self.node.module
-        number = ledger.clock
-        for live in creates:
-            live.producer_op = number
-        if creates and phase is BACKWARD and self.node.parameter is not None and self._arrived:
-            self._gradient_is_a_copy(creates)
-        self.rows.append(
-            Row(
-                call,
-                phase,
-                module,
-                module_call,
-                recompute,
-                sequence,
-                reads,
-                writes,
-                creates,
-                ledger.live_bytes,
+        with ledger.lock:  # another thread of the step may record as well
+            phase, recompute = self._phase()
+            if phase is BACKWARD and not recompute:
+                module_call, module, sequence = self.node.call, self.node.module, self.node.sequence
+            else:
+                module_call = self.stack[-1] if self.stack else -1
+                module = self.calls[module_call].module if module_call >= 0 else -1
+                sequence = _sequence_number()
+                if recompute and module < 0:
+                    module = self.node.module
+            number = ledger.clock
+            for live in creates:
+                live.producer_op = number
+            if creates and phase is BACKWARD and self.node.parameter is not None and self._arrived:
+                self._gradient_is_a_copy(creates)
+            self.rows.append(
+                Row(
+                    call,
+                    phase,
+                    module,
+                    module_call,
+                    recompute,
+                    sequence,
+                    reads,
+                    writes,
+                    creates,
+                    ledger.live_bytes,
+                )
             )
-        )
-        if self.notes_lines and creates:
-            self.rows[-1].line = user_line()
-        ledger.clock = number + 1
+            if self.notes_lines and creates:
+                self.rows[-1].line = user_line()
+            ledger.clock = number + 1
 
     def host_waits(self) -> None:
         """The host goes on only when the device is done with the last operator."""

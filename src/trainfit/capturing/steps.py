@@ -145,6 +145,14 @@ class Runs:
     def _run(self, *, keep: bool) -> None:
         session = self._session
         result = self._call(lambda: session.record_step(self._step))
+        with session.ledger.lock:  # what other threads do from here on is not the run's
+            self._look_at_recording(keep=keep)
+        del result
+        if keep:
+            self._leftovers.append(Leftovers(session))
+
+    def _look_at_recording(self, *, keep: bool) -> None:
+        session = self._session
         rows = session.recorder.rows
         self.backward_seen = self.backward_seen or session.recorder.backward_seen
         begin = session.recorder.start_bytes
@@ -165,8 +173,6 @@ class Runs:
             kept = Kept(len(self._peaks), course, peak, trace)
             others = [other for other in self._kept if other not in worse]
             self._kept = sorted([*others, kept], key=lambda kept: -kept.peak_bytes)[:_MOST_KEPT]
-        del result
-        self._leftovers.append(Leftovers(session))
 
     def _level(self) -> int:
         """Return the bytes alive between two runs, without what only a cycle of references holds."""

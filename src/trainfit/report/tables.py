@@ -92,12 +92,14 @@ def _steps(steps: Steps) -> list[Text]:
         return []
     counted = steps.peaks[steps.first - 1 :]
     smallest, largest = format_bytes(min(counted)), format_bytes(max(counted))
+    peaks = f"with peaks from {smallest} to {largest} without workspaces, "
+    of_these = "the one that needs most" if smallest != largest else "and all need the same"
     return [
         Text()
         .append("Steps differ: ", "yellow")
         .append(
-            f"of runs {steps.first} to {steps.looked_at}, with peaks from {smallest} to {largest} without "
-            f"workspaces, this is run {steps.recorded}, the one that needs most.",
+            f"of runs {steps.first} to {steps.looked_at}, {peaks if smallest != largest else ''}"
+            f"this is run {steps.recorded}, {of_these}.",
         )
     ]
 
