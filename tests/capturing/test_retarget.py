@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -814,3 +816,96 @@ def test_the_gradient_of_a_maximum_does_not_wait_for_a_value_on_a_gpu() -> None:
     assert {"new_zeros", "masked_fill_"} <= backward[0]
     assert {"logical_and_", "logical_or_"} <= backward[1]
     assert not {"logical_and", "masked_fill_"} & backward[1]
+
+
+# On the host or on the GPU --------------------------------------------------------------------------------
+
+SAMPLES, FEATURES, BATCH = 4096, 64, 8
+
+
+def _from_dataset(make: Callable[[], torch.Tensor], device: str = "cuda") -> Callable[[], Step]:
+    """Return a build whose dataset is made by `make`, without a word about where, and moved by the batch."""
+
+    def build() -> Step:
+        data = make()
+        model = nn.Linear(FEATURES, 1, bias=False).to(device)
+
+        def run() -> None:
+            batch = data[torch.randint(0, SAMPLES, (BATCH,))].to(device)
+            model(batch).sum().backward()
+            model.zero_grad()
+
+        return Step(model, None, run)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: torch.randn(SAMPLES, FEATURES), id="randn"),
+        pytest.param(lambda: torch.zeros(SAMPLES, FEATURES, device=None), id="device=None"),
+        pytest.param(lambda: torch.normal(0.0, 1.0, (SAMPLES, FEATURES)), id="normal"),
+        pytest.param(lambda: torch.tensor([[0.0] * FEATURES] * SAMPLES), id="tensor"),
+        pytest.param(lambda: torch.FloatTensor([[0.0] * FEATURES] * SAMPLES), id="FloatTensor"),
+        pytest.param(lambda: torch.from_numpy(np.zeros((SAMPLES, FEATURES), np.float32)), id="from_numpy"),
+        pytest.param(lambda: torch.as_tensor(np.zeros((SAMPLES, FEATURES), np.float32)), id="as_tensor"),
+        pytest.param(lambda: torch.zeros(1).new_tensor([[0.0] * FEATURES] * SAMPLES), id="new_tensor"),
+        pytest.param(lambda: torch.zeros(SAMPLES, FEATURES).exp().clone(), id="computed"),
+    ],
+)
+def test_a_dataset_in_host_memory_is_not_on_the_gpu(make: Callable[[], torch.Tensor]) -> None:
+    trace = captured(_from_dataset(make), "cuda")
+    # the weight, its gradient, the batch and the result, each in blocks of 512 bytes; no byte of the dataset
+    batch, weight, result = BATCH * FEATURES * 4, 512, 512
+    assert trace.persistent_bytes == weight
+    assert simulate(trace).peak_bytes <= 2 * weight + batch + 4 * result
+    assert not trace.warnings
+
+
+def test_a_step_that_names_no_device_is_on_the_gpu_as_a_whole() -> None:
+    def build() -> Step:
+        model, data = nn.Linear(FEATURES, 1, bias=False), torch.randn(SAMPLES, FEATURES)
+
+        def run() -> None:
+            model(data).sum().backward()
+            model.zero_grad()
+
+        return Step(model, None, run)
+
+    assert captured(build, "cuda").persistent_bytes == 512 + SAMPLES * FEATURES * 4
+
+
+@pytest.mark.parametrize("way", ["context", "default"])
+def test_the_default_device_decides_about_what_is_made_without_one(way: str) -> None:
+    def build() -> Step:
+        data = torch.randn(SAMPLES, FEATURES)
+        if way == "default":
+            torch.set_default_device("cuda")
+        with torch.device("cuda") if way == "context" else contextlib.nullcontext():
+            model, more = nn.Linear(FEATURES, 1, bias=False), torch.zeros(FEATURES, FEATURES)
+        torch.set_default_device(None)
+
+        def run() -> None:
+            model(data[:BATCH].cuda() @ more).sum().backward()
+            model.zero_grad()
+
+        return Step(model, None, run)
+
+    assert captured(build, "cuda").persistent_bytes == 512 + FEATURES * FEATURES * 4
+
+
+def test_a_tensor_that_was_not_moved_is_told_with_its_line() -> None:
+    # GIVEN a mask that torch would refuse to multiply with what is on the GPU
+    def build() -> Step:
+        model, mask = nn.Linear(FEATURES, 1).cuda(), torch.ones(BATCH, 1)
+
+        def run() -> None:
+            (model(torch.ones(BATCH, FEATURES, device="cuda")) * mask).sum().backward()
+            model.zero_grad()
+
+        return Step(model, None, run)
+
+    (warning,) = captured(build, "cuda").warnings
+    assert warning.startswith("aten.mul gets a tensor on the host and one on the GPU, which torch refuses")
+    assert "test_retarget.py" in warning

@@ -31,6 +31,7 @@ from trainfit.capturing.metadata import (
     describe_call,
     differs,
 )
+from trainfit.capturing.mixing import note_mixed
 from trainfit.capturing.operators import Operator, aten, describe, not_an_operator
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.random_stream import RandomStream
@@ -163,6 +164,8 @@ class CaptureMode(TorchDispatchMode):
                 return self.compute(func, args, kwargs, kernel=kernel, shape_args=shape_args)
             finally:
                 self.ledger.on_host = None
+        if self.ledger.host_by_default and any(live.on_host for live in lives):
+            note_mixed(self, func, tensors, lives)
         if shape_args is not None:
             # The same call with another result; what it was called with stays as it is.
             key = ((func, call_key(func, shape_args, {})[0]), *key[1:])

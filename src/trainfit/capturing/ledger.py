@@ -116,6 +116,8 @@ class Ledger:
         self.lock = threading.RLock()
         """Held while an operator makes its storages and is recorded, and while something is released: any
         thread of the step may do so at any time."""
+        self.host_by_default = False
+        """For a GPU: whether what is made without a device is the host's, as in a real run."""
         self._granularity = granularity
         self._thread = threading.local()
 
@@ -164,14 +166,14 @@ class Ledger:
         return live, storage
 
     def adopt(
-        self, real: torch.Tensor, producer: str, *, known: bool
+        self, real: torch.Tensor, producer: str, *, known: bool, without_device: bool = False
     ) -> tuple[LiveStorage, torch.UntypedStorage]:
         """Make a new storage over the memory of `real`, which the entry keeps alive."""
         backing = real.untyped_storage()
         nbytes = 0 if self._is_foreign(backing) else self._rounded(backing.nbytes())
         live = LiveStorage(nbytes, self.clock, producer, backing=real, known=known)
         storage = storage_over(backing)
-        self._enter(live, storage)
+        self._enter(live, storage, without_device=without_device)
         return live, storage
 
     def register(self, tensor: torch.Tensor, producer: str, *, known: bool) -> LiveStorage:
@@ -179,7 +181,7 @@ class Ledger:
         storage = tensor.untyped_storage()
         nbytes = 0 if is_absent(storage) else self._rounded(storage.nbytes())
         live = LiveStorage(nbytes, self.clock, producer, known=known)
-        self._enter(live, storage)
+        self._enter(live, storage, without_device=True)
         return live
 
     def tensor(
@@ -227,11 +229,14 @@ class Ledger:
     def _rounded(self, nbytes: int) -> int:
         return -(-nbytes // self._granularity) * self._granularity
 
-    def _enter(self, live: LiveStorage, storage: torch.UntypedStorage) -> None:
+    def _enter(
+        self, live: LiveStorage, storage: torch.UntypedStorage, *, without_device: bool = False
+    ) -> None:
         self.created.append(live)
         self.alive[id(live)] = live
         live.storage_bytes = storage.nbytes()
-        if self.on_host:
+        on_host = self.on_host
+        if on_host or (on_host is None and without_device and self.host_by_default):
             live.on_host, live.nbytes = True, 0
         self.live_bytes += live.nbytes
         self.most_bytes = max(self.most_bytes, self.live_bytes)

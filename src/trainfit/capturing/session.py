@@ -33,7 +33,7 @@ from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values
 from trainfit.devices import Device
-from trainfit.errors import CaptureError, StepError
+from trainfit.errors import CaptureError, StepError, TrainfitError
 from trainfit.profiler import no_cycle_collection
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.simulate import simulate
@@ -61,12 +61,14 @@ class Session:
         oracle: MetadataOracle | None = None,
         *,
         know_everything: bool = False,
+        host_by_default: bool = False,
         settings: Settings = UNKNOWN_SETTINGS,
     ) -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
         self.device = device.kind if isinstance(device, Device) else device
         self.settings = settings
         self.ledger = Ledger(granularity=CUDA_BLOCK_BYTES if self.device == "cuda" else 1)
+        self.ledger.host_by_default = host_by_default
         self.gpu = Gpu(device if isinstance(device, Device) else ANY_GPU, self.ledger)
         self.recorder = Recorder(self.ledger)
         self.modules = ModuleTable()
@@ -110,6 +112,11 @@ class Session:
             self._entered = stack
             yield
 
+    @property
+    def names_no_device(self) -> bool:
+        """Whether a step for a GPU has put nothing there itself, and is meant to be there as a whole."""
+        return self.ledger.host_by_default and not self.gpu.named
+
     def leave(self) -> None:
         """Put everything back for good, in a process that the step has forked."""
         self._entered.close()
@@ -117,7 +124,7 @@ class Session:
     @contextlib.contextmanager
     def in_this_thread(self) -> Iterator[None]:
         """Capture what another thread of the step computes as well."""
-        looks = LooksLikeCuda(self.mode) if self.device == "cuda" else contextlib.nullcontext()
+        looks = LooksLikeCuda(self.mode, self.gpu) if self.device == "cuda" else contextlib.nullcontext()
         with self.saved_tensor_hooks.install(), self.mode, looks:
             yield
 
@@ -182,16 +189,28 @@ def capture(
     """
     report = progress or (lambda stage: None)
     kind = device.kind if isinstance(device, Device) else device
-    know_everything = False
+    know_everything, host_by_default = False, kind == "cuda"
     with _one_at_a_time(), heard_between_destructors(), eager_only():
         oracle = MetadataOracle(kind)
         surroundings = Surroundings()
         try:
             for _ in range(_MOST_CORRECTIONS):
-                session = Session(device, oracle, know_everything=know_everything, settings=settings)
+                session = Session(
+                    device,
+                    oracle,
+                    know_everything=know_everything,
+                    host_by_default=host_by_default,
+                    settings=settings,
+                )
                 session.before_operators = guard or session.before_operators
-                traces = _attempt(build, session, target, limits, surroundings, report, steps)
+                try:
+                    traces = _attempt(build, session, target, limits, surroundings, report, steps)
+                except TrainfitError:
+                    if not session.names_no_device:
+                        raise
+                    traces = None  # it may ask to be on a GPU
                 if traces is None:
+                    host_by_default = host_by_default and not session.names_no_device
                     continue
                 lacked = session.values.kernel_lacked_values or session.values.optimizer_lacked_values
                 if not lacked or know_everything or not affordable(traces[0], limits):
@@ -226,8 +245,8 @@ def _attempt(
 ) -> list[Trace] | None:
     """Build the step, run it, and return the traces of its worst runs, one for each course; largest first.
 
-    None if running its operators alone shows that some lie differently: what follows them may come out
-    differently too, and has to be done again from the start.
+    None if it has to be done again from the start: running its operators alone shows that some lie
+    differently, and what follows them may come out differently too; or it names no device.
     """
 
     def settled() -> bool:
@@ -243,6 +262,8 @@ def _attempt(
         runs = Runs(session, step, target, lambda run: _user_code(session, run, "the step"), settled)
         report("first step")
         runs.warm_up(steps)
+        if session.names_no_device:
+            return None
         _refuse_without_backward(runs)
         if not settled():
             return None

@@ -58,7 +58,7 @@ def lift_fresh(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Key
     if mode.ledger.find(tensor) is not None or tensor.is_meta:
         return tensor
     key, _ = call_key(func, args, kwargs)
-    live, storage = mode.ledger.adopt(tensor, "torch.tensor", known=True)
+    live, storage = mode.ledger.adopt(tensor, "torch.tensor", known=True, without_device=True)
     wrapped = mode.ledger.tensor(live, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
     mode.recorder.record(describe_call(func, key, [], wrapped), (), (), (live,))
     del storage

@@ -5,19 +5,22 @@ into the CPU that the capture runs on. So `device="cuda"`, `.cuda()`, `.to("cuda
 on the device work without a GPU, and take the GPU's branch. torch suspends a function mode while it handles
 a call; user code that is called back from there (in backward, by hooks of saved tensors) gets it back.
 
-What is made without a device counts as the GPU's, except scalars. What is made with `device="cpu"` or moved
-by `.cpu()`, and what is computed from such tensors alone, is the host's and does not count.
+What is made without a device is the host's, as in a real run, and so is what is made with `device="cpu"`,
+moved by `.cpu()` or computed from such tensors alone: it does not count. A step that never names a GPU is
+meant to be on one as a whole: then (`host_by_default` is off) all but scalars counts as the GPU's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.retarget.gpu import (
@@ -54,10 +57,11 @@ _MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
 class LooksLikeCuda(TorchFunctionMode):
     """Answers for the device of tensors and redirects device arguments to the CPU."""
 
-    def __init__(self, mode: CaptureMode) -> None:
+    def __init__(self, mode: CaptureMode, gpu: Gpu) -> None:
         """Tell `mode` which constants stay on the host, and ask it about tensors that do."""
         super().__init__()
         self._mode = mode
+        self._gpu = gpu
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,12 +84,13 @@ class LooksLikeCuda(TorchFunctionMode):
         if func is torch.Tensor.pin_memory:
             return args[0]
         to_host = None
-        if "device" in kwargs:
+        if kwargs.get("device") is not None:
             to_host = self._destination([kwargs["device"]])
             kwargs = {**kwargs, "device": on_capture_device(kwargs["device"])}
-        elif func is torch.tensor and not isinstance(args[0], list | tuple):
-            # A scalar stays on the host. Modules that take a device, if only None, make theirs for the GPU.
-            to_host = True
+        elif func in _constructors():
+            to_host = self._by_default(func, args, kwargs)
+        elif func is torch.Tensor.new_tensor:
+            to_host = self._on_host(args[0])
         if kwargs.get("pin_memory"):
             # Pinned memory is the host's; without a GPU there is none.
             to_host, kwargs = True, {**kwargs, "pin_memory": False}
@@ -102,13 +107,29 @@ class LooksLikeCuda(TorchFunctionMode):
 
         return call
 
+    def _by_default(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+        """Whether a function that makes a tensor, and is given no device, makes it on the host."""
+        default = torch.get_default_device()
+        if default.type == "cuda":
+            return self._destination([default])
+        if any(isinstance(given, torch.Tensor) for given in _each(args)):
+            return None  # where that is
+        if self._mode.ledger.host_by_default:
+            return True
+        # A scalar stays on the host. Modules that take a device, if only None, make theirs for the GPU.
+        is_scalar = func is torch.tensor and "device" not in kwargs and not isinstance(args[0], list | tuple)
+        return True if is_scalar else None
+
     def _destination(self, places: Iterable[Any]) -> bool | None:
         """Whether the values name the host (or a tensor there), or a GPU; None if they name no device."""
         for place in places:
             if isinstance(place, torch.Tensor):
                 return self._on_host(place)
-            if _names_gpu(place) or _names_host(place):
-                return _names_host(place)
+            if _names_gpu(place):
+                self._gpu.named = True
+                return False
+            if _names_host(place):
+                return True
         return None
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_host: bool) -> Any:
@@ -126,6 +147,7 @@ class LooksLikeCuda(TorchFunctionMode):
             to_host = self._destination([*places, kwargs.get("device"), kwargs.get("other")])
         else:
             to_host = func is torch.Tensor.cpu
+            self._gpu.named = self._gpu.named or not to_host
             for place in (*places, *kwargs.values()):
                 refuse_second_gpu(place)
         if to_host is None:
@@ -164,6 +186,21 @@ class LooksLikeCuda(TorchFunctionMode):
         on_host = self._on_host(tensor)
         with torch._C.DisableTorchFunction():
             return func(tensor) if on_host or tensor.is_meta else _ANSWERS[func]
+
+
+@functools.cache
+def _constructors() -> frozenset[Any]:
+    """Return the functions that make a tensor where the default device says, if they are given none."""
+    return frozenset(_device_constructors()) | {torch.normal, torch.from_file}
+
+
+def _each(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values, and those in lists of them."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
 
 
 def _non_blocking(places: Iterable[Any], kwargs: dict[str, Any]) -> bool:
@@ -214,7 +251,7 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
             stack.enter_context(replaced(torch.cuda.nvtx, name, _constantly(_constantly(None))))
         # Asked before weights are put into one buffer, which changes nothing in their total.
         stack.enter_context(replaced(torch.backends.cudnn, "is_acceptable", _constantly(_constantly(False))))
-        looks = LooksLikeCuda(mode)
+        looks = LooksLikeCuda(mode, gpu)
         for owner in (torch.autograd, torch.autograd.graph):
             stack.enter_context(replaced(owner, "_engine_run_backward", looks.heard_in))
         stack.enter_context(

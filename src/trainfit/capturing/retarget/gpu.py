@@ -33,6 +33,8 @@ class Gpu:
         self.ledger = ledger
         self.architecture_mattered = False
         """Whether the step, or a kernel of it, was chosen by the architecture."""
+        self.named = False
+        """Whether the step has said of anything that it is to be on a GPU."""
 
     @property
     def is_amd(self) -> bool:
