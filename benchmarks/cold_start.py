@@ -77,9 +77,7 @@ def main() -> int:
     again = subprocess.run(second, check=True, capture_output=True, text=True).stdout
     for line in again.splitlines():
         device, ops, seconds = line.split()
-        print(
-            f"{options.target} captured again for {device}: {ops} ops in {float(seconds):.2f} s of processor time"
-        )
+        print(f"captured again for {device}: {ops} ops in {float(seconds):.2f} s of processor time")
     if options.json:
         result = {"medians": medians, "rounds": taken, "again": again.splitlines()}
         options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
