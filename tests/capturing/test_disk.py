@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import copy
+import gzip
 import io
+import json
+import lzma
 import os
 import pickle
+import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +25,7 @@ from torch import nn
 from torch import save as save_by_name
 
 import trainfit
+from trainfit.capturing.disk.elsewhere import LARGEST_COPY
 from trainfit.errors import CaptureError, UserCodeError
 from trainfit.step import Step
 from trainfit.trace import Trace
@@ -113,6 +120,60 @@ def _storage(content: Any, path: str) -> None:
         content["bias"].untyped_storage()._write_file(file, True, True, 4)
 
 
+def _compressed(module: Any, save: Callable[[Any, Any], None]) -> Callable[[Any, str], None]:
+    def write(content: Any, path: str) -> None:
+        with module.open(path, "wb") as file:
+            save(content, file)
+
+    return write
+
+
+def _zipped(content: Any, path: str) -> None:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.pt", buffer.getvalue())
+
+
+def _opened_as(mode: str) -> Callable[[Any, str], None]:
+    def write(content: Any, path: str) -> None:
+        with open(path, mode, buffering=0) as file:
+            torch.save(content, file)
+
+    return write
+
+
+def _with_a_number(content: Any, path: str) -> None:
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(number, content["bias"].cpu().numpy().tobytes())
+    os.close(number)
+
+
+def _mapped(content: Any, path: str) -> None:
+    array = numpy.memmap(path, dtype="float32", mode="w+", shape=(4,))
+    array[:] = content["bias"].cpu().numpy()[:4]
+    array.flush()
+    assert numpy.memmap(path, dtype="float32").shape == (4,)
+
+
+def _mapped_array(content: Any, path: str) -> None:
+    numpy.lib.format.open_memmap(path, dtype="float32", mode="w+", shape=(4,))[:] = 1.0
+    assert numpy.load(path).shape == (4,)
+
+
+def _through_a_temporary_file(content: Any, path: str) -> None:
+    Path(path + ".tmp").write_bytes(content["bias"].cpu().numpy().tobytes())
+    os.replace(path + ".tmp", path)
+    assert os.path.getsize(path) == content["bias"].nbytes
+    assert not os.path.exists(path + ".tmp")
+
+
+def _copied_over(content: Any, path: str) -> None:
+    Path("copied.tmp").write_bytes(content["bias"].cpu().numpy().tobytes())
+    shutil.copy2("copied.tmp", path)
+    assert Path(path).stat().st_size == content["bias"].nbytes
+
+
 WRITERS: dict[str, Callable[[Any, str], Any]] = {
     "torch.save": torch.save,
     "torch.save of a path": lambda content, path: torch.save(content, Path(path)),
@@ -128,12 +189,28 @@ WRITERS: dict[str, Callable[[Any, str], Any]] = {
     "numpy.savetxt": lambda content, path: numpy.savetxt(path, content["bias"].cpu().numpy()),
     "tofile": lambda content, path: content["bias"].cpu().numpy().tofile(path),
     "tofile of a result": _computed_array,
+    "tofile of a plain array": lambda content, path: numpy.asarray(content["bias"].cpu()).tofile(path),
+    "bytes": lambda content, path: Path(path).write_bytes(content["bias"].cpu().numpy().tobytes()),
+    "gzip": _compressed(gzip, torch.save),
+    "gzip of a pickle": _compressed(gzip, pickle.dump),
+    "bz2": _compressed(bz2, pickle.dump),
+    "lzma": _compressed(lzma, torch.save),
+    "zip": _zipped,
+    "w+b": _opened_as("w+b"),
+    "ab": _opened_as("ab"),
+    "a number": _with_a_number,
+    "memmap": _mapped,
+    "open_memmap": _mapped_array,
+    "temporary file": _through_a_temporary_file,
+    "copy": _copied_over,
+    "script": lambda content, path: torch.jit.script(nn.ReLU()).save(path),
     "storage": _storage,
     "distributed checkpoint": _distributed,
     "distributed checkpoint, later": _distributed_later,
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @both_devices
 @both_sizes
 def test_no_writer_touches_a_file(width: int, device: str, checkpoint: Path) -> None:
@@ -151,8 +228,8 @@ def test_no_writer_touches_a_file(width: int, device: str, checkpoint: Path) -> 
     assert sorted(os.listdir()) == before
     for name in names:
         assert Path(name).read_bytes() == PRECIOUS, name
-        assert any(f"/{name})" in note for note in notes(trace)), name
-        assert any(f"/new-{name})" in note for note in notes(trace)), name
+        assert any(re.search(rf"/{re.escape(name)}(\)| was)", note) for note in notes(trace)), name
+        assert any(f"/new-{name}" in note for note in notes(trace)), name
     assert all("test_disk.py:" in note for note in notes(trace))
 
 
@@ -210,23 +287,110 @@ def test_models_of_libraries_are_not_written(checkpoint: Path) -> None:
     assert any("model.safetensors" in note and "test_disk.py:" in note for note in notes(trace))
 
 
-def test_files_without_tensors_are_written_as_usual(checkpoint: Path) -> None:
+def test_new_text_and_appended_text_are_written_as_usual(checkpoint: Path) -> None:
     def log(model: nn.Module, optimizer: Any) -> None:
-        with open("log.bin", "wb") as file:
-            file.write(b"one ")
-            file.write(b"two")
-        with open("log.pickle", "wb") as file:
-            pickle.dump({"loss": 1.5}, file)
         Path("log.txt").write_text("text")
-        open("empty.bin", "wb").close()
+        with open("log.csv", "a") as file:
+            file.write("1\n")
 
-    Path("empty.bin").write_bytes(b"old content")
+    Path("log.csv").write_text("loss\n")
     trace = captured(step_with(log))
     assert notes(trace) == []
-    assert Path("log.bin").read_bytes() == b"one two"
-    assert pickle.loads(Path("log.pickle").read_bytes()) == {"loss": 1.5}
     assert Path("log.txt").read_text() == "text"
-    assert Path("empty.bin").read_bytes() == b""
+    assert re.fullmatch(r"loss\n(1\n){2,}", Path("log.csv").read_text())
+
+
+@pytest.mark.parametrize("width", [4, 300], ids=["known values", "hollow"])
+def test_files_that_were_there_before_keep_their_content_whatever_the_step_does(
+    width: int, checkpoint: Path
+) -> None:
+    names = ["metrics.json", "log.csv", "log.bin", "ids.bin", "now.txt", "previous.txt", "older.txt"]
+    for name in names:
+        Path(name).write_text(f"{name} of last week")
+    Path("linked.txt").symlink_to("now.txt")
+
+    def write_all(model: nn.Module, optimizer: Any) -> None:
+        Path("metrics.json").write_text(json.dumps(model.weight.tolist()[:1]))
+        assert len(json.loads(Path("metrics.json").read_text())[0]) == width
+        with open("log.csv", "r+") as file:
+            assert file.read().endswith(("last week", "!"))
+            file.write("!")
+        with open("log.bin", "ab") as file:
+            file.write(b"!")
+        ids = numpy.memmap("ids.bin", dtype="uint8")
+        ids[:] = 1
+        ids.flush()
+        Path("linked.txt").write_text("through a link")
+        assert Path("now.txt").read_text() == "through a link"
+
+    trace = captured(step_with(write_all, width))
+    for name in names:
+        assert Path(name).read_text() == f"{name} of last week"
+    for what in ("metrics.json", "log.csv", "log.bin", "linked.txt", "memmap.flush"):
+        assert any(what in note and "test_disk.py:" in note for note in notes(trace)), what
+
+
+def test_files_that_were_there_before_keep_their_names(checkpoint: Path) -> None:
+    Path("previous.pt").write_text("of the week before")
+    Path("run").mkdir()
+    Path("run/log.txt").write_text("first")
+
+    moved: list[int] = []
+
+    def rotate(model: nn.Module, optimizer: Any) -> None:
+        if os.path.exists("old.pt"):
+            os.replace("old.pt", "previous.pt")
+            moved.append(os.path.getsize("previous.pt"))
+            assert not os.path.exists("old.pt")
+        torch.save(model.state_dict(), "old.pt")
+        if os.path.exists("run"):
+            os.rename("run", "run.1")
+        assert Path("run.1/log.txt").read_text() == "first"
+
+    trace = captured(step_with(rotate))
+    assert moved[0] == len(PRECIOUS) < moved[1]
+    assert checkpoint.read_bytes() == PRECIOUS
+    assert Path("previous.pt").read_text() == "of the week before"
+    assert Path("run/log.txt").read_text() == "first"
+    assert not Path("run.1").exists()
+    assert sum("renaming" in note for note in notes(trace)) == 2
+
+
+def test_what_building_the_step_makes_stays_but_not_tensors(checkpoint: Path) -> None:
+    def build() -> Step:
+        Path("downloaded.bin").write_bytes(b"data")
+        with open("first.pt", "wb") as file:
+            torch.save({"epoch": 1}, file)
+        Path("second.pt").write_bytes(pickle.dumps(torch.zeros(300, 300)))
+        return step_with(lambda model, optimizer: None)()
+
+    captured(build)
+    assert sorted(os.listdir()) == ["downloaded.bin", "old.pt"]
+
+
+def test_a_large_file_is_not_copied_to_be_changed(checkpoint: Path) -> None:
+    with open("large.bin", "wb") as file:
+        file.truncate(LARGEST_COPY + 1)
+
+    def change(model: nn.Module, optimizer: Any) -> None:
+        assert numpy.memmap("large.bin", dtype="uint8")[-1] == 0
+        with open("large.bin", "r+b") as file:
+            file.write(b"!")
+
+    with pytest.raises(CaptureError, match=r"large\.bin \(1\.00 GiB\) to change it.*open it for reading"):
+        captured(step_with(change))
+
+
+def test_an_open_file_that_was_not_written_can_be_loaded(checkpoint: Path) -> None:
+    def save_and_load(model: nn.Module, optimizer: Any) -> None:
+        with open("new.pt", "wb") as file:
+            torch.save(model.state_dict(), file)
+        with open("new.pt", "rb") as file:
+            model.load_state_dict(torch.load(file))
+        Path("memory.pt").write_bytes(pickle.dumps(model.weight))
+        assert pickle.loads(Path("memory.pt").read_bytes()).shape == model.weight.shape
+
+    captured(step_with(save_and_load))
 
 
 def test_another_thread_saves_for_real_meanwhile(checkpoint: Path) -> None:

@@ -40,7 +40,7 @@ def capture(
 
     `target` is a name as on the command line, or the function that builds the `Step`. It and the step's `run`
     are executed a few times on tensors without memory. What they do besides computing (files, sockets,
-    logging) happens, except that no tensors are written to disk and no older files are removed.
+    logging) happens, except that no tensors are written to disk and older files stay as they are.
 
     `steps` is how many runs of the step are looked at once it is steady; the one with the largest peak is
     recorded. Without it there are as many as it takes: one, or more where something in Python changes from

@@ -66,16 +66,16 @@ class Values:
         self._asked: dict[str, int] = {}
         self.answers: list[object] = []
         """What the step has read of known values, as far as it may decide by it."""
-        self._building = False
+        self.building = False
 
     @contextlib.contextmanager
     def while_building(self) -> Iterator[None]:
         """Note that the step is being built: what is asked now is asked once, not in every step."""
-        self._building = True
+        self.building = True
         try:
             yield
         finally:
-            self._building = False
+            self.building = False
 
     def worth_knowing(self, dtype: torch.dtype, numel: int, *, of_integers: bool = False) -> bool:
         """Whether a tensor is small enough to be computed for real.
@@ -92,13 +92,17 @@ class Values:
         """
         if any(frame.f_code.co_filename == _INITIALISATION for frame, _ in traceback.walk_stack(None)):
             return
-        if self._building:
+        if self.building:
             text = f"when the step was built, {text.removeprefix(f'{DATA_DEPENDENT}: ')}"
         self.assumptions[Assumption(text, self._current_module(), user_line())] = None
 
     def note(self, text: str, source: str) -> None:
         """Note what was not done as a real run does it, and at which line."""
         self.assumptions[Assumption(text, "", source)] = None
+
+    def take_back(self, text: str, source: str) -> None:
+        """Forget a note."""
+        self.assumptions.pop(Assumption(text, "", source), None)
 
     def rely_on(self, live: LiveStorage) -> None:
         """Note that shapes or control flow now rest on values that were themselves assumed."""

@@ -2,9 +2,10 @@
 
 What a step saves while it is captured is made of tensors without memory, or of values that a few steps have
 made: neither may take the place of a checkpoint. `writers.py` has the table of the functions that write
-tensors; they are skipped, with a note that names the line. `pretended.py` knows what would now be on disk, so
-that a loop goes on as usual (renames its temporary file, links to the latest, asks for the size).
-`snapshots.py` gives back to `torch.load` what was "saved". `opening.py` sees to files that are opened first.
+tensors; they are skipped, with a note that names the line. `opening.py` sees to files that the step opens
+itself: what it writes to them goes to copies (`elsewhere.py`). `pretended.py` knows what would now be on
+disk, and `loops.py` lets a loop go on as usual (rename its temporary file, link to the latest, ask for the
+size). `snapshots.py` gives back to `torch.load` what was "saved".
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from trainfit.capturing.disk.loops import pretending
 from trainfit.capturing.disk.opening import careful_opening
-from trainfit.capturing.disk.pretended import pretending
 from trainfit.capturing.disk.writers import writers_skipped
 
 if TYPE_CHECKING:
@@ -25,5 +26,8 @@ if TYPE_CHECKING:
 def untouched(session: Session) -> Iterator[None]:
     """Keep the user's files as they are for the length of a capture."""
     disk = session.disk
-    with writers_skipped(disk), pretending(disk), careful_opening(disk):
-        yield
+    try:
+        with writers_skipped(disk), pretending(disk), careful_opening(disk):
+            yield
+    finally:
+        disk.end()

@@ -1,103 +1,181 @@
-"""Files that are opened before tensors are saved into them: `with open(path, "wb") as f: torch.save(x, f)`.
+"""Files that the step opens by itself, and what it opens them for.
 
-Opening empties a file, so the old checkpoint would be gone before `torch.save` can be skipped. During a
-capture a binary file is emptied only when something is really written to it, or when it is closed.
+A file that was there before is not written to but its copy is (`elsewhere.py`). So is what `run` writes in
+binary, new files too: there are more ways to write the bytes of a tensor than anyone can list. Text that is
+appended is written as usual, as are new files that are text or that building the step makes (downloads).
 """
 
 from __future__ import annotations
 
 import builtins
+import bz2
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from trainfit.capturing.disk.pretended import Unwritten, path_of
-from trainfit.capturing.disk.writers import TOKEN
+import numpy
+import torch
+
+from trainfit.capturing.disk.elsewhere import exists, followed, is_ordinary
+from trainfit.capturing.disk.pretended import path_of
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.values import script_line
+from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
     from trainfit.capturing.disk.pretended import Disk
+
+Opener = Callable[[Any, int], int]
+_os_open = os.open
+# Modules that have kept `open` under a name of their own.
+_OPENS: tuple[tuple[Any, str], ...] = (
+    (builtins, "open"),
+    (io, "open"),
+    (bz2, "_builtin_open"),
+    (tarfile, "bltn_open"),
+)
 
 
 @contextlib.contextmanager
 def careful_opening(disk: Disk) -> Iterator[None]:
     """Open files in this way for the length of a capture."""
-    with (
-        replaced(builtins, "open", lambda original: _open(disk, original)),
-        replaced(io, "open", lambda original: _open(disk, original)),
-    ):
+    with contextlib.ExitStack() as stack:
+        for owner, name in _OPENS:
+            stack.enter_context(replaced(owner, name, lambda original: _open(disk, original)))
+        stack.enter_context(replaced(os, "open", lambda original: _open_number(disk, original)))
+        stack.enter_context(replaced(torch, "from_file", lambda original: _shared(disk, original)))
+        stack.enter_context(replaced(numpy.memmap, "__new__", lambda original: _map(disk, original)))
+        stack.enter_context(replaced(numpy.memmap, "flush", lambda original: _flush(disk, original)))
         yield
 
 
 def _open(disk: Disk, original: Any) -> Any:
-    def careful_open(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-        plain = mode in ("wb", "bw") and buffering != 0 and not any(args) and not any(kwargs.values())
-        if plain and isinstance(file, str | bytes | os.PathLike) and disk.in_capture:
-            return CarefulWriter(disk, file)
-        return original(file, mode, buffering, *args, **kwargs)
+    def careful_open(
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Opener | None = None,
+    ) -> Any:
+        def usual(opener: Opener | None) -> Any:
+            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+
+        path = path_of(file) if isinstance(file, str | bytes | os.PathLike) else None
+        if path is None or not isinstance(mode, str) or not disk.in_capture:
+            return usual(opener)
+        if mode in ("rb", "br") and path in disk.files:
+            return io.BufferedReader(_Unwritten(disk, path))
+        place = _place(disk, path, mode)
+        if place is None:
+            return usual(opener)
+        return usual(lambda _, flags: opener(place, flags) if opener else _os_open(place, flags, 0o666))
 
     return careful_open
 
 
-class _LateEmptied(io.FileIO):
-    """A file that keeps its old content until it is written to."""
+def _open_number(disk: Disk, original: Any) -> Any:
+    def careful_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        found = path_of(path) if dir_fd is None and isinstance(path, str | bytes | os.PathLike) else None
+        if found is None or flags & (os.O_EXCL | os.O_DIRECTORY) or not disk.in_capture:
+            return original(path, flags, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
+        if not flags & (os.O_WRONLY | os.O_RDWR):
+            kind = "rb"
+        elif flags & os.O_APPEND:
+            kind = "ab" if flags & os.O_CREAT else "r+b"
+        else:
+            kind = "wb" if flags & os.O_TRUNC else "ab" if flags & os.O_CREAT else "r+b"
+        return original(_place(disk, found, kind) or path, flags, mode)  # type: ignore[no-any-return]
 
-    def __init__(self, file: Any) -> None:
-        self.is_new = not os.path.lexists(file)
-        super().__init__(file, "wb", opener=lambda path, flags: os.open(path, flags & ~os.O_TRUNC, 0o666))
-        self.is_empty = False
-        self.is_kept = False
-
-    def empty(self) -> None:
-        """Do what opening usually does."""
-        if not self.is_empty and not self.is_kept:
-            self.is_empty = True
-            os.ftruncate(super().fileno(), 0)
-
-    def write(self, data: Any) -> int:
-        self.empty()
-        return super().write(data) or 0
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        self.empty()
-        super().close()
-        if self.is_kept and self.is_new:
-            os.unlink(self.name)
+    return careful_open
 
 
-class CarefulWriter(io.BufferedWriter):
-    """Writes as usual, except what stands for tensors."""
+def _place(disk: Disk, path: str, mode: str) -> str | None:
+    """Return where a file is to be opened; None if in its place."""
+    place = disk.elsewhere.place(path)
+    if not any(sign in mode for sign in "wax+"):
+        return place
+    there = place is not None or (exists(path) and path not in disk.gone)
+    appends_text = "a" in mode and "b" not in mode
+    as_usual = there and ("x" in mode or (appends_text and place is None))
+    if as_usual or _fails(path, mode, there=there):
+        return place
+    older = path in disk.gone or disk.is_older(followed(path))
+    binary_of_run = "b" in mode and not disk.is_building
+    if place is None and not older and not binary_of_run:
+        disk.made.append(path)
+        return None
+    if place is None:
+        disk.note_opening(path, older=older)
+    keep = "w" not in mode and path not in disk.gone
+    disk.wrote(path)
+    return disk.elsewhere.own_copy(path, with_content=keep)
 
-    raw: _LateEmptied
 
-    def __init__(self, disk: Disk, file: Any) -> None:
-        """Open a file for writing, and leave it as it is for now."""
-        super().__init__(_LateEmptied(file))
+def _fails(path: str, mode: str, *, there: bool) -> bool:
+    """Whether opening is going to fail, or is of something that is no ordinary file: as it always does."""
+    folder = os.path.dirname(path)
+    if not is_ordinary(path) or not os.path.isdir(folder) or (not there and "r" in mode):
+        return True
+    return not os.access(path if exists(path) else folder, os.W_OK)
+
+
+class _Unwritten(io.RawIOBase):
+    """A file that a capture did not write: `torch.load` knows it by its name, nobody can read it."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.name = path
         self._disk = disk
-        disk.gone.discard(path_of(file) or "")
 
-    def keep_old_content(self) -> None:
-        """Tensors were to be written here: the file stays as it was."""
-        self.raw.is_kept = True
+    def readable(self) -> bool:
+        return True
 
-    def fileno(self) -> int:
-        """Whoever asks for the number writes behind our back."""
-        self.raw.empty()
-        return super().fileno()
+    def readinto(self, buffer: Any) -> int:
+        raise CaptureError(self._disk.refusal(self.name, script_line()))
 
-    def write(self, data: Any) -> int:
-        """Write, unless the bytes stand for tensors that were saved into memory before."""
-        if TOKEN not in memoryview(data).cast("B")[: 1 << 16].tobytes() and not self.raw.is_kept:
-            return super().write(data)
-        snapshot = self._disk.found_in(bytes(data))
-        if not self.raw.is_kept:
-            self._disk.skip("writing what torch.save put into memory", self)
-            path = path_of(self)
-            if path is not None and snapshot is not None:
-                self._disk.remember(path, Unwritten("write", script_line(), snapshot))
-        return len(data)
+
+def _shared(disk: Disk, original: Any) -> Any:
+    """Let `torch.from_file(shared=True)` share a copy."""
+
+    def from_file(filename: str, shared: bool | None = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if shared and disk.in_capture:
+            filename = _place(disk, os.path.abspath(filename), "ab") or filename
+        tensor: torch.Tensor = original(filename, shared, *args, **kwargs)
+        return tensor
+
+    return from_file
+
+
+def _map(disk: Disk, original: Any) -> Any:
+    """Let arrays in files be changed in memory only: numpy opens them to be changed unless told otherwise."""
+
+    def mapped(
+        subtype: Any, filename: Any, dtype: Any = numpy.uint8, mode: str = "r+", *args: Any, **kwargs: Any
+    ) -> Any:
+        path = path_of(filename)
+        if (
+            mode in ("r+", "readwrite")
+            and path is not None
+            and disk.in_capture
+            and path not in disk.elsewhere
+        ):
+            # Where the file would have to grow, a copy of it does.
+            with contextlib.suppress(ValueError):
+                return original(subtype, filename, dtype, "c", *args, **kwargs)
+        return original(subtype, filename, dtype, mode, *args, **kwargs)
+
+    return mapped
+
+
+def _flush(disk: Disk, original: Any) -> Any:
+    def flush(self: Any) -> None:
+        if disk.in_capture and self.mode == "c":
+            disk.note("numpy.memmap.flush was skipped: a capture changes no file that was there before")
+        original(self)
+
+    return flush

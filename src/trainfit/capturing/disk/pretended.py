@@ -1,22 +1,18 @@
-"""What would be on disk if the step had been allowed to write: files that it goes on to rename or ask for."""
+"""What would be on disk if the step had been allowed to write."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
 import stat
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from trainfit.capturing.disk.elsewhere import Elsewhere
 from trainfit.capturing.disk.snapshots import Snapshot, restored, taken
 from trainfit.capturing.disk.writers import TOKEN
-from trainfit.capturing.replacing import replaced
 from trainfit.capturing.surroundings import file_time
 from trainfit.capturing.values import script_line
 from trainfit.errors import CaptureError
@@ -24,6 +20,8 @@ from trainfit.errors import CaptureError
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
+_BEGINNING = 1 << 16
+"""Bytes of a file in which its first tensor is looked for."""
 _lstat, _unlink = os.lstat, os.unlink
 
 
@@ -45,7 +43,14 @@ class Disk:
         self.begin = file_time()
         """What is older was there before the capture."""
         self.files: dict[str, Unwritten] = {}
+        """Files that were not written, by path."""
         self.gone: set[str] = set()
+        """Files and folders that were not removed, or not renamed."""
+        self.elsewhere = Elsewhere()
+        self.made: list[str] = []
+        """New files in their own place."""
+        self._openings: dict[str, tuple[str, str]] = {}
+        """What was noted when a file was opened, and of which line."""
         self._in_memory: list[Snapshot] = []
 
     @property
@@ -53,25 +58,61 @@ class Disk:
         """Whether the present thread is one that the capture follows."""
         return any(mode is self._session.mode for mode in _get_current_dispatch_mode_stack())
 
+    @property
+    def is_building(self) -> bool:
+        """Whether the step is being built, and does not run yet."""
+        return self._session.values.building
+
+    @property
+    def pretends(self) -> bool:
+        """Whether anything on disk is not what the step believes."""
+        return bool(self.files or self.gone or self.elsewhere)
+
     def skip(self, writer: str, place: Any, thing: Any = None) -> None:
         """Write nothing, say so, and remember what would be there."""
         path = path_of(place)
-        self.note(f"{writer} was skipped{f' ({_short(path)})' if path else ''}: a capture writes no tensors")
-        keep = getattr(place, "keep_old_content", None)
-        if keep is not None:
-            keep()
+        if path in self._openings:
+            self._session.values.take_back(*self._openings.pop(path))  # said better now
+        self.note(
+            f"{writer} was skipped{f' ({self.short(path)})' if path else ''}: a capture writes no tensors"
+        )
         if path:
             snapshot = None if thing is None else taken(self._session, thing)
             self.remember(path, Unwritten(writer, script_line(), snapshot))
 
     def remember(self, path: str, unwritten: Unwritten) -> None:
         """From now on, pretend that the file is there."""
-        self.gone.discard(path)
+        self.wrote(path)
+        self.elsewhere.forget(path)
         self.files[path] = unwritten
+
+    def wrote(self, path: str) -> None:
+        """From now on, a path has another content, wherever that is."""
+        self.gone.discard(path)
+        self.files.pop(path, None)
 
     def note(self, text: str) -> None:
         """Say in the result what was not done."""
         self._session.values.note(text, script_line())
+
+    def note_opening(self, path: str, *, older: bool) -> None:
+        """Say in the result that what is written to a file will not be there."""
+        why = "changes no file that was there before" if older else "keeps no files that may hold tensors"
+        text = f"writing to {self.short(path)} was skipped: a capture {why}"
+        self._openings[path] = text, script_line()
+        self.note(text)
+
+    def short(self, path: str) -> str:
+        """Return a path as it is shown."""
+        return os.path.join(*path.split(os.sep)[-2:])
+
+    def end(self) -> None:
+        """Remove what the capture has put on the disk, and files that only name tensors."""
+        self.elsewhere.end()
+        for path in self.made:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                if path in self.files or TOKEN in file.read(_BEGINNING):
+                    _unlink(path)
 
     def is_older(self, path: str) -> bool:
         """Whether a file, or anything in a folder, was there before the capture."""
@@ -112,7 +153,12 @@ class Disk:
         return restored(self._session, unwritten.snapshot, map_location)
 
     def _read_token(self, place: Any) -> Snapshot | None:
-        if isinstance(place, str | os.PathLike) or not hasattr(place, "seek"):
+        if isinstance(place, str | os.PathLike):
+            if os.path.abspath(place) not in self.elsewhere:
+                return None
+            with open(place, "rb") as file:
+                return self.found_in(file.read(len(TOKEN) + 20))
+        if not hasattr(place, "seek"):
             return None
         start = place.tell()
         snapshot = self.found_in(place.read(len(TOKEN) + 20))
@@ -124,8 +170,9 @@ class Disk:
         """Say that a file is missing because it was not written."""
         unwritten = self.files[path]
         return (
-            f"{line} reads {_short(path)}, which {unwritten.writer} at {unwritten.line} would have written: "
-            "a capture writes no tensors to disk. Leave saving and loading out of the step that is captured."
+            f"{line} reads {self.short(path)}, which {unwritten.writer} at {unwritten.line} would have "
+            "written: a capture writes no tensors to disk. Leave saving and loading out of the step that is "
+            "captured."
         )
 
 
@@ -136,133 +183,3 @@ def path_of(place: Any) -> str | None:
     if not isinstance(place, str | bytes | os.PathLike):
         return None
     return os.path.abspath(os.fsdecode(place))
-
-
-def _short(path: str) -> str:
-    return os.path.join(*path.split(os.sep)[-2:])
-
-
-# What loops do with the files that they have saved ----------------------------------------------------------
-
-
-@contextlib.contextmanager
-def pretending(disk: Disk) -> Iterator[None]:
-    """Let the functions that rename, copy, link, remove and look at files know of those not written."""
-    with contextlib.ExitStack() as stack:
-        for name in ("rename", "replace"):
-            stack.enter_context(replaced(os, name, lambda o: _moves(disk, o)))
-        stack.enter_context(replaced(shutil, "move", lambda o: _moves(disk, o)))
-        for name in ("copyfile", "copy", "copy2"):
-            stack.enter_context(replaced(shutil, name, lambda o: _copies(disk, o)))
-        for name in ("symlink", "link"):
-            stack.enter_context(replaced(os, name, lambda o: _links(disk, o)))
-        for owner, name in ((os, "remove"), (os, "unlink"), (shutil, "rmtree")):
-            stack.enter_context(replaced(owner, name, lambda o: _removes(disk, o)))
-        for name in ("stat", "lstat"):
-            stack.enter_context(replaced(os, name, lambda o: _looks(disk, o)))
-        stack.enter_context(replaced(os, "mkdir", lambda o: _makes_folder(disk, o)))
-        yield
-
-
-def _destination(source: str, place: Any) -> str:
-    path = os.path.abspath(os.fsdecode(place))
-    return os.path.join(path, os.path.basename(source)) if os.path.isdir(path) else path
-
-
-def _moves(disk: Disk, original: Any) -> Any:
-    def move(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
-        source = path_of(src)
-        if not disk.in_capture or source not in disk.files:
-            return original(src, dst, *args, **kwargs)
-        if _exists(source) and not disk.is_older(source):
-            _unlink(source)  # an empty temporary file that was to be filled
-        disk.remember(_destination(source, dst), disk.files.pop(source))
-        return dst
-
-    return move
-
-
-def _copies(disk: Disk, original: Any) -> Any:
-    def copy(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
-        source = path_of(src)
-        if not disk.in_capture or source not in disk.files:
-            return original(src, dst, *args, **kwargs)
-        disk.remember(_destination(source, dst), disk.files[source])
-        return dst
-
-    return copy
-
-
-def _links(disk: Disk, original: Any) -> Any:
-    def link(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
-        target = os.path.abspath(os.fsdecode(dst))
-        source = os.path.normpath(os.path.join(os.path.dirname(target), os.fsdecode(src)))
-        if disk.in_capture and source in disk.files:
-            disk.remember(target, disk.files[source])
-        elif disk.in_capture and target in disk.gone:
-            disk.note(
-                f"linking {_short(target)} was skipped: a capture replaces nothing that was there before"
-            )
-            disk.gone.discard(target)
-        else:
-            original(src, dst, *args, **kwargs)
-
-    return link
-
-
-def _removes(disk: Disk, original: Any) -> Any:
-    def remove(path: Any, *args: Any, **kwargs: Any) -> None:
-        found = path_of(path) if not kwargs.get("dir_fd") else None
-        if not disk.in_capture or found is None:
-            original(path, *args, **kwargs)
-            return
-        if found in disk.gone:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-        inside = [one for one in disk.files if one == found or one.startswith(found + os.sep)]
-        for one in inside:
-            del disk.files[one]
-        if disk.is_older(found):
-            disk.note(
-                f"removing {_short(found)} was skipped: a capture removes nothing that was there before"
-            )
-            disk.gone.add(found)
-        elif not inside or _exists(found):
-            original(path, *args, **kwargs)
-
-    return remove
-
-
-def _exists(path: str) -> bool:
-    try:
-        _lstat(path)
-    except OSError:
-        return False
-    return True
-
-
-def _looks(disk: Disk, original: Callable[..., os.stat_result]) -> Any:
-    def look(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-        if type(path) is int or not (disk.files or disk.gone) or not disk.in_capture:
-            return original(path, *args, **kwargs)
-        found = path_of(path)
-        if found in disk.gone:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-        unwritten = disk.files.get(found or "")
-        if unwritten is None:
-            return original(path, *args, **kwargs)
-        size = unwritten.snapshot.nbytes if unwritten.snapshot else 0
-        now = int(time.time())
-        return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, os.getuid(), os.getgid(), size, now, now, now))
-
-    return look
-
-
-def _makes_folder(disk: Disk, original: Any) -> Any:
-    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
-        found = path_of(path)
-        if found in disk.gone and disk.in_capture:
-            disk.gone.discard(found)
-        else:
-            original(path, *args, **kwargs)
-
-    return mkdir

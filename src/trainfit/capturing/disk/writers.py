@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
+from torch.jit._script import RecursiveScriptModule
 
 from trainfit.capturing.replacing import replaced
 
@@ -106,6 +107,7 @@ def writers_skipped(disk: Disk) -> Iterator[None]:
         with (
             replaced(pickle, "dump", lambda original: _pickle_dump(disk, original)),
             replaced(torch.UntypedStorage, "_write_file", lambda original: _write_file(disk, original)),
+            replaced(RecursiveScriptModule, "save", lambda original: _script_save(disk, original)),
         ):
             yield
     finally:
@@ -246,6 +248,13 @@ def _write_file(disk: Disk, original: Any) -> Any:
             original(self, file, *args, **kwargs)
 
     return write_file
+
+
+def _script_save(disk: Disk, original: Any) -> Any:
+    def save(self: RecursiveScriptModule, f: Any, **kwargs: Any) -> Any:
+        return disk.skip("ScriptModule.save", f) if disk.in_capture else original(self, f, **kwargs)
+
+    return save
 
 
 # Arrays ---------------------------------------------------------------------------------------------------
