@@ -24,7 +24,7 @@ LAYERS = (
     "module_stats  advice",
     "store  plan_store  plan_origin  device_fields  devices  measured_cache",
     "ordering",
-    "step",
+    "step  step_marks",
     "models",
     "targets",
     "profiler",
@@ -50,7 +50,7 @@ LAYERS = (
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
     "torch": (
-        "step models targets profiler workspace capturing applying comparing plan_comparison "
+        "step step_marks models targets profiler workspace capturing applying comparing plan_comparison "
         "trainer_callback order_fronts timing measuring verification api",
         "devices costs cli_running",
     ),

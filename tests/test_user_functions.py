@@ -215,6 +215,23 @@ def test_a_parser_gets_its_defaults(place: str, monkeypatch: pytest.MonkeyPatch)
     assert sys.argv is words
 
 
+def test_a_parser_in_run_gets_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        PARSER
+        + """
+import torch, trainfit
+def build():
+    model = torch.nn.Linear(4, 4)
+    return trainfit.Step(model, None, lambda: parser.parse_args().width)
+"""
+    )
+    Path("user.py").write_text(text)
+    words = ["trainfit", "estimate", "user.py:build", "--device", "h100"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert load("user.py:build", StepOptions()).build().run() == 4
+    assert sys.argv is words
+
+
 def test_a_parser_that_needs_something_says_what() -> None:
     text = (
         PARSER + "parser.add_argument('--data', required=True)\ndef build():\n    parser.parse_args()" + STEP

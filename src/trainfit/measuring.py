@@ -18,10 +18,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainfit.capturing.compiled import compilations, noticed
 from trainfit.capturing.random_stream import seeded
+from trainfit.errors import StepError
 from trainfit.plan_comparison import planned
 from trainfit.plans import Plan
 from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.step import Step
+from trainfit.step_marks import StepMarks
 from trainfit.timing.load import LoadMeter
 from trainfit.trace import USUAL_STEPS, Steps
 from trainfit.user_errors import data_ended
@@ -88,7 +90,7 @@ def measure_step(
     with stance, seeded(), no_cycle_collection():
         seen = observe(build, steps)
         with (meter or LoadMeter()).watching() as watch:
-            times, notes = _timed_runs(seen.step, timed)
+            times, notes = _timed_runs(seen, timed)
     return Measurement(
         peak_bytes=seen.peak_bytes,
         persistent_bytes=seen.persistent_bytes,
@@ -109,35 +111,50 @@ class _Observed:
     peak_bytes: int
     persistent_bytes: int
     seconds: float
+    leaves_marks: bool
+    """Whether its runs change anything that is looked at; then one that changes nothing did nothing."""
 
 
 def _observe_cpu(build: Callable[[], Step], steps: Steps) -> _Observed:
     with profile_allocations() as log:
         step = build()
-        warm_ups = _warm_up(step, steps)
+        warm_ups, leaves_marks = _warm_up(step, steps)
+        before = StepMarks(step)
         with log.range("step"):
             result = step.run()
+    _refuse_idle(step, before, warm_ups, leaves_marks)
     del result
     usage = log.usage("step")
-    return _Observed(step, warm_ups, usage.peak_bytes, usage.start_bytes, usage.seconds)
+    return _Observed(step, warm_ups, usage.peak_bytes, usage.start_bytes, usage.seconds, leaves_marks)
 
 
 def _observe_cuda(build: Callable[[], Step], steps: Steps) -> _Observed:
     outside = torch.cuda.memory_allocated()
     step = build()
-    warm_ups = _warm_up(step, steps)
+    warm_ups, leaves_marks = _warm_up(step, steps)
+    before = StepMarks(step)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     persistent = torch.cuda.memory_allocated() - outside
     with _clock() as seconds:
         result = step.run()
     peak = torch.cuda.max_memory_allocated() - outside
+    _refuse_idle(step, before, warm_ups, leaves_marks)
     del result
-    return _Observed(step, warm_ups, peak, persistent, seconds[0])
+    return _Observed(step, warm_ups, peak, persistent, seconds[0], leaves_marks)
 
 
-def _warm_up(step: Step, steps: Steps) -> int:
-    """Run the step as often as before the run that was captured; return how often.
+def _refuse_idle(step: Step, before: StepMarks, runs: int, leaves_marks: bool) -> None:
+    """Refuse a run that did nothing for the truth about the step."""
+    if leaves_marks and not StepMarks(step).differ_from(before):
+        raise StepError(
+            f"the real step trained in its first {runs} runs and did nothing in the next, which was to be "
+            "measured. If its data has ended, let it begin again, as itertools.cycle does, or take more."
+        )
+
+
+def _warm_up(step: Step, steps: Steps) -> tuple[int, bool]:
+    """Run the step as often as before the run that was captured; return how often, and whether that shows.
 
     And on until every optimizer has stepped, if they all had then, and nothing is compiled any more: a
     gradient scaler may skip the first steps, and a compiler may compile again what it sees a second time.
@@ -153,7 +170,7 @@ def _warm_up(step: Step, steps: Steps) -> int:
 
     # Known by their parameters: what the step has may be a wrapper around an optimizer, as in Accelerate.
     handle = register_optimizer_step_post_hook(after_step)
-    runs, compiling = 0, True
+    runs, compiling, begin = 0, True, StepMarks(step)
     try:
         while runs < steps.runs_before or (runs < _MOST_WARM_UPS and (compiling or not is_steady())):
             before = compilations()
@@ -163,26 +180,30 @@ def _warm_up(step: Step, steps: Steps) -> int:
     finally:
         handle.remove()
     gc.collect()
-    return runs
+    # Without an optimizer nothing has to change: the gradients may be gone again.
+    return runs, bool(stepped) and StepMarks(step).differ_from(begin)
 
 
 def _parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _timed_runs(step: Step, most: int) -> tuple[list[float], tuple[str, ...]]:
+def _timed_runs(seen: _Observed, most: int) -> tuple[list[float], tuple[str, ...]]:
     """Time some steps without the profiler, which slows every operator down; end well if their data does."""
     taken: list[float] = []
     begin = time.perf_counter()
     while len(taken) < most and (len(taken) < _ENOUGH_RUNS or time.perf_counter() - begin < _ENOUGH_SECONDS):
+        before = StepMarks(seen.step)
+        measured = f"{len(taken)} of {most} steps were timed" if taken else "no step was timed by itself"
         try:
             with _clock() as seconds:
-                step.run()
+                seen.step.run()
         except Exception as error:
             if not data_ended(error):
                 raise
-            measured = f"{len(taken)} of {most} steps were timed" if taken else "no step was timed by itself"
             return taken, (f"the step's data ended while it was timed: {measured}",)
+        if seen.leaves_marks and not StepMarks(seen.step).differ_from(before):
+            return taken, (f"the step did nothing when it was timed again, as if its data ended: {measured}",)
         taken += seconds
     return taken, ()
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import trainfit
 from trainfit.capturing.random_stream import seeded
-from trainfit.errors import OptionError, UserCodeError
+from trainfit.errors import OptionError, StepError, UserCodeError
 from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.report import json_result
 from trainfit.report.text_estimates import estimate_view
@@ -288,6 +288,34 @@ def test_verify_measures_the_run_that_was_recorded() -> None:
 def test_data_for_one_run_is_not_enough() -> None:
     with pytest.raises(UserCodeError, match="StopIteration"):
         captured(build_batches([16]))
+
+
+def quietly_ending(batches: int) -> Step:
+    """A loop over an iterator that ends without an error."""
+    model, optimizer = model_and(torch.optim.Adam)
+    left = iter(range(batches))
+
+    def run() -> None:
+        for _ in left:
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            break
+
+    return Step(model, optimizer, run)
+
+
+def test_data_that_ends_quietly_for_all_runs_that_count_is_refused() -> None:
+    with pytest.raises(StepError, match=r"trains when it is called first, and no more.*itertools.cycle"):
+        captured(lambda: quietly_ending(1))
+
+
+def test_runs_that_do_nothing_do_not_count() -> None:
+    trace = captured(lambda: quietly_ending(4))
+    assert simulate(trace).peak_bytes == simulate(captured(lambda: quietly_ending(1000))).peak_bytes
+    assert not trace.steps.differ
+    said = "the step did nothing in 9 of the first 13 runs, first in run 5: has its data ended?"
+    assert any(said in warning for warning in trace.warnings)
 
 
 def test_steps_says_how_many_runs() -> None:

@@ -21,6 +21,7 @@ from trainfit.measuring import Measurement, Runs, measure_step
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 from trainfit.step import Step
+from trainfit.trace import Steps
 from trainfit.verification import Verification, verify_step
 
 CPU = find_device("cpu")
@@ -154,6 +155,52 @@ def test_the_result_says_that_the_data_ended() -> None:
     assert found.runs["timed"] == 2
     assert "the step's data ended while it was timed: 2 of 10 steps were timed" in found.warnings
     assert found.error == 0.0
+
+
+def quietly_ending(batches: int) -> Callable[[], Step]:
+    """A loop over data that ends without an error, after which a step does nothing."""
+
+    def build() -> Step:
+        model, data = Net(), iter([torch.randn(16, 8)] * batches)
+        whole = step_of(model, lambda: model(current[0]))
+        current: list[torch.Tensor] = []
+
+        def run() -> torch.Tensor | None:
+            for current[:1] in ([batch] for batch in data):
+                loss: torch.Tensor = whole.run()
+                return loss
+            return None
+
+        return Step(model, whole.optimizer, run)
+
+    return build
+
+
+@pytest.mark.parametrize(("batches", "timed"), [(2, 0), (3, 1), (5, 3), (100, 10)])
+def test_runs_that_do_nothing_are_not_timed(batches: int, timed: int) -> None:
+    found = measure_step(quietly_ending(batches), "cpu")
+    assert found.runs.timed == timed
+    assert found.seconds > 50e-6  # a run that does nothing takes less than one that computes
+    assert len(found.notes) == (timed < 10)
+    assert all(note.startswith("the step did nothing when it was timed again") for note in found.notes)
+
+
+def test_a_run_that_does_nothing_is_not_measured() -> None:
+    with pytest.raises(StepError, match=r"trained in its first 3 runs and did nothing in the next.*cycle"):
+        measure_step(quietly_ending(3), "cpu", steps=Steps(recorded=4))
+
+
+def test_a_step_without_an_optimizer_may_leave_nothing_behind() -> None:
+    def build() -> Step:
+        model, x = Net(), torch.randn(16, 8)
+
+        def run() -> None:
+            model(x).backward()
+            model.zero_grad()
+
+        return Step(model, None, run)
+
+    assert measure_step(build, "cpu").runs.timed == 10
 
 
 def test_a_loader_with_one_batch_is_a_clear_mistake() -> None:

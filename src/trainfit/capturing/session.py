@@ -272,6 +272,7 @@ def _attempt(
             runs.look(steps)
         except NotSettled:
             return None
+        _refuse_without_counted_backward(runs)
         return runs.traces()
 
 
@@ -338,6 +339,15 @@ def _refuse_nothing_counted(trace: Trace) -> None:
             "out of it."
         )
     raise StepError("the step allocates nothing on the CPU, so there is no memory to predict.")
+
+
+def _refuse_without_counted_backward(runs: Runs) -> None:
+    if not runs.backward_counted:
+        raise StepError(
+            "run() trains when it is called first, and no more: later calls run no backward. If its data has "
+            "ended, let it begin again, as itertools.cycle does, or take more of it; if it trains only now "
+            "and then, --steps says how many runs to look at."
+        )
 
 
 def _refuse_without_backward(runs: Runs) -> None:

@@ -77,7 +77,10 @@ class Runs:
         self._first = 0
         self._changing: tuple[str, ...] = ()
         self._complete = self._all_had_stepped = True
-        self.backward_seen = False
+        self._idle: list[int] = []
+        """Numbers of the runs that count and did nothing at all."""
+        self.backward_seen = self.backward_counted = False
+        """Whether any run had a backward; whether any of those that count had."""
 
     def warm_up(self, wanted: int | None) -> None:
         """Run the step until every optimizer has stepped."""
@@ -139,8 +142,17 @@ class Runs:
                 grows=growing,
             )
             trace = replace(kept.trace, steps=steps)
-            found.append(replace(trace, warnings=trace.warnings + warnings_of(steps)))
+            warnings = trace.warnings + warnings_of(steps) + self._idle_warning()
+            found.append(replace(trace, warnings=warnings))
         return found
+
+    def _idle_warning(self) -> tuple[str, ...]:
+        if not self._idle:
+            return ()
+        return (
+            f"the step did nothing in {len(self._idle)} of the first {len(self._peaks)} runs, first in run "
+            f"{self._idle[0]}: has its data ended? Those runs do not count.",
+        )
 
     def _run(self, *, keep: bool) -> None:
         session = self._session
@@ -159,6 +171,10 @@ class Runs:
         peak = max((row.live_bytes for row in rows), default=begin)
         self._peaks.append(peak)
         if not keep:
+            return
+        self.backward_counted = self.backward_counted or session.recorder.backward_seen
+        if not rows:
+            self._idle.append(len(self._peaks))
             return
         course = hash(
             tuple([(row.call.operator.name, row.module, row.phase, row.live_bytes - begin) for row in rows])

@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,10 +95,10 @@ def _target(function: Callable[..., Any], name: str, label: str, options: StepOp
     place, _, in_place = name.rpartition(":")
 
     def build() -> Step:
-        # A function that Python code passes is part of a program whose command line is its own.
-        surroundings = _as_a_plain_script(place) if place else contextlib.nullcontext()
+        # A function that Python code passes is part of a program, whose command line is its own.
+        script = place if kind != "function" else None
         try:
-            with surroundings:
+            with _as_a_plain_script(script):
                 step = function(**arguments)
         except (Exception, SystemExit) as error:
             if kind == "file":
@@ -105,20 +106,28 @@ def _target(function: Callable[..., Any], name: str, label: str, options: StepOp
             raise_as_user_error(error, label)
         if not isinstance(step, Step):
             raise StepError(_not_a_step(step, label))
-        return step
+        return replace(step, run=_running_as_a_plain_script(step.run, script))
 
     return Target(name, build, kind, settings_of(function, arguments))
 
 
 @contextlib.contextmanager
-def _as_a_plain_script(name: str) -> Iterator[None]:
+def _as_a_plain_script(name: str | None) -> Iterator[None]:
     """Let code that reads the command line see none, as if the file were run without arguments."""
     before = sys.argv
-    sys.argv = [name]
+    sys.argv = before if name is None else [name]
     try:
         yield
     finally:
         sys.argv = before
+
+
+def _running_as_a_plain_script(run: Callable[[], Any], name: str | None) -> Callable[[], Any]:
+    def run_without_arguments() -> Any:
+        with _as_a_plain_script(name):
+            return run()
+
+    return run if name is None else run_without_arguments
 
 
 def _not_a_step(result: object, label: str) -> str:
