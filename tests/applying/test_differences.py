@@ -151,6 +151,24 @@ def test_a_region_that_writes_to_its_own_buffer_after_reading_it() -> None:
     assert_same(part(function))
 
 
+def test_a_buffer_that_is_overwritten_after_the_region_and_needed_again_is_an_error() -> None:
+    def function(module: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            module.seen.add_(1.0)
+        return (module.linear(x) * module.seen).exp()
+
+    subject = part(function)
+    assert_same(subject)
+    plan = subject.plan(recompute_everything)
+    model, inputs = subject.new()
+    with applied(model, plan):
+        loss = model(inputs)
+        with torch.no_grad():
+            model.part.seen.add_(1.0)
+        with pytest.raises(RuntimeError, match=r"shape \[6\] that Around\.part writes to and needs"):
+            loss.backward()
+
+
 def test_statistics_are_updated_once() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=0.3), nn.Tanh(), nn.BatchNorm1d(6))

@@ -508,3 +508,22 @@ def test_torchs_zero_tensors_and_views_of_them_have_no_memory(device: str) -> No
 
     with_zeros, without = captured(using(adds_zeros), device), captured(using(lambda y: y), device)
     assert simulate(with_zeros).peak_bytes == simulate(without).peak_bytes
+
+
+def test_a_batch_norm_of_data_makes_no_gradient_of_the_data_on_a_cpu() -> None:
+    build = training(lambda: nn.BatchNorm1d(64), 200, 64, 50)
+    assert_exact(build)
+    trace = captured(build)
+    created = trace.ops[only_op(trace, "native_batch_norm_backward")].creates
+    assert [trace.storages[number].bytes for number in created] == [256, 256]
+
+
+def test_a_gpu_makes_the_gradient_of_known_data_that_the_cpu_leaves_out() -> None:
+    """Where values are known, the CPU's kernel runs, and returns nothing where the GPU's returns a tensor."""
+
+    def build() -> Step:
+        model = nn.BatchNorm1d(4).cuda()
+        return Step.of(model, torch.ones(8, 4, device="cuda"), loss=torch.sum)
+
+    trace = captured(build, "cuda")
+    assert len(trace.ops[only_op(trace, "native_batch_norm_backward")].creates) == 3

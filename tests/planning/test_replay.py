@@ -14,6 +14,7 @@ import trainfit
 from trainfit import Step, Trace
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
+from trainfit.plan_comparison import compare_results
 from trainfit.planning.baselines import baselines, everything_again
 from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Solution
@@ -258,3 +259,32 @@ def test_a_model_that_is_checkpointed_already_is_no_trouble() -> None:
     assert [way.name for way in baselines(trace, costs, 0)] == ["keep everything"]
     answer = Planner(trace, costs).plan(simulate(trace).peak_bytes // 2)
     assert isinstance(answer, Infeasible)
+
+
+class MovesOn(nn.Module):
+    """Multiplies by a buffer that every call moves on, as the power iteration of a spectral norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("scale", torch.ones(16))
+        self.scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.scale.mul_(0.9)
+        return (self.linear(x) * self.scale.clone()).exp().sin().cos()
+
+
+def test_what_the_next_call_overwrites_is_kept() -> None:
+    def build() -> Step:
+        torch.manual_seed(0)
+        part = MovesOn()
+        model = nn.Sequential(nn.Linear(16, 16), part, nn.Tanh(), part)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Step.of(model, torch.randn(64, 16), loss=torch.mean, optimizer=optimizer)
+
+    trace = trainfit.capture(build)
+    plan = Planner(trace, roofline_costs(trace, H100)).smallest()
+    assert ("Sequential.1", 0) in [(region.module, region.call) for region in plan.regions]
+    assert compare_results(build, plan).differences == ()

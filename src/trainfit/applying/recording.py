@@ -19,7 +19,7 @@ from trainfit.applying import results
 from trainfit.applying.following import SAVE, Follower
 from trainfit.applying.modes import Facts, RegionMode, is_plain, is_weight_cast
 from trainfit.applying.randomness import generator_of, state_of
-from trainfit.applying.records import VALUE, VIEW, Kept, OpRecord, Outside, Record
+from trainfit.applying.records import VALUE, VIEW, Kept, Left, OpRecord, Outside, Record
 from trainfit.applying.results import (
     Alias,
     Argument,
@@ -169,6 +169,8 @@ class Recorder(RegionMode):
                 self._before_write(number, flow.version(number), tensor, facts.operator)
             elif not facts.reads_metadata_only:
                 reads[self._read(tensor)] = None
+            if number in flow.permanent and identity not in self._inputs and not tensor.is_inference():
+                self.record.left[id(tensor)] = Left(number, tensor)
         row.reads = list(reads)
 
     def _before_write(self, number: int, version: int, tensor: torch.Tensor, operator: Operator) -> None:
@@ -277,6 +279,8 @@ class Recorder(RegionMode):
         record.kept = {n: kept for n, kept in record.kept.items() if n in record.rerun.restored}
         for kept in record.kept.values():
             kept.version = kept.tensor._version
+        for left in record.left.values():
+            left.version = left.tensor._version
         return record
 
 

@@ -49,6 +49,15 @@ class Kept:
 
 
 @dataclass(slots=True)
+class Left:
+    """A tensor from outside that the region wrote to, and how often it had been written to in the end."""
+
+    storage: int
+    tensor: torch.Tensor
+    version: int = 0
+
+
+@dataclass(slots=True)
 class Record:
     """All that is known of one region call between its forward and its backward."""
 
@@ -59,6 +68,8 @@ class Record:
     kept: dict[int, Kept] = field(default_factory=dict)
     snapshots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """Versions of outside storages that the region read and then overwrote."""
+    left: dict[int, Left] = field(default_factory=dict)
+    """What the region wrote to besides its inputs, by the tensors' ids."""
     rerun: Rerun | None = None
     unseen_kernels: bool = False
     """Whether something filled memory without an operator call: then nothing can be left out."""
@@ -75,3 +86,13 @@ class Record:
         """Return the storages from outside whose content is needed: by ops that run again, or by autograd."""
         read = {outside.storage for op, runs in zip(self.ops, rerun.runs) if runs for outside in op.outside}
         return read | {storage for storage, _ in self.flow.needed}
+
+    def left_needed(self, rerun: Rerun) -> set[int]:
+        """Return the storages from outside that ops which run again read as the region left them."""
+        return {
+            outside.storage
+            for op, runs in zip(self.ops, rerun.runs)
+            for outside in (op.outside if runs else ())
+            if outside.version == self.flow.version(outside.storage)
+            and all(outside.storage != written for written, _ in op.writes)
+        }

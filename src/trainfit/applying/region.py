@@ -203,6 +203,7 @@ class RegionCall:
             self._on_difference("a result that was kept has been modified in place after the region")
         rerun = record.rerun if intact else record.without_kept()
         self._check_inputs(record.outside_needed(rerun))
+        self._check_left(record, record.left_needed(rerun))
         self._used_up = not _keeps_graph()
         return Replayer(self._name, record, rerun, release=self._used_up)
 
@@ -212,6 +213,15 @@ class RegionCall:
                 raise RuntimeError(
                     f"an input of {self._name}, of shape {list(tensor.shape)}, was modified in place between "
                     "forward and backward. Modify a copy, or leave the module out of the plan."
+                )
+
+    def _check_left(self, record: Record, needed: set[int]) -> None:
+        for left in record.left.values():
+            if left.storage in needed and left.tensor._version != left.version:
+                raise RuntimeError(
+                    f"a tensor of shape {list(left.tensor.shape)} that {self._name} writes to and needs to run "
+                    "again was modified in place between forward and backward. Modify a copy, or leave the "
+                    "module out of the plan."
                 )
 
     def __del__(self) -> None:

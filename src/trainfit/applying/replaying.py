@@ -20,6 +20,7 @@ from trainfit.capturing.hollow import absent_storage, is_absent
 from trainfit.recomputation import NOBODY, Rerun
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
+_set_versions: Any = torch._C._autograd._unsafe_set_version_counter
 
 
 class Replayer(RegionMode):
@@ -34,12 +35,15 @@ class Replayer(RegionMode):
         self._release = release
         self._next = 0
         self._draws = Draws()
+        self._versions = [(left.tensor, left.tensor._version) for left in record.left.values()]
         self.absent: list[weakref.ref[torch.UntypedStorage]] = []
         """The storages without memory that were handed out; nobody should keep one."""
 
     def finish(self) -> None:
-        """Leave random generators as they were."""
+        """Leave random generators as they were, and torch's counts of writes: what was written to are copies."""
         self._draws.put_back()
+        for tensor, version in self._versions:
+            _set_versions((tensor,), (version,))
 
     def handle(self, facts: Facts, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer one op."""

@@ -259,9 +259,9 @@ def _output(value: Any, storages: dict[int, int], groups: dict[int, int]) -> Any
 
 
 def differs(outputs: Any, result: Any) -> bool:
-    """Whether a kernel returned tensors of other dtypes or shapes than were described."""
+    """Whether a kernel returned tensors of other dtypes or shapes than were described, or none at all."""
     if isinstance(outputs, NewTensor | InputAlias):
-        return (outputs.dtype, outputs.size) != (result.dtype, result.shape)
+        return result is None or (outputs.dtype, outputs.size) != (result.dtype, result.shape)
     if isinstance(outputs, list | tuple):
         return any(map(differs, outputs, result))
     return False

@@ -122,9 +122,21 @@ def native_batch_norm(tensor: torch.Tensor, *args: Any) -> tuple[torch.Tensor, .
     return torch.empty_like(tensor), *statistics
 
 
+def native_batch_norm_backward(
+    gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor | None, *args: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """Make the gradients that are asked for; a GPU's library makes that of the input whoever asks."""
+    mask = args[-1]
+    result: tuple[torch.Tensor, ...] = aten.native_batch_norm_backward.default(
+        gradient, tensor, weight, *args
+    )
+    return (result[0] if mask[0] or tensor.device.type != "cpu" else None, *result[1:])
+
+
 OWN_KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: grouped_mm,
     aten.native_batch_norm.default: native_batch_norm,
+    aten.native_batch_norm_backward.default: native_batch_norm_backward,
     aten._fused_rms_norm.default: fused_rms_norm,
     aten._fused_rms_norm_backward.default: fused_rms_norm_backward,
     aten._cudnn_rnn.default: cudnn_rnn,

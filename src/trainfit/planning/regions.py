@@ -229,16 +229,15 @@ def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> N
 
 
 def _reading_what_is_lost(trace: Trace, region: RegionGraph) -> set[int]:
-    """Return the ops that read an input which is overwritten between the region and its backward."""
-    lost = {
-        storage
-        for op in trace.ops[region.end : region.backward_start]
-        if op.writes
-        for storage in op.writes
-        if storage in region.inputs
-    }
+    """Return the ops that read what is overwritten between the region and its backward.
+
+    That may be an input, or a buffer that the next call of the same module moves on.
+    """
+    between = trace.ops[region.end : region.backward_start]
+    lost = {storage for op in between if op.writes for storage in op.writes}
     if not lost:
         return set()
+    lost -= {storage for op in trace.ops[region.start : region.end] for storage in op.creates}
     return {number for number in region.ops if lost.intersection(values_read(trace, number))}
 
 
