@@ -155,6 +155,13 @@ def dtype_name(stored: list[str], autocast: list[str]) -> str | None:
     return f"{lower}-autocast" if parameters == "fp32" else f"{parameters}/{lower}-autocast"
 
 
+def is_cast_to(dtype: str | None, name: str) -> bool:
+    """Whether autocast is on in a step with these dtypes, for a dtype that is named as torch does."""
+    autocast = (dtype or "").rpartition("/")[2]
+    lower = autocast.removesuffix("-autocast")
+    return lower != autocast and _SHORT_DTYPES.get(name, name) in lower.split("+")
+
+
 def _count(number: int) -> str:
     """Write a count of parameters as people do: 124.4 M."""
     for factor, unit in ((10**9, "B"), (10**6, "M")):

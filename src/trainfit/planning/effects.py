@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, moves_statistics, remaining_holds, values_read
+from trainfit.planning.weight_casts import with_casts
 from trainfit.planning.whole import is_whole
 from trainfit.recomputation import starts_stream
 from trainfit.trace import Interval, Trace
@@ -77,7 +78,7 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
     """Work out what a region with these choices changes; `by_torch`: as torch does it, whatever comes out."""
     insert = _first_unpack(trace, region)
     repeated = {op for number in choice.repeated for op in region.groups[number].ops}
-    segment = tuple(op for op in region.ops if op in repeated)
+    segment = _segment(trace, region, repeated)
     read = {storage for op in segment for storage in values_read(trace, op)}
     kept = {
         storage
@@ -105,6 +106,13 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
         held=(*_states(trace, effect), *_overwritten(trace, region)),
         held_again=tuple(_held_again(trace, effect)),
     )
+
+
+def _segment(trace: Trace, region: RegionGraph, repeated: set[int]) -> tuple[int, ...]:
+    """Return what runs until autograd has everything that it saved inside."""
+    last = max((hold.start for holds in region.saved.values() for hold in holds), default=region.start)
+    ops = range(region.start, min(max(last, *repeated, -1) + 1, region.end))
+    return tuple(with_casts(trace, ops, repeated, region.casts))
 
 
 def ends_of(trace: Trace, effects: Sequence[Effect]) -> Iterator[tuple[int, Moment | None, Effect]]:

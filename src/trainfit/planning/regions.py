@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainfit.planning.weight_casts import is_kept_by_autocast
 from trainfit.recomputation import READS_METADATA_ONLY
 from trainfit.trace import Interval, Trace
 
@@ -66,6 +67,8 @@ class RegionGraph:
     group_of_op: dict[int, int] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()
     """Storages made during the step before the region, and read inside."""
+    casts: frozenset[int] = frozenset()
+    """Weights that autocast had cast before, which are cast again with the region: not among the inputs."""
     saved: dict[int, tuple[Interval, ...]] = field(default_factory=dict)
     """The holds of autograd that checkpointing the region removes, by storage."""
     ends: dict[int, Any] = field(default_factory=dict, repr=False)
@@ -131,7 +134,8 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
             return None
         region.saved.setdefault(handed, ())
     _add_groups(trace, region, op_seconds)
-    return region
+    # Each call of several casts for itself, which one copy of the cast would not tell.
+    return None if region.casts and len(calls) > 1 else region
 
 
 def handed_on(trace: Trace, before: int, after: int) -> int | None:
@@ -211,7 +215,8 @@ def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> N
         for storage in op.reads:
             if storage not in creator and trace.storages[storage].start >= 0:
                 inputs[storage] = None
-    region.inputs = tuple(inputs)
+    region.casts = frozenset(storage for storage in inputs if is_kept_by_autocast(trace, storage))
+    region.inputs = tuple(storage for storage in inputs if storage not in region.casts)
     once = outside_effect | _reading_what_is_lost(trace, region)
     members: dict[int, list[int]] = {}
     for number in region.ops:

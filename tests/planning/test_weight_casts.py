@@ -1,0 +1,82 @@
+"""A module that is called again under autocast finds its weights cast; computed again, it casts them again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import trainfit
+from trainfit import Step
+from trainfit.costs.roofline import roofline_costs
+from trainfit.devices import find_device
+from trainfit.measuring import measure_step
+from trainfit.plan_comparison import compare_results
+from trainfit.planning.effects import effect_of
+from trainfit.planning.regions import region_graph
+from trainfit.planning.solve import Planner
+from trainfit.planning.weight_casts import is_kept_by_autocast
+from trainfit.planning.whole import everything_again
+from trainfit.settings import is_cast_to
+from trainfit.workspace.measured import THOROUGH
+
+WIDTH = 64
+
+
+def build(autocast: bool = True) -> Step:
+    torch.manual_seed(0)
+    part = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), part, nn.Sigmoid(), part, nn.Sigmoid(), part)
+    dtype = torch.bfloat16 if autocast else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Step.of(model, torch.randn(48, WIDTH), loss=torch.mean, optimizer=optimizer, autocast=dtype)
+
+
+def test_the_second_call_casts_the_weights_again_when_it_is_computed_again() -> None:
+    trace = trainfit.capture(build)
+    seconds = [0.0] * len(trace.ops)
+    calls = [n for n, call in enumerate(trace.calls) if trace.module_name(call.module) == "Sequential.1"]
+    first, second, _ = (region_graph(trace, call, seconds) for call in calls)
+    assert first is not None and second is not None
+    assert not first.casts and len(second.casts) == 4  # two weights, two biases
+    assert all(is_kept_by_autocast(trace, storage) for storage in second.casts)
+    assert second.casts.isdisjoint(second.inputs)
+    effect = effect_of(trace, second, everything_again(second))
+    casts = [op for op in effect.segment if op not in second.ops]
+    assert sorted(storage for op in casts for storage in trace.ops[op].creates) == sorted(second.casts)
+    # Each comes before what reads it.
+    seen: set[int] = set()
+    for op in effect.segment:
+        assert second.casts.intersection(trace.ops[op].reads) <= seen
+        seen.update(trace.ops[op].creates)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_the_promise_is_kept(share: float) -> None:
+    trace = trainfit.capturing.capture(build, limits=THOROUGH)
+    planner = Planner(trace, roofline_costs(trace, find_device("h100")))
+    smallest = planner.smallest().peak_bytes
+    plan = planner.plan(smallest + int(share * (planner.baseline_peak_bytes - smallest)))
+    assert isinstance(plan, trainfit.Plan) and plan.regions
+    measured = measure_step(build, "cpu", plan, steps=trace.steps, timed=0).peak_bytes
+    assert measured == plan.peak_bytes
+    assert compare_results(build, plan).differences == ()
+
+
+def test_without_autocast_there_is_nothing_to_cast() -> None:
+    trace = trainfit.capture(lambda: build(autocast=False))
+    assert not any(is_kept_by_autocast(trace, number) for number in range(len(trace.storages)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "is_on"),
+    [
+        ("bf16-autocast", "bfloat16", True),
+        ("bf16-autocast", "float16", False),
+        ("bf16+fp32/bf16+fp16-autocast", "float16", True),
+        ("bf16", "bfloat16", False),
+        (None, "bfloat16", False),
+    ],
+)
+def test_which_casts_are_autocasts(dtype: str | None, name: str, is_on: bool) -> None:
+    assert is_cast_to(dtype, name) is is_on
