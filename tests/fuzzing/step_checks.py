@@ -61,6 +61,7 @@ def check_step(case: PlannedStep) -> None:
         assert simulate(on_gpu).peak_bytes > 0
         plan = _check_plan(trace, case.budget_share)
         if plan is not None:
+            _check_promise(trace, case.step.build, plan)
             _check_results(case, plan)
 
 
@@ -77,19 +78,23 @@ def _refuse_impossible(build: Callable[[], Step]) -> None:
 def _check_peak(trace: Trace, build: Callable[[], Step]) -> None:
     """The peak is exact but for Python numbers, which torch keeps for backward without an operator call."""
     predicted, measured = simulate(trace), measure_step(build, "cpu", steps=trace.steps, timed=0)
-    numbers = sum(
-        len(trace.signatures[op.signature].inputs) == 1
-        and trace.signatures[op.signature].name in _TIMES_A_NUMBER
-        for op in trace.ops
-    )
     less = more = 0.0
     if trace.depends_on_data:
         less = more = math.ceil(_DATA_SHARE * (predicted.peak_bytes - trace.persistent_bytes))
     if any(_MOST_ENTRIES in warning for warning in trace.warnings):
         less, more = math.inf, 0.0
     apart = measured.peak_bytes - predicted.peak_bytes
-    assert -less <= apart <= more + _NUMBER_BYTES * numbers, (
+    assert -less <= apart <= more + _NUMBER_BYTES * _numbers(trace), (
         f"predicted {predicted.peak_bytes:,}, measured {measured.peak_bytes:,}: {apart:+,}"
+    )
+
+
+def _numbers(trace: Trace) -> int:
+    """Return how many Python numbers torch may keep for backward."""
+    return sum(
+        len(trace.signatures[op.signature].inputs) == 1
+        and trace.signatures[op.signature].name in _TIMES_A_NUMBER
+        for op in trace.ops
     )
 
 
@@ -104,6 +109,15 @@ def _check_plan(trace: Trace, share: float) -> Plan | None:
     assert isinstance(plan, Plan), "there is a plan with the smallest peak"
     assert plan.peak_bytes <= budget, f"peak {plan.peak_bytes:,} of {budget:,}"
     return plan if plan.regions else None
+
+
+def _check_promise(trace: Trace, build: Callable[[], Step], plan: Plan) -> None:
+    """The applied plan needs no more than it says, but for the same numbers."""
+    measured = measure_step(build, "cpu", plan, steps=trace.steps, timed=0)
+    apart = measured.peak_bytes - plan.peak_bytes
+    assert apart <= _NUMBER_BYTES * _numbers(trace), (
+        f"promised {plan.peak_bytes:,}, measured {measured.peak_bytes:,}: {apart:+,}"
+    )
 
 
 def _check_results(case: PlannedStep, plan: Plan) -> None:

@@ -288,3 +288,30 @@ def test_what_the_next_call_overwrites_is_kept() -> None:
     plan = Planner(trace, roofline_costs(trace, H100)).smallest()
     assert ("Sequential.1", 0) in [(region.module, region.call) for region in plan.regions]
     assert compare_results(build, plan).differences == ()
+
+
+class OwnCheckpoint(nn.Module):
+    """Checkpoints a part of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: self.down(self.up(x).tanh()), x.sin(), use_reentrant=False)
+
+
+def test_what_checkpoints_itself_is_not_a_region() -> None:
+    """Around it, a plan would promise less than it needs."""
+
+    def build() -> Step:
+        model = nn.Sequential(nn.Linear(16, 16), OwnCheckpoint(), nn.Sequential(nn.Linear(16, 64), nn.Tanh()))
+        return Step.of(model, torch.randn(64, 16), loss=torch.mean)
+
+    trace = trainfit.capture(build)
+    modules = {
+        trace.module_name(trace.calls[call].module): region_graph(trace, call, [0.0] * len(trace.ops))
+        for call in candidate_calls(trace)
+    }
+    assert modules["Sequential.1"] is None and modules["Sequential"] is None
+    assert modules["Sequential.2"] is not None

@@ -121,6 +121,9 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
         return None
     if any(trace.ops[op].phase != "forward" for op in range(start, end)):
         return None
+    if any(op.recompute for op in trace.ops[last.backward_start : first.backward_end]):
+        # The step has a checkpoint of its own in there; what that holds the second time is not in the trace.
+        return None
     saved = _saved_inside(trace, start, end, last.backward_start)
     if not saved:
         return None

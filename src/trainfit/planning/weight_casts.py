@@ -22,9 +22,7 @@ def is_kept_by_autocast(trace: Trace, number: int) -> bool:
         return False
     op = trace.ops[producer]
     from_weights = all(trace.storages[source].category == "parameter" for source in op.reads)
-    return from_weights and is_cast_to(
-        trace.settings.dtype, trace.signatures[op.signature].outputs[0].dtype
-    )
+    return from_weights and is_cast_to(trace.settings.dtype, trace.signatures[op.signature].outputs[0].dtype)
 
 
 def with_casts(trace: Trace, ops: Iterable[int], repeated: set[int], casts: frozenset[int]) -> Iterator[int]:
