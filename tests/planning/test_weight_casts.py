@@ -1,4 +1,4 @@
-"""A module that is called again under autocast finds its weights cast; computed again, it casts them again."""
+"""A module that is called again under autocast finds its weights cast; run again, it casts them again."""
 
 from __future__ import annotations
 

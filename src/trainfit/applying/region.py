@@ -219,9 +219,9 @@ class RegionCall:
         for left in record.left.values():
             if left.storage in needed and left.tensor._version != left.version:
                 raise RuntimeError(
-                    f"a tensor of shape {list(left.tensor.shape)} that {self._name} writes to and needs to run "
-                    "again was modified in place between forward and backward. Modify a copy, or leave the "
-                    "module out of the plan."
+                    f"a tensor of shape {list(left.tensor.shape)} that {self._name} writes to and needs to "
+                    "run again was modified in place between forward and backward. Modify a copy, or leave "
+                    "the module out of the plan."
                 )
 
     def __del__(self) -> None:

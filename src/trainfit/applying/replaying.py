@@ -40,7 +40,7 @@ class Replayer(RegionMode):
         """The storages without memory that were handed out; nobody should keep one."""
 
     def finish(self) -> None:
-        """Leave random generators as they were, and torch's counts of writes: what was written to are copies."""
+        """Leave random generators as they were, and torch's counts of writes: only copies were written to."""
         self._draws.put_back()
         for tensor, version in self._versions:
             _set_versions((tensor,), (version,))
