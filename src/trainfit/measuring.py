@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainfit.capturing.compiled import compilations, noticed
 from trainfit.capturing.random_stream import seeded
+from trainfit.capturing.surroundings import Surroundings
 from trainfit.errors import StepError
 from trainfit.plan_comparison import planned
 from trainfit.plans import Plan
@@ -87,7 +88,7 @@ def measure_step(
     stance = torch.compiler.set_stance("force_eager") if eager else noticed(lambda: compiled.append(True))
     gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
     observe = _observe_cuda if kind == "cuda" else _observe_cpu
-    with stance, seeded(), no_cycle_collection():
+    with _nothing_remembered(), stance, seeded(), no_cycle_collection():
         seen = observe(build, steps)
         with (meter or LoadMeter()).watching() as watch:
             times, notes = _timed_runs(seen, timed)
@@ -100,6 +101,16 @@ def measure_step(
         load=watch.share if times else None,
         notes=notes,
     )
+
+
+@contextlib.contextmanager
+def _nothing_remembered() -> Iterator[None]:
+    """Empty the function caches that the block filled: a later measurement has to allocate that as well."""
+    surroundings = Surroundings()
+    try:
+        yield
+    finally:
+        surroundings.put_back()
 
 
 @dataclass(frozen=True)

@@ -318,6 +318,22 @@ def test_a_function_cache_is_emptied_also_if_the_capture_fails() -> None:
     assert positions.cache_info().currsize == 0
 
 
+@pytest.mark.parametrize("module", ["resnet", "typing_model", "torchvision.ops"])
+def test_a_function_cache_is_emptied_whatever_the_name_of_its_module_begins_with(module: str) -> None:
+    @functools.cache
+    def positions(length: int) -> torch.Tensor:
+        return torch.arange(length)
+
+    positions.__module__ = module
+
+    def build() -> Step:
+        positions(7)
+        return good_step()
+
+    capture(build)
+    assert positions.cache_info().currsize == 0
+
+
 def test_a_function_cache_that_was_not_used_keeps_what_it_has() -> None:
     @functools.cache
     def next_of(number: int) -> int:

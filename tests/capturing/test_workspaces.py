@@ -97,6 +97,29 @@ def test_indexing_with_a_mask_is_measured_with_as_many_elements_as_the_step_sele
     assert (found.workspace_source, found.workspace_bytes) == ("measured", rows // 4 * 8)
 
 
+DIVISIONS = {
+    "floor_divide": lambda a, b: a // b,
+    "remainder": lambda a, b: a % b,
+    "fmod": torch.fmod,
+    "div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "floor_divide_": lambda a, b: a.clone().floor_divide_(b),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_divisions_of_whole_numbers_by_a_tensor_are_measured(name: str) -> None:
+    # GIVEN a step that divides whole numbers by a tensor of them
+    def divided(y: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(y))
+        return (y * DIVISIONS[name](rows, torch.full_like(rows, 3))[:, None]).sum()
+
+    # WHEN each operator is run alone
+    trace = captured(training(lambda: nn.Linear(4, 4), 37, 4, loss=divided))
+    # THEN the division is, too: its made-up divisors are not zero
+    assert signature(trace, only_op(trace, name)).workspace_source == "measured"
+    assert not trace.warnings
+
+
 # Limits ---------------------------------------------------------------------------------------------------
 
 

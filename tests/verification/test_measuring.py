@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -91,6 +92,25 @@ def test_a_plan_doubles_the_runs_and_compares_twice() -> None:
     assert found.runs == {"total": 10, "warm_up": 2, "observed": 2, "timed": 4, "compared": 2}
     hollow = len(calls) - found.runs["total"]
     assert hollow >= 2  # what the capture ran, on tensors without memory
+
+
+def test_a_second_measurement_finds_no_function_cache_filled_by_the_first() -> None:
+    # GIVEN a model that keeps its positions in a cache of the whole process
+    @functools.lru_cache
+    def positions(length: int) -> torch.Tensor:
+        return torch.arange(length).float() + 0.5
+
+    def build() -> Step:
+        model, x = Net(), torch.randn(16, 8)
+        return step_of(model, lambda: model(x + positions(8)))
+
+    # WHEN it is measured twice
+    predicted = simulate(capture(build))
+    first, second = (measure_step(build, "cpu", timed=0) for _ in range(2))
+    # THEN both allocate the positions, as predicted
+    assert first.persistent_bytes == second.persistent_bytes
+    assert first.peak_bytes == second.peak_bytes == predicted.peak_bytes
+    assert positions.cache_info().currsize == 0
 
 
 @pytest.mark.parametrize("runs", [0, -1, 1001, True, 2.0])

@@ -39,10 +39,10 @@ def find_operator(name: str) -> Any:
 def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     """Return positional and keyword arguments with tensors of the recorded metadata.
 
-    Integers are zeros, which are valid indices everywhere, and floats are halves; what counts from one is
-    one, and the group ends of grouped products are spread evenly. The matrix exponential takes the more
-    memory the larger its matrix is, up to a 1-norm of about 3: it gets one that needs the most. Where the
-    size of a result depends on values, they are such that it has the recorded size.
+    Integers are zeros, which are valid indices everywhere, and floats are halves; what counts from one, and
+    what is divided by, is one, and the group ends of grouped products are spread evenly. The matrix
+    exponential takes the more memory the larger its matrix is, up to a 1-norm of about 3: it gets one that
+    needs the most. Where the size of a result depends on values, they are such that it has the recorded size.
     """
     positional, keyword = arguments.decode(signature.arguments)
     tensors = [_make_tensor(spec) for spec in signature.inputs]
@@ -51,8 +51,10 @@ def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     if signature.name == "aten.linalg_matrix_exp.default":
         tensors[0].fill_(4)
     made = [_decode(value, tensors) for value in positional]
+    divides = base_name(signature).removesuffix("_") in _DIVISIONS
     for argument, value in zip(find_operator(signature.name)._schema.arguments, made):
-        if argument.name in _FROM_ONE and isinstance(value, torch.Tensor):
+        from_one = argument.name in _FROM_ONE or (argument.name == "other" and divides)
+        if from_one and isinstance(value, torch.Tensor):
             value.fill_(1)
     make_values = _RESULT_SIZES.get(signature.name)
     if make_values is not None:
@@ -77,6 +79,8 @@ def _make_tensor(spec: TensorSpec) -> torch.Tensor:
 
 # Arguments that are at least one: rows that were exchanged, and the sizes of bags that are not empty.
 _FROM_ONE = {"pivots", "LU_pivots", "bag_size"}
+# Whole numbers cannot be divided by zero.
+_DIVISIONS = {"div", "floor_divide", "fmod", "remainder"}
 
 
 def _true_elements(signature: Signature, made: list[Any]) -> None:
