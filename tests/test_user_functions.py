@@ -195,6 +195,35 @@ def test_fields_of_a_config() -> None:
         load("hf:config.json", StepOptions(set={"text_config.layers": 1}))
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("gpt2-tiny", "layers=1000000000000", "--set layers=1000000000000: the most is 10,000."),
+        ("gpt2-tiny", "hidden=1000000000000", "--set hidden=1000000000000: the most is 10,000,000."),
+        ("gpt2-tiny", "dropout=1.5", "--set dropout=1.5: the most is 1."),
+        ("gpt2-tiny", "heads=7", "--set: hidden (128) must be a multiple of heads (7)."),
+        ("llama-3-8b", "kv_heads=5", "--set: heads (32) must be a multiple of kv_heads (5)."),
+        ("llama-3-8b", "hidden=96", "--set: hidden / heads must be even, for rotary positions; it is 3."),
+        ("mixtral-8x7b", "experts=1", "--set: experts_per_token (2) must be at most experts (1)."),
+        ("mixtral-8x7b", "experts=1000000000", "--set experts=1000000000: the most is 10,000."),
+    ],
+)
+def test_settings_that_no_built_in_model_has(name: str, given: str, said: str) -> None:
+    with pytest.raises(OptionError) as error:
+        load(name, StepOptions(set=read_assignments([given])))
+    assert str(error.value) == said
+
+
+def test_sizes_that_cannot_be_counted_are_one_message() -> None:
+    def build() -> trainfit.Step:
+        model = torch.nn.Linear(1 << 29, 1 << 29, bias=False)
+        model.more = torch.nn.ParameterList([model.weight.detach().clone() for _ in range(8)])
+        return trainfit.Step.of(model, torch.ones(2, 1 << 29), loss=torch.sum)
+
+    with pytest.raises(StepError, match=r"bytes in all, the largest 1\.15e\+18: more than can be counted"):
+        trainfit.estimate(build, device="h100")
+
+
 # The command line that a script sees
 
 PARSER = """

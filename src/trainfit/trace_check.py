@@ -19,6 +19,12 @@ LARGEST_TOTAL_BYTES = (1 << 63) - 1
 """The simulator counts in 64 bits."""
 
 
+def largest_total_bytes(trace: Trace) -> int:
+    """Return what all storages and the largest workspace take together: no moment needs more."""
+    workspace = max((signature.workspace_bytes for signature in trace.signatures), default=0)
+    return workspace + sum(max((s.bytes, *(size for _, size in s.resizes))) for s in trace.storages)
+
+
 class BrokenTrace(AssertionError):
     """An invariant does not hold: a mistake of whoever made the trace."""
 
@@ -176,8 +182,7 @@ def _steps(trace: Trace) -> None:
 def _totals(trace: Trace) -> None:
     from trainfit.simulate import simulate
 
-    largest = sum(max((s.bytes, *(size for _, size in s.resizes))) for s in trace.storages)
-    largest += max((signature.workspace_bytes for signature in trace.signatures), default=0)
+    largest = largest_total_bytes(trace)
     _require(largest <= LARGEST_TOTAL_BYTES, "total", largest, "all bytes can be counted in 64 bits")
     replayed = max(simulate(trace).live_bytes, default=trace.persistent_bytes)
     same = replayed == trace.observed_peak_bytes

@@ -39,6 +39,7 @@ from trainfit.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Trace
+from trainfit.trace_check import LARGEST_TOTAL_BYTES, largest_total_bytes
 from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
 from trainfit.workspace.measured import QUICK, Limits, affordable, measure_operators
@@ -224,6 +225,7 @@ def capture(
         finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace) for trace in traces]
         # Workspaces may make another run the worst than the bytes of its tensors alone.
         trace = counted(max(finished, key=_badness) if len(finished) > 1 else finished[0])
+    _refuse_uncountable(trace)
     trace.check()
     _refuse_nothing_counted(trace)
     return trace
@@ -326,6 +328,17 @@ def _refuse_unusable(step: Any, surroundings: Surroundings) -> None:
         )
     if not any(parameter.requires_grad for parameter in parameters):
         raise StepError("no parameter of the model requires a gradient: there is nothing to train.")
+
+
+def _refuse_uncountable(trace: Trace) -> None:
+    """Refuse sizes that no machine has and 64 bits cannot count."""
+    total = largest_total_bytes(trace)
+    if total > LARGEST_TOTAL_BYTES:
+        largest = max(storage.bytes for storage in trace.storages)
+        raise StepError(
+            f"the tensors of the step have {total:.3g} bytes in all, the largest {largest:.3g}: more than "
+            "can be counted. Is one of its sizes a mistake?"
+        )
 
 
 def _refuse_nothing_counted(trace: Trace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, get_type_hints
@@ -34,6 +35,9 @@ from trainfit.targets.target import Target
 _SMALLEST_RESNET_IMAGE = 64
 _OWN_FLAGS = ("image_size",)
 """What a config has, but an option of its own sets."""
+_LARGEST_SIZE = 10_000_000
+_MOST = {"layers": 10_000, "experts": 10_000, "blocks_per_stage": 10_000, "dropout": 1}
+"""The largest number that `--set` gives: modules are made one by one."""
 
 
 def load_built_in(name: str, options: StepOptions) -> Target:
@@ -63,10 +67,40 @@ def _changed(preset: Preset, changes: Mapping[str, Any]) -> Config:
     values = {name: converted(name, value, kinds[name]) for name, value in changes.items()}
     for name, value in values.items():
         least = 0 if kinds[name] is float else 1
-        numbers = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(number, int | float) and number < least for number in numbers):
+        numbers = [
+            number for number in (value if isinstance(value, tuple) else (value,)) if _is_number(number)
+        ]
+        if any(number < least for number in numbers):
             raise OptionError(f"--set {name}={value}: the least is {least}.")
-    return replace(preset.config, **values)
+        most = _MOST.get(name, math.inf if kinds[name] is float else _LARGEST_SIZE)
+        if any(number > most for number in numbers):
+            raise OptionError(f"--set {name}={value}: the most is {most:,}.")
+    config = replace(preset.config, **values)
+    if changes:
+        _refuse_impossible(config)
+    return config
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _refuse_impossible(config: Config) -> None:
+    """Refuse numbers that do not go together, before the model says so in its own words."""
+    shape = asdict(config)
+    for whole, part in (("hidden", "heads"), ("heads", "kv_heads")):
+        if part in shape and shape[whole] % shape[part]:
+            raise OptionError(
+                f"--set: {whole} ({shape[whole]}) must be a multiple of {part} ({shape[part]})."
+            )
+    if "kv_heads" in shape and shape["hidden"] // shape["heads"] % 2:
+        width = shape["hidden"] // shape["heads"]
+        raise OptionError(f"--set: hidden / heads must be even, for rotary positions; it is {width}.")
+    if "experts" in shape and shape["experts_per_token"] > shape["experts"]:
+        raise OptionError(
+            f"--set: experts_per_token ({shape['experts_per_token']}) must be at most experts "
+            f"({shape['experts']})."
+        )
 
 
 def _find(name: str) -> Preset:
