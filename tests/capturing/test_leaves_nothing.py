@@ -26,6 +26,7 @@ from torch import nn
 
 from trainfit.capturing import capture
 from trainfit.errors import StepError, UserCodeError
+from trainfit.measuring import measure_step
 from trainfit.step import Step
 from trainfit.store import content_hash
 
@@ -316,6 +317,33 @@ def test_a_function_cache_is_emptied_also_if_the_capture_fails() -> None:
     with pytest.raises(UserCodeError):
         capture(build)
     assert positions.cache_info().currsize == 0
+
+
+def test_a_function_cache_is_empty_when_a_capture_begins_again() -> None:
+    # GIVEN a step that is captured a second time, with values for its matrix exponential, and a cache
+    models: list[nn.Module] = []
+
+    @functools.cache
+    def scales(count: int) -> torch.Tensor:
+        return torch.rand(count) + 0.5
+
+    class Exponential(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(150, 150))
+            models.append(self)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scales(100)  # which no operator reads
+            return (x @ torch.matrix_exp(self.weight)).sum()
+
+    # WHEN it is captured
+    build = training(Exponential, 4, 150)
+    trace = capture(build)
+    assert len(models) == 2
+    # THEN the cached tensor is counted as in a real run
+    measured = measure_step(build, "cpu", steps=trace.steps, timed=0)
+    assert trace.persistent_bytes == measured.persistent_bytes
 
 
 @pytest.mark.parametrize("module", ["resnet", "typing_model", "torchvision.ops"])

@@ -194,33 +194,32 @@ def capture(
     with _one_at_a_time(), heard_between_destructors(), eager_only():
         oracle = MetadataOracle(kind)
         surroundings = Surroundings()
-        try:
-            for _ in range(_MOST_CORRECTIONS):
-                session = Session(
-                    device,
-                    oracle,
-                    know_everything=know_everything,
-                    host_by_default=host_by_default,
-                    settings=settings,
-                )
-                session.before_operators = guard or session.before_operators
-                try:
-                    traces = _attempt(build, session, target, limits, surroundings, report, steps)
-                except TrainfitError:
-                    if not session.names_no_device:
-                        raise
-                    traces = None  # it may ask to be on a GPU
-                if traces is None:
-                    host_by_default = host_by_default and not session.names_no_device
-                    continue
-                lacked = session.values.kernel_lacked_values or session.values.optimizer_lacked_values
-                if not lacked or know_everything or not affordable(traces[0], limits):
-                    break
-                # Memory depends on values, and a step as small as this has them soon.
-                know_everything = True
-            assert traces is not None, "the layouts of results do not settle"
-        finally:
-            surroundings.put_back()
+        for _ in range(_MOST_CORRECTIONS):
+            session = Session(
+                device,
+                oracle,
+                know_everything=know_everything,
+                host_by_default=host_by_default,
+                settings=settings,
+            )
+            session.before_operators = guard or session.before_operators
+            try:
+                traces = _attempt(build, session, target, limits, surroundings, report, steps)
+            except TrainfitError:
+                if not session.names_no_device:
+                    raise
+                traces = None  # it may ask to be on a GPU
+            finally:
+                surroundings.put_back()  # also for the next attempt, whose tensors are others
+            if traces is None:
+                host_by_default = host_by_default and not session.names_no_device
+                continue
+            lacked = session.values.kernel_lacked_values or session.values.optimizer_lacked_values
+            if not lacked or know_everything or not affordable(traces[0], limits):
+                break
+            # Memory depends on values, and a step as small as this has them soon.
+            know_everything = True
+        assert traces is not None, "the layouts of results do not settle"
         finish = functools.partial(with_measured_workspaces, limits=limits)
         finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace) for trace in traces]
         # Workspaces may make another run the worst than the bytes of its tensors alone.
