@@ -115,6 +115,7 @@ def verify_step(
     settings: Settings = UNKNOWN_SETTINGS,
     plan: Plan | None = None,
     costs: CostSource = "measured",
+    refresh: bool = False,
     steps: int | None = None,
     force: bool = False,
     eager: bool = False,
@@ -144,7 +145,7 @@ def verify_step(
     captured = time.perf_counter()
     if not force:
         guard_memory(device, _needed_bytes(timeline, plan))
-    table = price_trace(trace, device, costs=costs, progress=measuring)
+    table = price_trace(trace, device, costs=costs, refresh=refresh, progress=measuring)
     priced = time.perf_counter()
     report("real run")
     comparison = None

@@ -22,6 +22,7 @@ from trainfit.report.tables import show
 from trainfit.report.text_devices import device_view, devices_view
 from trainfit.report.text_estimates import estimate_view
 from trainfit.report.text_verification import verification_view
+from trainfit.settings import Difference
 from trainfit.simulate import Timeline
 from trainfit.trace import CATEGORIES, Op, Signature, Trace
 from trainfit.verification import Verification
@@ -278,6 +279,17 @@ def test_an_error_is_never_rounded_to_nothing(
     text = printed(verification_view(make_verification(predicted, measured)))
     assert headline in text
     assert cell in text
+
+
+@pytest.mark.parametrize("measured", [1000, 1500])
+def test_a_plan_for_another_step_is_neither_exact_nor_wrong(measured: int) -> None:
+    found = replace(make_verification(1000, measured), plan_differences=(Difference("batch", 512, 64),))
+    text = " ".join(printed(verification_view(found)).split())
+    assert text.startswith("gpt2 on cpu: the plan was made for another step. With it this one has a peak of ")
+    assert "it promises 1000 B for its own" in text
+    assert "The plan was made for batch 512; this is batch 64." in text
+    assert text.count(" other step") == 2  # peak and time
+    assert "too low" not in text and "peak is exact" not in text
 
 
 COMMON_KEYS = {"schema", "target", "device", "torch", "seconds", "ops", "warnings"}

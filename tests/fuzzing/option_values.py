@@ -116,6 +116,7 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         **_CAPTURED,
         "--plan": PLANS,
         "--costs": WORDS,
+        "--refresh": None,
         "--runs": NUMBERS,
         "--force": None,
         "--eager": None,

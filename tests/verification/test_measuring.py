@@ -66,6 +66,20 @@ def verified(build: Callable[[], Step], **options: Any) -> Verification:
     return verify_step(build, CPU, target="net", **options)
 
 
+def test_refresh_measures_operators_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    price = verification.price_trace
+
+    def noted(*args: Any, refresh: bool = False, **kwargs: Any) -> Any:
+        asked.append(refresh)
+        return price(*args, refresh=False, **kwargs)
+
+    monkeypatch.setattr(verification, "price_trace", noted)
+    for refresh in (False, True):
+        verify(plain, costs="roofline", refresh=refresh, runs=1)
+    assert asked == [False, True]
+
+
 # How often ------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ def verify(
     steps: int | None = None,
     plan: Plan | str | None = None,
     costs: CostSource = "measured",
+    refresh: bool = False,
     force: bool = False,
     eager: bool = False,
     runs: int | None = None,
@@ -33,6 +34,7 @@ def verify(
 
     With a plan (or the name of its file) the step runs with and without it, and loss and gradients are
     compared too. What the step compiles runs compiled, unless `eager`. At most `runs` steps are timed.
+    With `refresh`, operators whose time is remembered are measured again.
     """
     if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
         raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")
@@ -54,6 +56,7 @@ def verify(
         settings=resolved.settings,
         plan=plan,
         costs=costs,
+        refresh=refresh,
         steps=steps,
         force=force,
         eager=eager,

@@ -119,8 +119,7 @@ def _busy_warning(known: dict[Situation, Entry]) -> tuple[str, ...]:
     return busy_warning(
         busiest(entry.load for entry in doubtful),
         f"{len(doubtful)} of the step's {len(known)} distinct operators were measured",
-        "the predicted time may be too long. They are measured again when it is quiet, or by "
-        "`estimate --costs measured --refresh`.",
+        "the predicted time may be too long. They are measured again when it is quiet, or by --refresh.",
     )
 
 

@@ -48,8 +48,7 @@ def price_trace(
         warnings = busy_warning(
             busiest((speed_load, host_load)),
             "its own speed was measured",
-            "predicted times are doubtful. It is measured again when it is quiet, or by "
-            "`estimate --refresh`.",
+            "predicted times are doubtful. It is measured again when it is quiet, or by --refresh.",
         )
     if costs == "roofline":
         return replace(roofline_costs(trace, device), host=host, warnings=warnings)

@@ -26,18 +26,24 @@ def verification_view(verification: Verification) -> RenderableType:
         table, compare = NumberTable("", "eager, predicted", "compiled, measured", "ratio"), _ratio
     else:
         table, compare = NumberTable("", "predicted", "measured", "error"), _error
-    table.add_row("peak", *_both(predicted, measured.peak_bytes), compare(predicted, measured.peak_bytes))
+    of_another = bool(verification.plan_differences)
+    table.add_row(
+        "peak",
+        *_both(predicted, measured.peak_bytes),
+        _other_step() if of_another else compare(predicted, measured.peak_bytes),
+    )
     table.add_row(
         "before the step",
         *_both(verification.predicted_persistent_bytes, measured.persistent_bytes),
         compare(verification.predicted_persistent_bytes, measured.persistent_bytes),
     )
     ratio = verification.predicted_seconds / measured.seconds if measured.seconds else 1.0
+    time_error = Text(f"{ratio:.2f} x" if measured.compiled else f"{ratio - 1:+.1%}")
     table.add_row(
         "step time",
         Text(format_seconds(verification.predicted_seconds)),
         Text(format_seconds(measured.seconds)),
-        Text(f"{ratio:.2f} x" if measured.compiled else f"{ratio - 1:+.1%}"),
+        _other_step() if of_another else time_error,
     )
     comparison = verification.comparison
     if comparison is not None:
@@ -69,6 +75,8 @@ def _verdict(verification: Verification) -> Text:
     line = safe(verification.target, "bold").append(f" on {verification.device.name}: ")
     if verification.measured.compiled:
         return line.append_text(_compiled_verdict(verification))
+    if verification.plan_differences:
+        return line.append_text(_other_plan_verdict(verification))
     line.append("the predicted peak is ")
     if verification.predicted_peak_bytes == verification.measured.peak_bytes:
         return line.append("exact", "bold green").append(
@@ -88,6 +96,19 @@ def _compiled_verdict(verification: Verification) -> Text:
     line.append(format_bytes(predicted), "bold")
     line.append(f" (predicted), {predicted / max(measured, 1):.2f} times that. ")
     return line.append("--eager measures the eager step.")
+
+
+def _other_plan_verdict(verification: Verification) -> Text:
+    """Say what was measured: what the plan promises is about another step, be it the same number or not."""
+    line = Text("the plan was made for another step. With it this one has a peak of ")
+    line.append(format_bytes(verification.measured.peak_bytes), "bold").append(" (measured)")
+    if verification.comparison is not None:
+        line.append(f", without it {format_bytes(verification.comparison.baseline.peak_bytes)}")
+    return line.append(f"; it promises {format_bytes(verification.predicted_peak_bytes)} for its own")
+
+
+def _other_step() -> Text:
+    return Text("other step", "yellow")
 
 
 def _same_results(comparison: Comparison) -> list[RenderableType]:
