@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 import trainfit
+from trainfit.costs.roofline import roofline_costs
+from trainfit.devices import find_device
 from trainfit.plan_origin import other_model, other_step, plan_differences
+from trainfit.planning.solve import Planner
 from trainfit.report.json_result import verification_json
 from trainfit.settings import Difference, Settings
 
@@ -66,20 +69,38 @@ def test_the_same_settings_but_other_operators() -> None:
     assert "with the same settings that runs other operators" in other_step(found)
 
 
+def plan_with(module: str) -> trainfit.Plan:
+    """Return a plan with this region; which ones are the fastest depends on how fast this machine is."""
+    trace = trainfit.capture(build)
+    planner = Planner(trace, roofline_costs(trace, find_device("h100")))
+    calls = [trace.calls[option.effects[0].region.call] for option in planner.problem.options]
+    number = next(n for n, call in enumerate(calls) if trace.module_name(call.module) == module)
+    return planner.certified([number], 0, 0.0)
+
+
 def test_a_model_of_another_size_is_not_taken_in_silence() -> None:
-    plan = plan_of(layers=4)
+    plan = plan_with("Sequential.2")
     with pytest.warns(
         UserWarning, match=r"made for a Sequential with 16,640 parameters in 13 modules, and this"
     ):
         model = trainfit.apply(blocks(6), plan)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a region of several blocks also says where the model goes on
-        model(torch.randn(8, 64)).sum().backward()
-    with warnings.catch_warnings():
         warnings.simplefilter("error")
+        model(torch.randn(8, 64)).sum().backward()  # the block that it names does what it says
         trainfit.apply(blocks(4), plan)
         # Frozen weights are the same model.
         trainfit.apply(blocks(4).requires_grad_(False), plan)
+
+
+def test_a_region_that_goes_on_where_the_plan_ends_says_so_as_well() -> None:
+    plan = plan_with("Sequential")
+    with pytest.warns(UserWarning, match="made for a Sequential with 16,640 parameters"):
+        model = trainfit.apply(blocks(6), plan)
+    with pytest.warns(
+        UserWarning,
+        match=r"Sequential does not do what its plan says: op \d+ is .*, where the plan has the end",
+    ):
+        model(torch.randn(8, 64)).sum().backward()
 
 
 def test_a_plan_of_which_nothing_is_known_says_nothing() -> None:

@@ -143,6 +143,13 @@ def test_every_promise_is_within_the_budget_and_more_memory_never_costs_time(pla
     assert before == pytest.approx(planner.baseline_seconds)
 
 
+def test_the_same_trace_prices_and_budget_give_the_same_plan(planner: Planner) -> None:
+    again = Planner(planner.trace, planner.costs)
+    for share in (0.6, 0.8):
+        budget = int(share * planner.baseline_peak_bytes)
+        assert again.plan(budget) == planner.plan(budget)
+
+
 def test_nothing_is_planned_where_nothing_is_needed(planner: Planner) -> None:
     plan = planner.plan(planner.baseline_peak_bytes)
     assert isinstance(plan, Plan)
