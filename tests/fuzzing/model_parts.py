@@ -215,6 +215,12 @@ def _sorted(x: Tensor) -> Tensor:
     return values + x.gather(-1, order)
 
 
+def _in_weights_dtype(norm: Any, x: Tensor) -> Tensor:
+    """Weights in 16 bits want their input so; a GPU's autocast sums in fp32, where a CPU's does not."""
+    result: Tensor = norm(x if norm.weight.dtype == torch.float32 else x.to(norm.weight.dtype))
+    return result
+
+
 LEAVES: dict[str, Callable[[int], nn.Module]] = {
     "linear": lambda w: nn.Linear(w, w),
     "linear_no_bias": lambda w: nn.Linear(w, w, bias=False),
@@ -229,9 +235,9 @@ LEAVES: dict[str, Callable[[int], nn.Module]] = {
     "bmm": lambda w: Weighted(lambda x, m: torch.bmm(x, m.expand(x.shape[0], -1, -1)), w, w),
     "layer_norm": nn.LayerNorm,
     "rms_norm": nn.RMSNorm,
-    "batch_norm": lambda w: Transposed(nn.BatchNorm1d(w)),
+    "batch_norm": lambda w: Transposed(Around(nn.BatchNorm1d(w), _in_weights_dtype)),
     "group_norm": lambda w: Transposed(nn.GroupNorm(2, w)),
-    "instance_norm": lambda w: Transposed(nn.InstanceNorm1d(w, affine=True)),
+    "instance_norm": lambda w: Transposed(Around(nn.InstanceNorm1d(w, affine=True), _in_weights_dtype)),
     "normalise": lambda w: Formula(lambda x: F.normalize(x, dim=-1)),
     "conv": lambda w: Transposed(nn.Conv1d(w, w, 3, padding=1)),
     "depthwise_conv": lambda w: Transposed(nn.Conv1d(w, w, 3, padding=1, groups=w)),
