@@ -43,5 +43,19 @@ def test_what_does_not_fit_says_so_in_a_message() -> None:
     with pytest.raises(trainfit.BudgetTooSmall) as error:
         trainfit.plan(build, device="h100", budget="1MiB")
     message = str(error.value)
-    assert "What would lower it:" in message and "fused=True leaves a peak of" in message
+    assert "What would lower it:" in message and "fused=True lets a plan get lower" in message
     assert "smaller batch" not in message  # activations are a few kilobytes here
+
+
+def test_with_a_fused_kernel_plans_do_get_lower() -> None:
+    """At a small batch the smallest plan is as large as the optimizer's temporaries make it."""
+    traces = {
+        optimizer: trainfit.capture(
+            "vit-tiny", device="h100", options=trainfit.StepOptions(batch=1, optimizer=optimizer)
+        )
+        for optimizer in ("adamw-foreach", "adamw-fused")
+    }
+    smallest = {name: choose.plan_step(trace, device="h100", budget=1) for name, trace in traces.items()}
+    found = {one.kind: one for one in advice(smallest["adamw-foreach"].timeline, planned=True)}
+    least = found["optimizer kernels"].peak_bytes
+    assert least <= smallest["adamw-fused"].plan.peak_bytes < smallest["adamw-foreach"].plan.peak_bytes

@@ -38,7 +38,7 @@ class Advice:
 
 def advice(timeline: Timeline, *, planned: bool = False) -> tuple[Advice, ...]:
     """Return what would lower the peak, the most first. If the step is planned, recomputation is used up."""
-    found = [_kernels(timeline), _state(timeline), _dtype(timeline), _batch(timeline)]
+    found = [_kernels(timeline, planned=planned), _state(timeline), _dtype(timeline), _batch(timeline)]
     if not planned:
         found.append(_plan(timeline))
     worth = [one for one in found if one is not None and _is_worth_saying(one, timeline)]
@@ -52,12 +52,7 @@ def _is_worth_saying(one: Advice, timeline: Timeline) -> bool:
 def _plan(timeline: Timeline) -> Advice | None:
     """What autograd alone keeps alive could be computed again."""
     now = timeline.peak_op
-    spans = [
-        span
-        for storage in timeline.trace.storages
-        if storage.category == "activation"
-        for span in _held_by_autograd_alone(storage)
-    ]
+    spans = _kept_for_backward(timeline)
     freed = sum(size for start, end, size in spans if start <= now and (end is None or now < end))
     least = _peak_without(timeline, spans)
     text = (
@@ -67,10 +62,20 @@ def _plan(timeline: Timeline) -> Advice | None:
     return Advice("plan", text, freed, least, "bound", changes_results=False) if freed else None
 
 
-def _kernels(timeline: Timeline) -> Advice | None:
+def _kept_for_backward(timeline: Timeline) -> list[_Span]:
+    return [
+        span
+        for storage in timeline.trace.storages
+        if storage.category == "activation"
+        for span in _held_by_autograd_alone(storage)
+    ]
+
+
+def _kernels(timeline: Timeline, *, planned: bool) -> Advice | None:
     """A foreach optimizer makes results of all parameters at once; a fused one makes none.
 
-    The fused kernel's own counts of steps, a block for each parameter, are not in the figure.
+    The fused kernel's own counts of steps, a block for each parameter, are not in the figure. A plan that
+    was made beside these results saves no more than they leave it reason to: without them another may.
     """
     trace = timeline.trace
     made = [storage for storage in trace.storages if _is_of_foreach(trace, storage)]
@@ -83,14 +88,17 @@ def _kernels(timeline: Timeline) -> Advice | None:
     freed = sum(names.values())
     fused = any(name in _HAS_FUSED for name in (trace.settings.optimizer_class or "").split("+"))
     # One parameter at a time makes its results one after another; a fused kernel makes none at all.
-    left = _peak_without(timeline, [_span(storage) for storage in made])
+    spans = [_span(storage) for storage in made]
+    left = _peak_without(timeline, spans + (_kept_for_backward(timeline) if planned else []))
     left += 0 if fused else max(storage.bytes for storage in alive)
     way = "fused=True" if fused else "foreach=False"
+    leaves = "lets a plan get lower, not below" if planned else "leaves a peak of"
     text = (
         f"optimizer kernels: {format_bytes(freed)} of it are temporaries of {names.most_common(1)[0][0]}, "
-        f"which works on all parameters at once; the optimizer's {way} leaves a peak of {format_bytes(left)}."
+        f"which works on all parameters at once; the optimizer's {way} {leaves} {format_bytes(left)}."
     )
-    return Advice("optimizer kernels", text, freed, left, "computed", changes_results=False)
+    certainty = "bound" if planned else "computed"
+    return Advice("optimizer kernels", text, freed, left, certainty, changes_results=False)
 
 
 def _state(timeline: Timeline) -> Advice | None:
