@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.errors import OptionError, StepError, TargetError, UserCodeError
+from trainfit.errors import OptionError, StepError, TargetError, TrainfitError, UserCodeError
 from trainfit.models.recipe import StepOptions
 from trainfit.settings import settings_json
 from trainfit.targets import load
@@ -222,6 +223,21 @@ def test_sizes_that_cannot_be_counted_are_one_message() -> None:
 
     with pytest.raises(StepError, match=r"bytes in all, the largest 1\.15e\+18: more than can be counted"):
         trainfit.estimate(build, device="h100")
+
+
+def test_things_of_the_wrong_kind_are_one_message() -> None:
+    plan = trainfit.plan(build, device="h100", budget="4MiB")
+    model = build().model
+    wrong: list[tuple[Callable[[], Any], str]] = [
+        (lambda: trainfit.estimate(build, options={"batch": 3}), "options is a trainfit.StepOptions"),  # type: ignore[arg-type]
+        (lambda: trainfit.estimate(build, device=5), "a device is named by a text, .* got 5"),  # type: ignore[arg-type]
+        (lambda: trainfit.estimate(model), "a function that builds a trainfit.Step; got Linear"),
+        (lambda: trainfit.apply(model, "plan.json"), "load_plan reads it from a file; got 'plan.json'"),  # type: ignore[arg-type]
+        (lambda: trainfit.apply(build(), plan), "applied to a torch.nn.Module, got Step"),  # type: ignore[arg-type]
+    ]
+    for call, said in wrong:
+        with pytest.raises(TrainfitError, match=said):
+            call()
 
 
 # The command line that a script sees

@@ -125,6 +125,10 @@ class Device:
 
 def find_device(name: str) -> Device:
     """Return the device that `name` means: a name as people or drivers write it, `cpu`, `cuda`, or a file."""
+    if not isinstance(name, str):
+        raise DeviceError(
+            f"a device is named by a text, as in 'h100', 'cpu' or 'my-device.json', got {name!r:.80}."
+        )
     text = name.strip()
     lowered = text.lower()
     if lowered == "cpu":

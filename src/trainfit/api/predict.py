@@ -165,4 +165,9 @@ def _refuse_other_kind(trace: Trace, device: Device) -> None:
 
 def resolve(target: str | Build, device: Device, options: StepOptions | None, task: str | None) -> Target:
     """Find what a target names, with the options that it gets on this device."""
+    if options is not None and not isinstance(options, StepOptions):
+        raise OptionError(
+            "options is a trainfit.StepOptions, as in options=trainfit.StepOptions(batch=8), "
+            f"got {type(options).__name__}."
+        )
     return load(target, replace(options or StepOptions(), device=device.kind), task)

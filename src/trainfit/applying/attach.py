@@ -52,6 +52,13 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
 
 def attach_plan(model: nn.Module, plan: Plan) -> nn.Module:
     """Do as `apply` does, for whoever has compared the plan's step with this one already."""
+    if not isinstance(plan, Plan):
+        raise PlanError(
+            "apply takes a plan, as trainfit.plan makes it or trainfit.load_plan reads it from a file; got "
+            f"{plan!r:.80}."
+        )
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"a plan is applied to a torch.nn.Module, got {type(model).__name__}.")
     if _planned(model):
         raise PlanError("the model runs a plan already: call trainfit.remove(model) before applying another.")
     root = _root(model, plan)

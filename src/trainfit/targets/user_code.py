@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from trainfit.errors import StepError, TargetError
 from trainfit.models.recipe import StepOptions
 from trainfit.step import Step
@@ -72,7 +74,7 @@ def load_module(name: str, function: str, options: StepOptions) -> Target:
 
 def load_function(function: Callable[..., Any], options: StepOptions) -> Target:
     """Take a function that Python code passes: it gets the same arguments as one that is named."""
-    if not callable(function):
+    if not callable(function) or isinstance(function, nn.Module):
         raise TargetError(
             "a target is the name of one, or a function that builds a trainfit.Step; "
             f"got {type(function).__name__}."
