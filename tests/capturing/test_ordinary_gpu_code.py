@@ -209,5 +209,38 @@ def test_where_the_pretended_gpu_is_seen_through_the_error_is_ours(message: str)
         captured(build, "cuda")
     assert "stand-in for a GPU" in str(error.value)
     assert "not a mistake in the step" in str(error.value)
-    with pytest.raises(trainfit.errors.UserCodeError, match="the step raised AssertionError"):
-        captured(build, "cpu") if not torch.cuda.is_available() else pytest.skip("has a GPU")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_step_that_wants_a_gpu_and_is_captured_for_the_cpu_says_what_to_do() -> None:
+    def build() -> Step:
+        return Step.of(nn.Linear(WIDTH, WIDTH).cuda(), torch.ones(2, WIDTH), loss=torch.sum)
+
+    with pytest.raises(CaptureError, match=r"py:\d+ asks for a GPU.*for the CPU\. Name a GPU") as error:
+        trainfit.estimate(build)
+    assert "\n" not in str(error.value)
+
+
+def test_graphs_of_cuda_are_a_limit_of_ours() -> None:
+    def build() -> Step:
+        torch.cuda.CUDAGraph()
+        return Step.of(nn.Linear(WIDTH, WIDTH), torch.ones(2, WIDTH), loss=torch.sum)
+
+    with pytest.raises(CaptureError, match="This is a limit of the capture, not a mistake in the step"):
+        trainfit.estimate(build, device="h100")
+
+
+def test_distributed_data_parallel_is_refused_in_one_line(tmp_path: Path) -> None:
+    import torch.distributed as distributed
+
+    def build() -> Step:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
+        return Step.of(model, torch.ones(2, WIDTH), loss=torch.sum)
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        with pytest.raises(CaptureError, match="Capture the model without it") as error:
+            trainfit.estimate(build)
+    finally:
+        distributed.destroy_process_group()
+    assert "\n" not in str(error.value)

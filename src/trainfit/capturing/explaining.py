@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from trainfit.capturing.values import user_line_of
-from trainfit.errors import CaptureError
+from trainfit.errors import CaptureError, UserCodeError
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -21,6 +21,8 @@ _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
 
 def explained(session: Session, error: BaseException) -> CaptureError | None:
     """Return what to say instead of an error that a real run would not raise; None if it would."""
+    if isinstance(error, UserCodeError) and error.__cause__ is not None:
+        error = error.__cause__  # a function that is named as a target has said whose error it is
     if isinstance(error, DynamicOutputShapeException | DataDependentOutputException):
         return CaptureError(
             f"{user_line_of(error)} asks for values that only a real run has ({error}); "
@@ -35,12 +37,26 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
             f"{user_line_of(error)} calls {_last_call(error)}, which trainfit's stand-in for a GPU does not "
             f"cover ({_one_line(error)}). This is a limit of the capture, not a mistake in the step."
         )
+    if session.device == "cpu" and _NO_CUDA in str(error):
+        return CaptureError(
+            f"{user_line_of(error)} asks for a GPU, and the step is captured for the CPU. Name a GPU, as in "
+            "--device h100 (in Python device='h100'), or give the function that builds the step a parameter "
+            "named device, which gets 'cpu' here."
+        )
+    if _DISTRIBUTED_REDUCER in str(error):
+        return CaptureError(
+            f"{user_line_of(error)} makes a DistributedDataParallel, whose processes would exchange values "
+            "that a capture does not have. Capture the model without it; beside that it keeps a copy of the "
+            "gradients, unless gradient_as_bucket_view=True."
+        )
     return None
 
 
+_NO_CUDA = "Torch not compiled with CUDA enabled"
+_DISTRIBUTED_REDUCER = "DDP expects same model across all ranks"
 # What torch says where no GPU is, which a step for a GPU does not hear on one.
 _NO_GPU = (
-    "Torch not compiled with CUDA enabled",
+    _NO_CUDA,
     "Cannot access accelerator device",
     "hasPrimaryContext",
     "No CUDA GPUs are available",
@@ -52,6 +68,7 @@ _NO_GPU = (
     "PyTorch was compiled without CUDA",
     "module 'torch._C' has no attribute",
     "device type CUDA",
+    "Tried to instantiate dummy base class",
 )
 
 
