@@ -244,3 +244,15 @@ def test_distributed_data_parallel_is_refused_in_one_line(tmp_path: Path) -> Non
     finally:
         distributed.destroy_process_group()
     assert "\n" not in str(error.value)
+
+
+@both_devices
+def test_exporting_a_model_is_a_limit_of_ours(device: str) -> None:
+    def build() -> Step:
+        model = nn.Linear(WIDTH, WIDTH)
+        torch.export.export(model, (torch.ones(2, WIDTH),))
+        return Step.of(model, torch.ones(2, WIDTH), loss=torch.sum)
+
+    with pytest.raises(CaptureError, match=r"py:\d+ follows the operators .* limit of the capture") as error:
+        captured(build, device)
+    assert "\n" not in str(error.value)
