@@ -64,7 +64,7 @@ def backend(graph, inputs):
     return graph
 def prepare(model):
     import torch._dynamo as kept
-    assert kept.config.recompile_limit == 8
+    assert kept.config.recompile_limit in (8, 9), "9 when the step, which names no device, is begun again"
     torch._dynamo.config.recompile_limit = 9
     return torch.compile(model, backend=backend)
 
