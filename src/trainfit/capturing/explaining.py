@@ -43,11 +43,6 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
             "--device h100 (in Python device='h100'), or give the function that builds the step a parameter "
             "named device, which gets 'cpu' here."
         )
-    if _OWN_MODE in str(error):
-        return CaptureError(
-            f"{user_line_of(error)} follows the operators of a model with tensors of its own, as exporting "
-            "does, and a capture cannot look on. This is a limit of the capture, not a mistake in the step."
-        )
     if _DISTRIBUTED_REDUCER in str(error):
         return CaptureError(
             f"{user_line_of(error)} makes a DistributedDataParallel, whose processes would exchange values "
@@ -58,7 +53,6 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
 
 
 _NO_CUDA = "Torch not compiled with CUDA enabled"
-_OWN_MODE = "trainfit.capturing.dispatch.CaptureMode"
 _DISTRIBUTED_REDUCER = "DDP expects same model across all ranks"
 # What torch says where no GPU is, which a step for a GPU does not hear on one.
 _NO_GPU = (

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.describing import autocast_dtype
@@ -20,6 +22,7 @@ from trainfit.capturing.processes import plain_processes
 from trainfit.capturing.recorder import OPTIMIZER
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.values import script_line
+from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -54,10 +57,27 @@ def installed(session: Session) -> Iterator[None]:
         loader = importlib.machinery.SourceFileLoader
         stack.enter_context(replaced(loader, "exec_module", _import_for_real))
         stack.enter_context(eager_only(lambda: _note_compiled(session)))
+        stack.enter_context(replaced(FakeTensorMode, "__enter__", lambda o: _refuse_fake(session, o)))
         stack.enter_context(_optimizer_hooks(session))
         stack.enter_context(untouched(session))
         stack.enter_context(plain_processes(session))
         yield
+
+
+def _refuse_fake(session: Session, original: Any) -> Any:
+    """Refuse what follows operators on fake tensors, such as `torch.export`: they cannot meet hollow ones."""
+
+    def __enter__(self: FakeTensorMode) -> FakeTensorMode:
+        # Capture asks fake tensors as well, but not while its own mode is on.
+        if any(mode is session.mode for mode in _get_current_dispatch_mode_stack()):
+            raise CaptureError(
+                f"{script_line()} follows the operators of a model on fake tensors, as exporting does, which "
+                "a capture cannot do meanwhile. This is a limit of the capture, not a mistake in the step."
+            )
+        entered: FakeTensorMode = original(self)
+        return entered
+
+    return __enter__
 
 
 def _module_call(session: Session, original: Any) -> Any:
