@@ -53,26 +53,37 @@ class AllocationLog:
             seconds=(end - start) / 1e9,
         )
 
-    def _read(self, result: Any) -> None:
-        events: list[tuple[int, int]] = []
+    def _read(self, result: Any, *, only_own: bool) -> None:
+        events: list[tuple[int, int, int]] = []
         pending = list(result.experimental_event_tree())
         while pending:
             event = pending.pop()
             if event.tag == _EventType.Allocation:
-                events.append((event.start_time_ns, event.extra_fields.alloc_size))
+                fields = event.extra_fields
+                events.append((event.start_time_ns, fields.alloc_size, fields.ptr))
             elif event.name.startswith("trainfit:"):
                 self._ranges[event.name.removeprefix("trainfit:")] = (event.start_time_ns, event.end_time_ns)
             pending.extend(event.children)
         total = 0
-        for time, size in sorted(events, key=lambda event: event[0]):
+        own: set[int] = set()
+        for time, size, address in sorted(events, key=lambda event: event[0]):
+            if size > 0:
+                own.add(address)
+            elif only_own and address not in own:
+                continue
+            else:
+                own.discard(address)
             total += size
             self._times.append(time)
             self._totals.append(total)
 
 
 @contextlib.contextmanager
-def profile_allocations() -> Iterator[AllocationLog]:
-    """Log every allocation of the CPU allocator while the block runs."""
+def profile_allocations(*, only_own: bool = False) -> Iterator[AllocationLog]:
+    """Log every allocation of the CPU allocator while the block runs.
+
+    With `only_own`, memory that was there before the block does not count when it is freed inside.
+    """
     log = AllocationLog()
     # Not `torch.profiler.profile`: at its end it makes a Python object of every event, which takes longer
     # than the step itself, and only the allocations are wanted.
@@ -87,7 +98,7 @@ def profile_allocations() -> Iterator[AllocationLog]:
         yield log
     finally:
         result = torch._C._autograd._disable_profiler()
-    log._read(result)
+    log._read(result, only_own=only_own)
 
 
 @contextlib.contextmanager

@@ -462,3 +462,18 @@ def test_the_result_says_that_the_machine_was_busy(share: float) -> None:
 def test_without_timed_steps_no_load_is_claimed() -> None:
     assert measure_step(plain, "cpu", timed=0, meter=FakeMachine(0.57).meter()).load is None
     assert Measurement(1, 1, 1.0).load is None
+
+
+def test_what_a_build_lets_go_of_is_not_taken_off() -> None:
+    # GIVEN a build that keeps its step in a global variable, so that the next one frees what it held
+    kept: list[Any] = []
+
+    def build() -> Step:
+        kept.clear()
+        step = plain()
+        kept.append((step, torch.ones(1 << 20)))
+        return step
+
+    first, second = measure_step(build, "cpu", timed=0), measure_step(build, "cpu", timed=0)
+    assert second.peak_bytes == first.peak_bytes
+    assert second.persistent_bytes == first.persistent_bytes >= 4 << 20
