@@ -58,8 +58,11 @@ def measured_costs(
     tells how busy the machine is with other work.
     """
     from trainfit.timing.operators import situations_of
+    from trainfit.workspace.processor_faults import refuse_faulty
 
     refuse_absent(device)
+    if device.kind == "cpu":
+        refuse_faulty(trace.signatures)
     situations = situations_of(trace)
     with MeasuredCache(machine_of(device), cache_path) as cache:
         known = _look_up(

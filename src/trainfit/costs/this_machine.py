@@ -80,12 +80,15 @@ def _measure_rates() -> dict[str, float]:
 
     from trainfit.timing.locality import this_machines_caches
     from trainfit.timing.rates import copy_rate, product_rate
+    from trainfit.workspace.processor_faults import kernels_die
 
-    return {
+    rates = {
         "fp32": product_rate(torch.float32),
-        "bf16": product_rate(torch.bfloat16),
         "bandwidth": copy_rate(this_machines_caches().last_bytes),
     }
+    if not kernels_die("bfloat16"):
+        rates["bf16"] = product_rate(torch.bfloat16)
+    return rates
 
 
 def host(

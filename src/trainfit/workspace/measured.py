@@ -16,6 +16,7 @@ from trainfit.trace import Signature, Trace
 from trainfit.work.calls import base_name
 from trainfit.work.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
 from trainfit.workspace.conditions import this_processor
+from trainfit.workspace.processor_faults import kernels_die, products_by_dtype, refuse_faulty
 from trainfit.workspace.remembered import Layout, Measured, decisive, recall, remember
 from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
 
@@ -48,8 +49,10 @@ _known: dict[Machine, dict[Signature, Measured | None]] = {}
 def measure_operators(signatures: Sequence[Signature], limits: Limits) -> list[Measured | None]:
     """Measure each signature on this machine's CPU; None where it is too large or cannot be run alone.
 
-    What was measured before, by any process and within any limits, is not run again.
+    What was measured before, by any process and within any limits, is not run again. Refuses operators that
+    this processor cannot run, also where nothing has to be measured: the step cannot run either.
     """
+    refuse_faulty(signatures)
     machine = this_processor()
     known = _known.setdefault(machine, {})
     operators = [decisive(signature) for signature in signatures]
@@ -93,6 +96,8 @@ def run_for_workspace(function: Any, positional: Sequence[Any], keyword: dict[st
 
 def affordable(trace: Trace, limits: Limits) -> bool:
     """Whether the whole step may be run, only to look at its memory: about as long as its operators alone."""
+    if any(map(kernels_die, products_by_dtype(trace.signatures))):
+        return False
     products = (trace.signatures[op.signature] for op in trace.ops)
     work = sum(_multiply_adds(signature) for signature in products if _is_product(signature))
     return trace.observed_peak_bytes <= limits.nbytes and work <= limits.convolutions
