@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainfit.capturing import sparse, special
 from trainfit.capturing.autograd import called_by_engine
+from trainfit.capturing.engine import as_the_engine_would, sums_masked_gradient
 from trainfit.capturing.hollow import tensor_over
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
 from trainfit.capturing.metadata import (
@@ -110,9 +111,9 @@ class CaptureMode(TorchDispatchMode):
         if sparse.is_sparse_call(func, args):
             return sparse.handle(self, func, args, kwargs)
         if self.recorder.in_engine and (self._in_torchs_formula or called_by_engine(depth=3)):
-            if func is aten.where.self and self._sums_masked_gradient():
+            if func is aten.where.self and sums_masked_gradient(self.recorder):
                 return special.masked_select(self, aten.masked_select.default, (args[1], args[0]), {})
-            func = self.as_the_engine_would(func, args, kwargs)
+            func = as_the_engine_would(self, func, args, kwargs)
         handler = special.HANDLERS.get(func)
         if handler is not None:
             result = handler(self, func, args, kwargs)
@@ -413,31 +414,6 @@ class CaptureMode(TorchDispatchMode):
             self.recorder.record(self._no_kernel(facts, key), (source,) if source else (), (), (live,))
         return copy
 
-    # What autograd does in place in a real run, but not while a dispatch mode is active --------------------
-
-    def as_the_engine_would(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> OpOverload:
-        """Return the in-place form of an operator where a real run's backward would use it.
-
-        Autograd asks of its tensors whether they are of a subclass, and says yes to everything while a mode
-        is active. Then it does not accumulate into its buffers, and its formulas do not scatter into the
-        tensor of zeros that they have just made.
-        """
-        if self.recorder.between_nodes:
-            if func is aten.add.Tensor and not kwargs and self.engine_would_add_in_place(args[0]):
-                return aten.add_.Tensor
-            return func
-        if torch.is_grad_enabled():
-            return func
-        form = _IN_PLACE_IN_NODE.get(self.recorder.node.name, {}).get(func)
-        if form is not None and self._made_in_this_node(args[0]):
-            return form
-        form = _IN_PLACE_INTO_ZEROS.get(func)
-        if form is not None and self.live(args[0]).producer in _ZEROS and self._made_in_this_node(args[0]):
-            return form
-        return func
-
     @contextlib.contextmanager
     def torchs_own_formula(self) -> Iterator[None]:
         """Treat the operators of a formula that we call for the engine as if the engine called it."""
@@ -447,91 +423,9 @@ class CaptureMode(TorchDispatchMode):
         finally:
             self._in_torchs_formula = False
 
-    def _sums_masked_gradient(self) -> bool:
-        """Whether a formula sums what lies under a mask, for which a real run selects it first."""
-        node = self.recorder.node.name
-        return (
-            node == "MaskedFillBackward1" and not self.recorder.between_nodes and not torch.is_grad_enabled()
-        )
-
-    def engine_would_add_in_place(self, buffered: torch.Tensor) -> bool:
-        """Whether the engine, in a real run, adds a second gradient into `buffered` itself.
-
-        It does when nothing else holds the tensor or its storage, gradient mode is off and the memory is
-        dense.
-        """
-        if torch.is_grad_enabled() or buffered.layout is not torch.strided:
-            return False
-        tensor_count: int = buffered._use_count()  # type: ignore[attr-defined]
-        if self.recorder.unshared_counts is None:
-            self.recorder.unshared_counts = (tensor_count, _storage_count(buffered))
-        if tensor_count > self.recorder.unshared_counts[0]:
-            return False
-        live = self.live(buffered)
-        return (
-            self._unshared(buffered)
-            and not any(hold.end is None for hold in live.saved)
-            and _is_dense(buffered)
-        )
-
-    def _made_in_this_node(self, tensor: torch.Tensor) -> bool:
-        live = self.live(tensor)
-        return live.producer_op >= self.recorder.node_start and self._unshared(tensor)
-
-    def _unshared(self, tensor: torch.Tensor) -> bool:
-        assert self.recorder.unshared_counts is not None, "a session calibrates itself first"
-        return _storage_count(tensor) <= self.recorder.unshared_counts[1]
-
-
-# Not into every tensor of the node: a formula gets a copy of the gradient where a view was written to, and
-# leaves that as it is.
-_ZEROS = ("aten.new_zeros.default", "aten.zeros.default", "aten.zeros_like.default")
-_IN_PLACE_INTO_ZEROS = {
-    aten.index_put.default: aten.index_put_.default,
-    aten.index_add.default: aten.index_add_.default,
-    aten.index_copy.default: aten.index_copy_.default,
-    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
-    aten.scatter.src: aten.scatter_.src,
-    aten.scatter.value: aten.scatter_.value,
-    aten.scatter_add.default: aten.scatter_add_.default,
-    aten.masked_scatter.default: aten.masked_scatter_.default,
-    aten.put.default: aten.put_.default,
-}
-# Formulas that go further, and also compute in place.
-_IN_PLACE_IN_NODE = {
-    "BinaryCrossEntropyWithLogitsBackward0": {
-        aten.sub.Tensor: aten.sub_.Tensor,
-        aten.mul.Tensor: aten.mul_.Tensor,
-        aten.div.Tensor: aten.div_.Tensor,
-    },
-    # With factors that are zero.
-    "CumprodBackward0": {aten.mul.Tensor: aten.mul_.Tensor, aten.div.Tensor: aten.div_.Tensor},
-    # Clamping between tensors.
-    "ClampBackward0": {
-        aten.logical_and.default: aten.logical_and_.default,
-        aten.logical_or.default: aten.logical_or_.default,
-    },
-}
-
 
 def _refuses_half(error: RuntimeError) -> bool:
     return str(error).endswith(("not implemented for 'Half'", "not implemented for 'BFloat16'"))
-
-
-def _storage_count(tensor: torch.Tensor) -> int:
-    storage = tensor.untyped_storage()
-    count: int = torch._C._storage_Use_Count(storage._cdata)
-    return count
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in some order of dimensions."""
-    expected = 1
-    for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
-        if stride != expected:
-            return False
-        expected *= length
-    return True
 
 
 def _on_meta_device(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
