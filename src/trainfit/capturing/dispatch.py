@@ -274,7 +274,7 @@ class CaptureMode(TorchDispatchMode):
         self.recorder.record(call, lives, written, [live for live, _ in new.values()])
         del replaced
         if operator.random:
-            self.random.advance(func, args, kwargs)
+            self.random.advance(func, args, kwargs, results)
         if operator.name in ASSUMED_RESULTS:
             live = self.live(results[ASSUMED_RESULTS[operator.name][0]])
             if live.backing is not None:

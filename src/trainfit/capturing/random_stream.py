@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
 import torch
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 BUDGET_ELEMENTS = 1 << 26
 """Elements drawn for real in one capture: less than a second."""
@@ -33,27 +33,33 @@ class RandomStream:
         """Begin with the whole budget."""
         self._left = BUDGET_ELEMENTS
 
-    def advance(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Draw what the operator would have drawn, on scratch memory."""
-        if func in _DRAW_NOTHING:
+    def advance(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]
+    ) -> None:
+        """Draw what the operator would have drawn, on scratch memory; `results` are those of the capture."""
+        if func in _DRAW_NOTHING or self._left < 0:
             return
-        scratch_args, scratch_kwargs = tree_map(self._scratch, (args, kwargs))
+        # What makes its tensors itself (`randn`) has none among its arguments.
+        self._left -= max(_elements((args, kwargs)), _elements(results))
         if self._left < 0:
             return
+        scratch_args, scratch_kwargs = tree_map(_scratch, (args, kwargs))
         try:
             func(*scratch_args, **scratch_kwargs)
         except RuntimeError:
             # A kernel that is not there on the CPU, or that refuses scratch values: the stream is lost.
             self._left = -1
 
-    def _scratch(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        self._left -= value.numel()
-        if self._left < 0:
-            return value
-        # Halves are valid probabilities.
-        return torch.full_like(value, 0.5) if value.is_floating_point() else torch.zeros_like(value)
+
+def _elements(values: Any) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+def _scratch(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    # Halves are valid probabilities.
+    return torch.full_like(value, 0.5) if value.is_floating_point() else torch.zeros_like(value)
 
 
 class HostRandomState:
