@@ -21,6 +21,7 @@ import numpy
 import pytest
 import torch
 from captured_steps import captured
+from disk_steps import PRECIOUS, checkpoint_in, notes, step_with
 from torch import nn
 from torch import save as save_by_name
 
@@ -28,12 +29,10 @@ import trainfit
 from trainfit.capturing.disk.elsewhere import LARGEST_COPY
 from trainfit.errors import CaptureError, UserCodeError
 from trainfit.step import Step
-from trainfit.trace import Trace
 
 safetensors = pytest.importorskip("safetensors.torch")
 save_file_by_name = safetensors.save_file
 
-PRECIOUS = b"a checkpoint of last week"
 both_devices = pytest.mark.parametrize("device", ["cpu", "cuda"])
 both_sizes = pytest.mark.parametrize("width", [4, 300], ids=["known values", "hollow"])
 
@@ -41,37 +40,7 @@ both_sizes = pytest.mark.parametrize("width", [4, 300], ids=["known values", "ho
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a file that was there before, in the present folder."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "old.pt"
-    path.write_bytes(PRECIOUS)
-    return path
-
-
-def step_with(
-    after: Callable[[nn.Module, torch.optim.Optimizer], Any], width: int = 300
-) -> Callable[[], Step]:
-    """Return a builder of a step that does something at its end."""
-
-    def build() -> Step:
-        model = nn.Linear(width, width)
-        optimizer = torch.optim.Adam(model.parameters())
-        inputs = torch.randn(3, width)
-
-        def run() -> torch.Tensor:
-            loss: torch.Tensor = model(inputs).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            after(model, optimizer)
-            return loss
-
-        return Step(model, optimizer, run)
-
-    return build
-
-
-def notes(trace: Trace) -> list[str]:
-    return [warning for warning in trace.warnings if "was skipped" in warning]
+    return checkpoint_in(tmp_path, monkeypatch)
 
 
 # Writers --------------------------------------------------------------------------------------------------

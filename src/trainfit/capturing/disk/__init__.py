@@ -10,13 +10,21 @@ size). `snapshots.py` gives back to `torch.load` what was "saved".
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import io
+import os
+import pickle
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import torch
 
 from trainfit.capturing.disk.loops import pretending
 from trainfit.capturing.disk.opening import careful_opening
 from trainfit.capturing.disk.writers import writers_skipped
+from trainfit.capturing.replacing import replaced_by_name
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -27,7 +35,11 @@ def untouched(session: Session) -> Iterator[None]:
     """Keep the user's files as they are for the length of a capture."""
     disk = session.disk
     try:
-        with writers_skipped(disk), pretending(disk), careful_opening(disk):
+        with contextlib.ExitStack() as stack:
+            for part in (writers_skipped, pretending, careful_opening):
+                stack.enter_context(part(disk))
+            # Scripts import functions by name, and are loaded before a capture begins.
+            stack.enter_context(replaced_by_name(builtins, io, os, pickle, shutil, torch))
             yield
     finally:
         disk.end()

@@ -8,11 +8,9 @@ appended is written as usual, as are new files that are text or that building th
 from __future__ import annotations
 
 import builtins
-import bz2
 import contextlib
 import io
 import os
-import tarfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,21 +28,14 @@ if TYPE_CHECKING:
 
 Opener = Callable[[Any, int], int]
 _os_open = os.open
-# Modules that have kept `open` under a name of their own.
-_OPENS: tuple[tuple[Any, str], ...] = (
-    (builtins, "open"),
-    (io, "open"),
-    (bz2, "_builtin_open"),
-    (tarfile, "bltn_open"),
-)
 
 
 @contextlib.contextmanager
 def careful_opening(disk: Disk) -> Iterator[None]:
     """Open files in this way for the length of a capture."""
     with contextlib.ExitStack() as stack:
-        for owner, name in _OPENS:
-            stack.enter_context(replaced(owner, name, lambda original: _open(disk, original)))
+        for owner in (builtins, io):
+            stack.enter_context(replaced(owner, "open", lambda original: _open(disk, original)))
         stack.enter_context(replaced(os, "open", lambda original: _open_number(disk, original)))
         stack.enter_context(replaced(torch, "from_file", lambda original: _shared(disk, original)))
         stack.enter_context(replaced(numpy.memmap, "__new__", lambda original: _map(disk, original)))
