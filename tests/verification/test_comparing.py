@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import enum
 import math
 import warnings
@@ -17,6 +18,7 @@ import torch
 from trainfit.comparing import Match, compare, contents_of
 
 NAN, INF = math.nan, math.inf
+UINT64, STRINGS = torch.uint64, numpy.dtypes.StringDType()
 OTHER_NAN = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
 Pair = namedtuple("Pair", "loss accuracy")
 
@@ -32,6 +34,47 @@ class Output:
     extra: Any = None
 
 
+class Carrier(dict):  # type: ignore[type-arg]
+    """A dict that also has attributes, as the outputs of some libraries do."""
+
+
+class Listed(list):  # type: ignore[type-arg]
+    """A list that also has attributes."""
+
+
+class Slotted(tuple):  # type: ignore[type-arg]
+    """A tuple that also has attributes."""
+
+
+class Number(float):
+    """A number that calls every other one equal."""
+
+    __hash__ = float.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+class Text(str):
+    __slots__ = ("__note",)
+    __hash__ = str.__hash__
+
+    def noted(self, note: Any) -> Text:
+        self.__note = note
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+class Array(numpy.ndarray):  # type: ignore[type-arg]
+    """An array with attributes."""
+
+
+class Own(torch.Tensor):
+    """A tensor of a class of one's own."""
+
+
 class Opaque:
     """Has no comparison of its own."""
 
@@ -41,6 +84,29 @@ class AlwaysEqual:
 
     def __eq__(self, other: object) -> bool:
         return True
+
+
+def carrying(value: Any, **attributes: Any) -> Any:
+    """Return the value with attributes."""
+    for name, attribute in attributes.items():
+        setattr(value, name, attribute)
+    return value
+
+
+def quantised(scale: float) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that quantised tensors will go
+        return torch.quantize_per_tensor(torch.zeros(2), scale, 0, torch.qint8)
+
+
+def masked(mask: list[int], fill: float = 9.0) -> Any:
+    return numpy.ma.array([1.0, 2.0], mask=mask, fill_value=fill)
+
+
+def with_gradient(scale: float) -> torch.Tensor:
+    tensor = torch.ones(2, requires_grad=True)
+    (tensor * scale).sum().backward()
+    return tensor
 
 
 def matched(first: Any, second: Any) -> Match:
@@ -122,6 +188,42 @@ PAIRS = {
     "data class": (lambda: Output(0.5), Output(NAN)),
     "data class, nested": (lambda: Output([Output(0.5)]), Output([Output(0.6)])),
     "namespace": (lambda: SimpleNamespace(loss=1.0), SimpleNamespace(loss=2.0)),
+    "dict, attribute": (lambda: carrying(Carrier(a=1), logits=0.5), carrying(Carrier(a=1), logits=0.6)),
+    "dict, another class": (lambda: Carrier(a=1), {"a": 1}),
+    "dict by other tensors": (lambda: {torch.ones(1): 1.0}, {torch.zeros(1): 1.0}),
+    "dict by NaN twice": (lambda: {float("nan"): 1, float("nan"): 2}, {float("nan"): 3, float("nan"): 2}),
+    "dict by long numbers": (lambda: {10**5000: 1}, {10**5000 + 1: 1}),
+    "dict by texts of a class of one's own": (lambda: {Text("a"): 1}, {Text("b"): 1}),
+    "list, attribute": (lambda: carrying(Listed([1]), extra=0.0), carrying(Listed([1]), extra=-0.0)),
+    "tuple, attribute": (lambda: carrying(Slotted([1]), extra=1), carrying(Slotted([1]), extra=2)),
+    "data class, attribute": (lambda: carrying(Output(1.0), hidden=0.5), carrying(Output(1.0), hidden=0.6)),
+    "number of a class of one's own": (lambda: Number(1.0), Number(2.0)),
+    "number, attribute": (lambda: carrying(Number(1.0), count=1), carrying(Number(1.0), count=2)),
+    "text of a class of one's own": (lambda: Text("a").noted(1), Text("b").noted(1)),
+    "text, slot": (lambda: Text("a").noted(1), Text("a").noted(2)),
+    "enum, value": (lambda: enum.Enum("E", {"A": 1}).A, enum.Enum("E", {"A": 2}).A),
+    "complex, as far apart as can be": (lambda: complex(1.7e308, 1.7e308), complex(-1.7e308, -1.7e308)),
+    "int of many digits": (lambda: 10**5000, 10**5000 + 1),
+    "slice": (lambda: slice(torch.ones(1), 2), slice(torch.zeros(1), 2)),
+    "range": (lambda: range(3), range(4)),
+    "masked array, mask": (lambda: masked([1, 0]), masked([0, 0])),
+    "masked array, values": (lambda: masked([0, 0]), masked([0, 0]) + 1.0),
+    "masked array, fill value": (lambda: masked([1, 0]), masked([1, 0], fill=8.0)),
+    "masked array against array": (lambda: masked([0, 0]), numpy.array([1.0, 2.0])),
+    "array of a class of one's own": (lambda: numpy.ones(2).view(Array), numpy.ones(2)),
+    "array, attribute": (lambda: carrying(Array(0), mode=1), carrying(Array(0), mode=2)),
+    "array of long texts": (lambda: numpy.array(["a" * 99], STRINGS), numpy.array(["b" * 99], STRINGS)),
+    "array of times": (lambda: numpy.array(["2026-01-01"], "M8[D]"), numpy.array(["2026-01-02"], "M8[D]")),
+    "array, fields of fields": (lambda: numpy.zeros(2, [("a", "i4,f8")]), numpy.ones(2, [("a", "i4,f8")])),
+    "NumPy's scalar against an array": (lambda: numpy.float32(1.0), numpy.array(1.0, numpy.float32)),
+    "tensor, attribute": (lambda: carrying(torch.ones(1), note=1), carrying(torch.ones(1), note=2)),
+    "tensor, gradient": (lambda: with_gradient(1.0), with_gradient(2.0)),
+    "tensor of a class of one's own": (lambda: Own([1.0]), torch.ones(1)),
+    "tensor of that class, attribute": (lambda: carrying(Own([1.0]), note=1), carrying(Own([1.0]), note=2)),
+    "tensor of that class, values": (lambda: Own([1.0]), Own([0.0])),
+    "tensor, unsigned": (lambda: torch.tensor(2**63, dtype=UINT64), torch.tensor(2**63 + 1, dtype=UINT64)),
+    "quantised, scale": (lambda: quantised(0.1), quantised(0.2)),
+    "sequence with names": (lambda: torch.max(torch.eye(2), 0), torch.max(torch.ones(2, 2), 0)),
 }  # fmt: skip
 
 
@@ -163,6 +265,66 @@ def test_an_object_that_cannot_be_taken_apart_is_not_called_equal(make: Any) -> 
     assert beside.equal is True and beside.compared == 1
     assert beside.not_compared[0].startswith("result['state'] (")
     assert matched(make(), 1.0).equal is False
+
+
+@dataclass
+class Failure(Exception):
+    loss: float
+
+
+# Each has something to compare, and something else that cannot be.
+IN_PART = {
+    "set": (lambda: {1, Opaque()}, "result{...} (1 members of a set)"),
+    "attribute": (lambda: carrying(Carrier(a=1), state=Opaque()), f"result.state ({__name__}.Opaque)"),
+    "key": (lambda: {Opaque(): 1}, f"result[key 0] ({__name__}.Opaque)"),
+    "class that is made anew": (lambda: (1, type("Anew", (), {})), f"result[1] (the class {__name__}.Anew)"),
+    "what an error keeps": (lambda: Failure(1.0), "result as Exception (Exception)"),
+    "decimal": (lambda: (1, decimal.Decimal("0.1")), "result[1] (decimal.Decimal)"),
+    "long double": (lambda: (1, numpy.longdouble(1)), "result[1] (numpy.longdouble of float128)"),
+}
+
+
+@pytest.mark.parametrize("name", IN_PART)
+def test_a_part_that_cannot_be_compared_is_listed(name: str) -> None:
+    make, line = IN_PART[name]
+    match = matched(make(), make())
+    assert match.differences == () and match.compared >= 1
+    assert line in match.not_compared
+
+
+def test_unknown_objects_of_two_classes_are_different() -> None:
+    assert matched((1, Opaque()), (1, AlwaysEqual())).equal is False
+    assert matched({1, Opaque()}, {1, Opaque(), Opaque()}).equal is False
+    assert matched(torch.ones(2, device="meta"), torch.ones(3, device="meta")).equal is False
+
+
+def test_an_attribute_that_is_the_tensor_itself() -> None:
+    def endless(value: float) -> torch.Tensor:
+        tensor = torch.tensor(value)
+        carried: torch.Tensor = carrying(tensor, itself=tensor)
+        return carried
+
+    assert matched(endless(1.0), endless(1.0)).equal is True
+    assert matched(endless(1.0), endless(2.0)).equal is False
+
+
+def test_what_differs_by_itself_proves_nothing() -> None:
+    first, second, again = ({"loss": 1.0, "time": time, "n": 1} for time in (3.0, 4.0, 5.0))
+    by_itself = matched(first, again)
+    match = matched(first, second).apart_from(by_itself, "it is another each time")
+    assert match.equal is None and match.unsteady and match.differences == ()
+    assert match.not_compared == ("result['time']: it is another each time (3.0 and 5.0)",)
+    assert match.compared == 2 and match.largest_difference == INF
+    match = matched(first, second | {"loss": 2.0}).apart_from(by_itself, "it is another each time")
+    assert match.equal is False and match.differences == ("result['loss']: 1.0 and 2.0",)
+    assert match.largest_difference == 1.0
+
+
+def test_a_name_that_is_another_each_time_proves_nothing() -> None:
+    first, second, again = ({f"step {number}": 1.0} for number in range(3))
+    match = matched(first, second).apart_from(matched(first, again), "so it is")
+    assert match.equal is None and len(match.not_compared) == 2
+    assert matched(first, second).apart_from(matched(first, first), "so it is").equal is False
 
 
 def test_nothing_is_not_equal() -> None:
