@@ -190,6 +190,68 @@ def test_a_list_that_holds_graphs_is_a_leak() -> None:
     assert "`history` changes" in warning and "held by autograd, for a result that Python holds" in warning
 
 
+def test_what_is_replaced_by_more_with_every_run_is_a_leak() -> None:
+    def build() -> Step:
+        model, optimizer = model_and(torch.optim.SGD)
+        memory = torch.zeros(0, 48)
+
+        def run() -> None:
+            nonlocal memory
+            memory = torch.cat([memory, torch.ones(16, 48)])
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return Step(model, optimizer, run)
+
+    trace = assert_worst_of(build, 37)
+    assert trace.steps.growth_bytes == 16 * 48 * 4
+    (growth,) = trace.steps.grows
+    assert growth.producer == "aten.cat.default" and "test_steps.py:" in growth.line
+
+
+def test_a_list_that_grows_now_and_then_is_a_leak() -> None:
+    def build() -> Step:
+        model, optimizer = model_and(torch.optim.SGD)
+        history: list[torch.Tensor] = []
+        calls = 0
+
+        def run() -> None:
+            nonlocal calls
+            calls += 1
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if calls % 10 == 0:
+                history.append(torch.ones(100, 100))
+
+        return Step(model, optimizer, run)
+
+    trace = captured(build)
+    assert any("memory grows by" in warning and "aten.ones" in warning for warning in trace.warnings)
+    assert trace.steps.growth_bytes == pytest.approx(100 * 100 * 4 / 10, rel=0.5)
+
+
+def test_an_optimizer_that_steps_late_is_counted_when_it_has_stepped() -> None:
+    def build() -> Step:
+        model, optimizer = model_and(torch.optim.Adam)
+        calls = 0
+
+        def run() -> None:
+            nonlocal calls
+            calls += 1
+            loss_of(model).backward()
+            if calls % 25 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return Step(model, optimizer, run)
+
+    trace = captured(build)
+    assert any(storage.category == "optimizer_state" for storage in trace.storages)
+    assert not any("has not stepped" in warning for warning in trace.warnings)
+
+
 def test_a_queue_grows_until_it_is_full() -> None:
     def build() -> Step:
         model, optimizer = model_and(torch.optim.SGD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainfit.capturing.ledger import LiveStorage
@@ -38,21 +38,31 @@ class Leftovers(list[Leftover]):
             self.append(Leftover(live, live.producer, module, row.line, category))
 
 
+Key = tuple[str, str, str, str, str]
+"""Category, producer, module, line and holder: where something was made, and who has it."""
+
+
 def growth_of(runs: Sequence[Leftovers]) -> tuple[Growth, ...]:
     """Return what the later half of the runs left that is still there, by where it was made; largest first.
 
-    What the last run left may still be replaced by the next one.
+    What the last run left may still be replaced by the next one. Where every run replaces what the one before
+    left, but by more, that is what grows.
     """
     looked_at = runs[len(runs) // 2 : -1]
-    found: dict[tuple[str, ...], int] = {}
-    for leftovers in looked_at:
-        for live, producer, module, line, category in leftovers:
-            if live.end is None:
-                holder = "autograd" if any(hold.end is None for hold in live.saved) else "program"
-                key = (category, producer, module, line, holder)
-                found[key] = found.get(key, 0) + live.nbytes
-    grows = [
-        Growth(round(size / len(looked_at)), category, producer, module, line, holder)
-        for (category, producer, module, line, holder), size in found.items()
-    ]
-    return tuple(sorted((g for g in grows if g.bytes_per_step), key=lambda growth: -growth.bytes_per_step))
+    found = _sizes(leftover for run in looked_at for leftover in run if leftover.live.end is None)
+    if not found and looked_at:
+        before = _sizes(looked_at[0])
+        found = {key: size - before.get(key, 0) for key, size in _sizes(runs[-1]).items()}
+    grows = [Growth(round(size / len(looked_at)), *key) for key, size in found.items()]
+    return tuple(
+        sorted((g for g in grows if g.bytes_per_step > 0), key=lambda growth: -growth.bytes_per_step)
+    )
+
+
+def _sizes(leftovers: Iterable[Leftover]) -> dict[Key, int]:
+    sizes: dict[Key, int] = {}
+    for live, producer, module, line, category in leftovers:
+        holder = "autograd" if any(hold.end is None for hold in live.saved) else "program"
+        key = (category, producer, module, line, holder)
+        sizes[key] = sizes.get(key, 0) + live.nbytes
+    return sizes

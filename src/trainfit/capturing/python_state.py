@@ -1,20 +1,20 @@
 """What Python code may decide by: the numbers, texts and lengths that a step can reach.
 
 A counter that changes from one run of the step to the next may make a later run do something else (an
-optimizer that steps every fourth time). Looked at is what `run` and the model refer to: variables,
-attributes, globals that the code names, lists, generators. Nothing is called, and what torch itself counts is
-left out.
+optimizer that steps every fourth time). Looked at is what `run`, the model and the hooks refer to: variables,
+attributes, globals that the code names, lists, generators, single numbers in arrays and tensors. Of what is
+Python's or torch's own (a scheduler, a namespace) only the attributes count that the user's code names,
+because torch counts much by itself. Nothing is called.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-import sys
-import sysconfig
+import random
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -22,6 +22,15 @@ import numpy
 import torch
 from torch import nn
 
+from trainfit.capturing.python_parts import (
+    HOOKS,
+    is_own,
+    names_used,
+    parts_of_function,
+    parts_of_instance,
+    parts_of_module,
+    variables_of,
+)
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.step import Step
 
@@ -29,162 +38,166 @@ _MOST_VISITS = 20_000
 _MOST_DEPTH = 8
 _MOST_ITEMS = 64
 """Of a container are looked into; its length counts as well."""
+_MOST_ELEMENTS = 4
+"""Of an array that may be a counter."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_OPAQUE = (torch.Tensor, torch.UntypedStorage, torch.device, torch.dtype, torch.Size, numpy.ndarray)
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_LIBRARY = sysconfig.get_paths()["stdlib"]
+_OPAQUE = (torch.UntypedStorage, torch.device, torch.dtype, torch.Size)
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
+
+KnownNumber = Callable[[torch.Tensor], object]
+"""Returns the value of a tensor that is one known number, else None."""
 
 
 class PythonState:
     """The state that a step can reach at one moment."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, known_number: KnownNumber = lambda tensor: None) -> None:
         """Look around; takes milliseconds."""
+        self._known_number = known_number
         self._found: dict[str, object] = {}
         self._names: dict[str, str] = {}
         self._random = HostRandomState()
         self._visited: set[int] = set()
         # Ids must stay those of the same objects while we look.
         self._alive: list[object] = []
+        self._used: set[str] = set()
+        """What the user's functions name: globals, attributes, keys."""
+        self._foreign: list[tuple[str, object, int, set[str]]] = []
+        """What is Python's or torch's own, with the names that were looked at."""
         self._pending: deque[tuple[str, object, int]] = deque()
         self._pending.append(("run", step.run, 0))
         self._pending.append(("model", step.model, 0))
         self._pending.extend((type(one).__name__, one, 0) for one in step.optimizers)
         while self._pending and len(self._visited) < _MOST_VISITS:
             self._visit(*self._pending.popleft())
-        del self._pending, self._alive
+            if not self._pending:
+                self._look_at_foreign()
+        del self._pending, self._alive, self._foreign, self._known_number
 
     def changes_to(self, later: PythonState) -> tuple[str, ...]:
         """Return the names of what is another value later, as the code calls it."""
-        found = {
-            later._names[place]: None
-            for place, value in later._found.items()
-            if place not in self._found or _differ(self._found[place], value)
-        }
+        found = {later._names[place]: None for place in self._changed(later)}
         if not self._random.same_as(later._random):
             found["random numbers of Python or NumPy"] = None
         return tuple(found)
+
+    def counts_to(self, later: PythonState) -> tuple[str, ...]:
+        """Return the names of the numbers among that: counters, as long as nobody knows better."""
+        return tuple(
+            {
+                later._names[place]: None
+                for place in self._changed(later)
+                if isinstance(later._found[place], int | float)
+            }
+        )
+
+    def _changed(self, later: PythonState) -> list[str]:
+        """Return the places of what differs; not those inside of what has another length."""
+        changed = {
+            place: None
+            for place, value in later._found.items()
+            if place not in self._found or _differ(self._found[place], value)
+        }
+        return [place for place in changed if place.rpartition("[")[0] not in changed]
 
     def _visit(self, place: str, value: object, depth: int) -> None:
         if isinstance(value, _PLAIN):
             self._note(place, value)
             return
+        if isinstance(value, torch.Tensor | numpy.ndarray | numpy.generic):
+            self._note_number(place, value)
+            return
         if isinstance(value, _OPAQUE) or id(value) in self._visited or depth > _MOST_DEPTH:
             return
         self._visited.add(id(value))
         self._alive.append(value)
-        for name, part in self._parts(place, value):
-            self._pending.append((f"{place}.{name}", part, depth + 1))
+        self._add(place, self._parts(place, value, depth), depth)
+
+    def _add(self, place: str, parts: Iterable[tuple[str, object]], depth: int) -> None:
+        for name, part in parts:
+            inside = f"{place}{name}" if name.startswith("[") else f"{place}.{name}"
+            self._pending.append((inside, part, depth + 1))
+
+    def _look_at_foreign(self) -> None:
+        """Look at what the user's functions name of what is not theirs, as far as that is known by now."""
+        for place, value, depth, looked_at in self._foreign:
+            found = vars(value) if hasattr(value, "__dict__") else {}
+            names = [name for name in found if name in self._used or name in HOOKS]
+            new = [name for name in names if name not in looked_at]
+            looked_at.update(new)
+            self._add(place, [(name, found[name]) for name in new], depth)
 
     def _note(self, place: str, value: object) -> None:
         self._found[place] = value
         self._names[place] = ".".join(place.split(".")[-2:]).removeprefix("run.")
 
-    def _parts(self, place: str, value: Any) -> Iterable[tuple[str, object]]:
+    def _note_number(self, place: str, value: Any) -> None:
+        """Note numbers that are in an array or a tensor, if they are few: a counter may be one."""
+        if isinstance(value, torch.Tensor):
+            known = self._known_number(value)
+        elif isinstance(value, numpy.ndarray) and (value.size > _MOST_ELEMENTS or value.dtype.hasobject):
+            known = None
+        else:
+            known = value.tolist()
+        if known is not None:
+            self._note(place, tuple(known) if isinstance(known, list) else known)
+
+    def _parts(self, place: str, value: Any, depth: int) -> Iterable[tuple[str, object]]:
         """Return what a value consists of, by name; what can be noted of itself is noted."""
         if isinstance(value, _CONTAINERS):
             self._note(place, len(value))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             return [
-                (str(name) if _is_name(name) else "item", item) for name, item in islice(items, _MOST_ITEMS)
+                (str(name) if _is_name(name) else f"[{number}]", item)
+                for number, (name, item) in enumerate(islice(items, _MOST_ITEMS))
             ]
         if isinstance(value, types.FunctionType):
-            return _parts_of_function(value)
+            self._used |= names_used(value)
+            return parts_of_function(value)
         if isinstance(value, types.MethodType):
             return [("self", value.__self__), (value.__name__, value.__func__)]
+        if isinstance(value, _BOUND):
+            return [("self", value.__self__)]
         if isinstance(value, functools.partial):
             return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
         if isinstance(value, types.GeneratorType):
             self._note(place, value.gi_frame.f_lasti if value.gi_frame else None)
-            return _variables(value.gi_frame) if value.gi_frame else []
+            return variables_of(value.gi_frame) if value.gi_frame else []
+        if isinstance(value, numpy.random.Generator | numpy.random.RandomState | random.Random):
+            self._note(place, _state_of(value))
+            return []
+        return self._parts_of_object(place, value, depth)
+
+    def _parts_of_object(self, place: str, value: Any, depth: int) -> Iterable[tuple[str, object]]:
         if isinstance(value, type | types.ModuleType):
-            return (
-                [pair for pair in vars(value).items() if isinstance(pair[1], _PLAIN)] if _own(value) else []
-            )
+            if not is_own(value):
+                return []
+            self._foreign.append((place, value, depth, set()))  # only what is used of it
+            return [pair for pair in vars(value).items() if isinstance(pair[1], _PLAIN)]
         if isinstance(value, nn.Module):
-            return _parts_of_module(value)
+            return parts_of_module(value)
         if hasattr(type(value), "__next__") and not hasattr(value, "__dict__"):
             # How far an iterator has come, or, where it does not tell, something that is never the same.
             left = operator.length_hint(value, -1)
             self._note(place, left if left >= 0 else object())
             return []
-        return _parts_of_instance(value) if _own(type(value)) else []
+        if not is_own(type(value)):
+            self._foreign.append((place, value, depth, set()))
+            return []
+        return parts_of_instance(value)
 
 
-def _variables(frame: types.FrameType) -> list[tuple[str, object]]:
-    """Return a frame's variables, and leave no trace: up to Python 3.12 it keeps the dictionary that it made.
-
-    With it the frame would keep what was in the variables, such as the last batch of a loader.
-    """
-    found = frame.f_locals
-    variables = list(found.items())
-    if type(found) is dict:
-        found.clear()
-    return variables
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    code = function.__code__
-    if not _is_users(code.co_filename):
-        return
-    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:
-            continue  # not filled yet
-    yield from ((name, function.__globals__[name]) for name in _names(code) if name in function.__globals__)
-    if "__wrapped__" in vars(function):
-        yield "__wrapped__", function.__wrapped__  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the global names that a function and the functions in it use."""
-    inner = (name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part))
-    return tuple(dict.fromkeys((*code.co_names, *inner)))
-
-
-def _parts_of_module(module: nn.Module) -> Iterator[tuple[str, object]]:
-    yield from ((name, child) for name, child in module._modules.items() if child is not None)
-    if _own(type(module)):
-        yield from ((name, part) for name, part in vars(module).items() if name not in _OF_EVERY_MODULE)
-        yield from _functions(type(module))
-
-
-def _parts_of_instance(value: Any) -> Iterator[tuple[str, object]]:
-    yield from vars(value).items() if hasattr(value, "__dict__") else ()
-    for kind in type(value).__mro__:
-        for name, slot in vars(kind).items():
-            if isinstance(slot, types.MemberDescriptorType):
-                yield name, getattr(value, name, None)
-    yield from _functions(type(value))
-
-
-def _functions(kind: type) -> Iterator[tuple[str, object]]:
-    """Yield the class, and the functions of it and its bases: they may use globals."""
-    for base in kind.__mro__:
-        if _own(base):
-            yield base.__name__, base
-            yield from ((n, part) for n, part in vars(base).items() if isinstance(part, types.FunctionType))
-
-
-def _own(kind: type | types.ModuleType) -> bool:
-    """Whether a class or a module is not Python's or torch's own; how data is loaded counts all the same."""
-    name = kind.__name__ if isinstance(kind, types.ModuleType) else kind.__module__
-    if name.startswith("torch.utils.data"):
-        return True
-    if name.split(".")[0] in ("torch", "numpy", "builtins", "trainfit"):
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or _is_users(file)
-
-
-@functools.cache
-def _is_users(filename: str) -> bool:
-    """Whether a file is the user's, or of a library that is neither Python's nor torch's."""
-    in_library = filename.startswith(_LIBRARY) and "site-packages" not in filename
-    return not in_library and "/torch/" not in filename and not filename.startswith("<frozen")
+def _state_of(generator: Any) -> object:
+    """Return what a generator of random numbers draws next by, in short."""
+    if isinstance(generator, numpy.random.Generator):
+        return hash(repr(generator.bit_generator.state))
+    if isinstance(generator, numpy.random.RandomState):
+        return hash(repr(generator.get_state(legacy=False)))
+    try:
+        return hash(generator.getstate())
+    except NotImplementedError:
+        return object()  # of the system: never the same
 
 
 def _is_name(name: object) -> bool:

@@ -11,7 +11,10 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from trainfit.capturing.assemble import assemble
 from trainfit.capturing.growth import Leftovers, growth_of
@@ -76,7 +79,10 @@ class Runs:
         self._leftovers: list[Leftovers] = []
         self._first = 0
         self._changing: tuple[str, ...] = ()
-        self._complete = self._all_had_stepped = True
+        self._counting: tuple[str, ...] = ()
+        """Of what changes in Python, the numbers."""
+        self._wanted: int | None = None
+        self._complete = True
         self._idle: list[int] = []
         """Numbers of the runs that count and did nothing at all."""
         self.backward_seen = self.backward_counted = False
@@ -95,20 +101,21 @@ class Runs:
 
     def look(self, wanted: int | None) -> None:
         """Look at the runs that count: as many as wanted, or as it takes."""
+        self._wanted = wanted
         self._first = len(self._peaks) + 1
         values = self._session.values
         values.optimizer_lacked_values = bool(values.assumptions) and decides_by_values(self._step.optimizers)
-        self._all_had_stepped = self._all_stepped()
         gc.collect()
-        before = PythonState(self._step)
+        before = self._python_state()
         answers = self._session.values.answers
         self._levels.append(self._level())
         self._run(keep=True)
         self._levels.append(self._level())
-        self._changing = before.changes_to(PythonState(self._step))
+        after = self._python_state()
+        self._changing, self._counting = before.changes_to(after), before.counts_to(after)
         if answers != self._session.values.answers:
             self._changing += ("values that the step reads from tensors",)
-        del before
+        del before, after
         begin = time.thread_time()
         while self._wants_more(wanted):
             if wanted is None and time.thread_time() - begin > _LOOKING_SECONDS:
@@ -138,13 +145,37 @@ class Runs:
                 kinds=len(self._courses),
                 changing=self._changing,
                 complete=self._complete,
-                all_stepped=self._all_had_stepped,
+                all_stepped=self._all_stepped(),
                 grows=growing,
             )
             trace = replace(kept.trace, steps=steps)
-            warnings = trace.warnings + warnings_of(steps) + self._idle_warning()
+            warnings = trace.warnings + warnings_of(steps) + self._counting_warning()
+            warnings += self._idle_warning()
             found.append(replace(trace, warnings=warnings))
         return found
+
+    def _python_state(self) -> PythonState:
+        ledger = self._session.ledger
+
+        def known_number(tensor: torch.Tensor) -> object:
+            live = ledger.find(tensor) if tensor.layout is torch.strided and tensor.numel() == 1 else None
+            if live is None or not live.known or live.assumption:
+                return None
+            with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+                return torch.ops.aten._local_scalar_dense(tensor)
+
+        return PythonState(self._step, known_number)
+
+    def _counting_warning(self) -> tuple[str, ...]:
+        """Say that a counter may decide something in a run that nobody has looked at."""
+        said_otherwise = len(self._courses) > 1 or not self._complete or self._grows()
+        if not self._counting or self._wanted is not None or said_otherwise:
+            return ()
+        looked_at = len(self._peaks) - self._first + 1
+        return (
+            f"{looked_at} runs of the step were looked at, and are alike; but {_listed(self._counting)} "
+            "changes from run to run, and may make a later one do more. --steps says how many to look at.",
+        )
 
     def _idle_warning(self) -> tuple[str, ...]:
         if not self._idle:
@@ -212,15 +243,24 @@ class Runs:
         if looked >= _MOST_RUNS:
             return False
         varies = bool(self._changing) or len(self._courses) > 1 or self._levels[1] != self._levels[0]
-        return varies and (looked < _USUAL_RUNS or self._grows())
+        return varies and (looked < _USUAL_RUNS or self._grows() or not self._has_settled())
 
     def _grows(self) -> bool:
         """Whether memory between runs still grows: its lowest level, so that a period does not count."""
-        levels = self._levels
-        half = len(levels) // 2
-        if half == 0 or len(set(levels[-_SETTLED_RUNS:])) == 1 < len(levels[-_SETTLED_RUNS:]):
+        half = len(self._levels) // 2
+        if half == 0 or self._has_settled():
             return False
-        return min(levels[-half:]) > min(levels[-2 * half : -half])
+        return min(self._levels[-half:]) > min(self._levels[-2 * half : -half])
+
+    def _has_settled(self) -> bool:
+        """Whether memory has been the same for longer than it ever was before it grew once more."""
+        lowest_later = list(accumulate(reversed(self._levels), min))[::-1]
+        rises = [n for n in range(1, len(lowest_later)) if lowest_later[n] > lowest_later[n - 1]]
+        if not rises:
+            return True
+        # The first rest may have begun before the runs that count.
+        rests = [rises[0] + self._first - 1, *(n - before for before, n in zip(rises, rises[1:]))]
+        return len(self._levels) - rises[-1] > max(_SETTLED_RUNS - 1, *rests)
 
 
 def warnings_of(steps: Steps) -> tuple[str, ...]:

@@ -110,8 +110,15 @@ class Values:
             self.assume(live.assumption)
 
     def note_answer(self, value: object, producer: str) -> None:
-        """Note a known value that the step reads; of numbers that are no draws it hardly decides anything."""
-        if not isinstance(value, float | complex) or any(word in producer for word in _DRAWS):
+        """Note a known value that the step reads, if it may decide by it.
+
+        Of floats those are draws, and whole numbers that others than torch itself ask for: an optimizer keeps
+        its number of steps so.
+        """
+        if isinstance(value, complex):
+            return
+        counts = isinstance(value, float) and value.is_integer() and not _asked_by_torch()
+        if not isinstance(value, float) or counts or any(word in producer for word in _DRAWS):
             self.answers.append(value)
 
     def note_array(self, values: Any, tensor: torch.Tensor) -> None:
@@ -290,6 +297,14 @@ def user_frame() -> FrameType | None:
         if is_user_file(frame.f_code.co_filename):
             return frame
     return None
+
+
+def _asked_by_torch() -> bool:
+    """Whether the innermost frame that is not ours is of torch's Python code."""
+    for frame, _ in traceback.walk_stack(None):
+        if not frame.f_code.co_filename.startswith(_OUR_FOLDER):
+            return frame.f_code.co_filename.startswith(_TORCH_FOLDER)
+    return False
 
 
 def user_line_of(error: BaseException) -> str:
