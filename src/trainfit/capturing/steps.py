@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -259,7 +259,7 @@ class Runs:
         if not rises:
             return True
         # The first rest may have begun before the runs that count.
-        rests = [rises[0] + self._first - 1, *(n - before for before, n in zip(rises, rises[1:]))]
+        rests = [rises[0] + self._first - 1, *(n - before for before, n in pairwise(rises))]
         return len(self._levels) - rises[-1] > max(_SETTLED_RUNS - 1, *rests)
 
 
