@@ -145,14 +145,14 @@ def _called_equal(results: SameResults) -> bool:
 
 
 class _Tampering:
-    """Builds the step, and every time after the first one that does something else."""
+    """Builds the step, and the second time, when the plan runs it, one that does something else."""
 
     def __init__(self, build: Callable[[], Step], change: Callable[[Step], Step]) -> None:
-        self.build, self.change, self.built = build, change, False
+        self.build, self.change, self.built = build, change, 0
 
     def __call__(self) -> Step:
-        first, self.built = not self.built, True
-        return self.build() if first else self.tampered()
+        self.built += 1
+        return self.tampered() if self.built == 2 else self.build()
 
     def tampered(self) -> Step:
         return self.change(self.build())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +75,8 @@ def compared(
         return Step(model, optimizer, run)
 
     result = compare_results(build, NO_REGIONS)
-    assert builds == result.runs == 2
+    # Where something differs, the step runs without the plan again, to see whether that is the plan's doing.
+    assert builds == result.runs == (4 if result.differences else 2)
     return result
 
 
@@ -280,3 +282,52 @@ def test_without_any_gradient_they_are_not_called_equal() -> None:
 
     result = compare_results(build, NO_REGIONS)
     assert result.gradients.equal is None and result.loss.equal is True
+
+
+def returning(result: Callable[[torch.Tensor], Any], data: Callable[[], float] = lambda: 0.0) -> SameResults:
+    """Compare a step that returns this, on data to which that is added, and that the plan does not change."""
+
+    def build() -> Step:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(3, 4)
+
+        def run() -> Any:
+            loss = model(x + data()).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return result(loss.detach())
+
+        return Step(model, optimizer, run)
+
+    return compare_results(build, NO_REGIONS)
+
+
+@pytest.mark.parametrize("batches", [2, 3, 1000])
+def test_data_that_goes_on_from_run_to_run_is_not_the_plans_doing(batches: int) -> None:
+    """GIVEN data that is not made anew by `build`, THEN nothing is called equal, and nothing is blamed."""
+    numbers = itertools.cycle(range(batches))
+    result = returning(lambda loss: loss, data=lambda: float(next(numbers)))
+    assert result.loss.equal is result.gradients.equal is result.state.equal is None
+    assert result.differences == ()
+    assert result.runs == (4 if batches == 2 else 3)
+    told = [line.partition(" (")[0] for line in result.not_compared]
+    names = ("result", "bias", "bias", "weight", "weight")
+    assert sorted(told) == sorted(f"{name}: two runs without the plan differ too" for name in names)
+
+
+def test_a_clock_in_the_result_is_not_the_plans_doing() -> None:
+    clock = itertools.count()
+    result = returning(lambda loss: {"loss": loss, "t": float(next(clock))})
+    assert result.loss.equal is None and result.gradients.equal is result.state.equal is True
+    assert result.not_compared == ("result['t']: two runs without the plan differ too (0.0 and 2.0)",)
+    assert result.runs == 3
+
+
+def test_what_only_the_plan_changes_is_found_beside_a_clock() -> None:
+    clock, runs = itertools.count(), itertools.count()
+    result = returning(lambda loss: {"loss": loss + (next(runs) == 1), "t": float(next(clock))})
+    assert result.loss.equal is False
+    assert [line.partition(":")[0] for line in result.differences] == ["result['loss']"]
+    assert [line.partition(":")[0] for line in result.not_compared] == ["result['t']"]
