@@ -75,7 +75,7 @@ def plan_with(module: str) -> trainfit.Plan:
     planner = Planner(trace, roofline_costs(trace, find_device("h100")))
     calls = [trace.calls[option.effects[0].region.call] for option in planner.problem.options]
     number = next(n for n, call in enumerate(calls) if trace.module_name(call.module) == module)
-    return planner.certified([number], 0, 0.0)
+    return replace(planner.certified([number], 0, 0.0), device="cpu")
 
 
 def test_a_model_of_another_size_is_not_taken_in_silence() -> None:
@@ -103,9 +103,107 @@ def test_a_region_that_goes_on_where_the_plan_ends_says_so_as_well() -> None:
         model(torch.randn(8, 64)).sum().backward()
 
 
+def told(model: nn.Module, plan: trainfit.Plan, batch: int = 8, **kind: Any) -> list[str]:
+    """Apply a plan and train a little; return what the user is told."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainfit.apply(model, plan)
+        for _ in range(2):
+            model(torch.randn(batch, 64, **kind)).sum().backward()
+    return [str(warning.message) for warning in caught]
+
+
+class Other(nn.Sequential):
+    """A class that inherits from the plan's."""
+
+
+def test_a_model_of_another_dtype_or_class_is_not_taken_in_silence() -> None:
+    plan = plan_with("Sequential.2")
+    (text,) = told(blocks(4).double(), plan, dtype=torch.float64)
+    assert text.startswith(
+        "the plan was made for a Sequential with parameters in fp32, and this is a Sequential with "
+        "parameters in fp64. Results stay the same, but"
+    )
+    (text,) = told(blocks(4).bfloat16(), plan, dtype=torch.bfloat16)
+    assert "this is a Sequential with parameters in bf16." in text
+    (text,) = told(Other(*blocks(4)), plan)
+    assert text.startswith("the plan was made for a Sequential, and this is an Other. Results")
+    (text,) = told(Other(*blocks(6)).double(), plan, batch=1024, dtype=torch.float64)
+    assert "this is an Other with 24,960 parameters in 19 modules and parameters in fp64." in text
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16-autocast", None])
+def test_autocast_is_not_what_parameters_are_stored_in(dtype: str | None) -> None:
+    plan = plan_with("Sequential.2")
+    assert told(blocks(4), replace(plan, settings=replace(plan.settings, dtype=dtype))) == []
+
+
+def test_a_model_on_another_kind_of_device_is_not_taken_in_silence() -> None:
+    plan = plan_with("Sequential.2")
+    (text,) = told(blocks(4), replace(plan, device="h100-sxm-80gb"))
+    assert text.startswith("the plan was made for h100-sxm-80gb, and the model runs on cpu. Results stay the")
+    assert told(blocks(4), replace(plan, device="a device of one's own")) == []
+    # Where it will run is not known before it does.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainfit.apply(blocks(4), replace(plan, device="h100-sxm-80gb"))
+
+
+def test_a_larger_batch_is_not_taken_in_silence() -> None:
+    plan = plan_with("Sequential.2")
+    assert told(blocks(4), plan, batch=512) == told(blocks(4), plan, batch=8) == []
+    (text,) = told(blocks(4), plan, batch=1024)
+    assert text == (
+        "the plan was made for smaller inputs (batch 512) than Sequential.2 gets: aten.addmm.default makes "
+        "[1024, 64], where the plan has [512, 64]. Results stay the same, but the peak that the plan "
+        "promises is of the smaller ones: plan again for these."
+    )
+    # Nothing is wrong with evaluating on more, and sizes that depend on data were never promised.
+    assert told(blocks(4).eval(), plan, batch=1024) == []
+    assert told(blocks(4), replace(plan, reserve_bytes=1), batch=1024) == []
+
+
+def test_a_batch_that_grows_later_is_noticed() -> None:
+    model = trainfit.apply(blocks(4), plan_with("Sequential.2"))
+    for batch in (512, 512):
+        model(torch.randn(batch, 64)).sum().backward()
+    with pytest.warns(UserWarning, match="made for smaller inputs"):
+        model(torch.randn(513, 64)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.randn(514, 64)).sum().backward()
+
+
+class Routed(nn.Module):
+    """Computes with as many numbers as are positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        return y[x > 0].exp().sum()
+
+
+def test_sizes_that_depend_on_data_say_nothing_about_the_batch() -> None:
+    x = torch.ones(16, 8)
+    x[3:] = -1.0
+    trace = trainfit.capture(lambda: trainfit.Step.of(Routed(), x, loss=lambda loss: loss))
+    planner = Planner(trace, roofline_costs(trace, find_device("h100")))
+    plan = replace(planner.certified([0], 0, 0.0), device="cpu", reserve_bytes=0)
+    assert [region.module for region in plan.regions] == ["Routed"]
+    model = trainfit.apply(Routed(), plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.ones(16, 8)).backward()
+    with pytest.warns(UserWarning, match="made for smaller inputs"):
+        model(torch.ones(17, 8)).backward()
+
+
 def test_a_plan_of_which_nothing_is_known_says_nothing() -> None:
     plan = replace(plan_of(), settings=Settings())
-    assert other_model(plan, 7, 7) == ""
+    assert other_model(plan, Settings(parameters=7, modules=7, dtype="fp64", model_class="Net")) == ""
 
 
 def test_verify_says_what_the_plan_was_made_for() -> None:

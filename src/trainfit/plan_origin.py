@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from trainfit.devices import known_devices
 from trainfit.plans import Plan
-from trainfit.settings import Difference, differences
+from trainfit.settings import Difference, Settings, differences
 from trainfit.store import operators_hash
 from trainfit.trace import Trace
 from trainfit.units import format_count
@@ -38,16 +39,63 @@ def other_step(found: tuple[Difference, ...]) -> str:
     return f"The plan was made for {planned}; this is {here}. {meaning}"
 
 
-def other_model(plan: Plan, parameters: int, modules: int) -> str:
-    """Say that a model is not of the size that a plan was made for; empty if it is, or if nobody knows."""
-    settings = plan.settings
-    if not settings.parameters or (parameters, modules) == (settings.parameters, settings.modules):
+def other_model(plan: Plan, here: Settings) -> str:
+    """Say that a model is not the one that a plan was made for; empty if it is, or if nobody knows."""
+    there = plan.settings
+    planned, found = [], []
+    if there.parameters and (there.parameters, there.modules) != (here.parameters, here.modules):
+        planned.append(_size(there))
+        found.append(_size(here))
+    stored = _stored(there.dtype)
+    if stored and here.dtype and set(stored.split("+")) != set(here.dtype.split("+")):
+        planned.append(f"parameters in {stored}")
+        found.append(f"parameters in {here.dtype}")
+    if not there.model_class or (not planned and there.model_class == here.model_class):
         return ""
     return (
-        f"the plan was made for a {settings.model_class} with {format_count(settings.parameters)} parameters "
-        f"in {format_count(settings.modules)} modules, and this one has {format_count(parameters)} in "
-        f"{format_count(modules)}. Results stay the same, but only what the plan names is computed again, "
-        "and the peak and time that it promises do not hold: plan again for this model."
+        f"the plan was made for {_model(there, planned)}, and this is {_model(here, found)}. Results stay "
+        "the same, but only what the plan names is computed again, and the peak and time that it promises do "
+        "not hold: plan again for this model."
+    )
+
+
+def _model(settings: Settings, what: list[str]) -> str:
+    with_what = f" with {' and '.join(what)}" if what else ""
+    article = "an" if settings.model_class[:1] in "AEIOU" else "a"
+    return f"{article} {settings.model_class}{with_what}"
+
+
+def _size(settings: Settings) -> str:
+    return f"{format_count(settings.parameters)} parameters in {format_count(settings.modules)} modules"
+
+
+def _stored(dtype: str | None) -> str:
+    """Return what parameters are stored in, without what autocast computes in."""
+    stored, _, computed = (dtype or "").rpartition("/")
+    return (stored or "fp32") if computed.endswith("-autocast") else dtype or ""
+
+
+def device_kind(plan: Plan) -> str | None:
+    """Return what torch calls the kind of device that a plan was made for; None if nobody knows it."""
+    if plan.device == "cpu":
+        return "cpu"
+    return next((device.kind for device in known_devices() if device.name == plan.device), None)
+
+
+def other_device(planned: str, kind: str) -> str:
+    """Say that a model runs on another kind of device than its plan was made for."""
+    return (
+        f"the plan was made for {planned}, and the model runs on {kind}. Results stay the same, but the peak "
+        f"and time that the plan promises are of {planned}: plan again for this device."
+    )
+
+
+def other_sizes(name: str, difference: str, batch: int | None) -> str:
+    """Say that a region works on larger tensors than its plan was made for."""
+    made_for = f"smaller inputs (batch {batch})" if batch else "smaller inputs"
+    return (
+        f"the plan was made for {made_for} than {name} gets: {difference}. Results stay the same, but the "
+        "peak that the plan promises is of the smaller ones: plan again for these."
     )
 
 

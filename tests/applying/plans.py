@@ -60,6 +60,7 @@ def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
         baseline_peak_bytes=0,
         baseline_step_seconds=0.0,
         bound_seconds=0.0,
+        reserve_bytes=int(trace.depends_on_data),
     )
 
 

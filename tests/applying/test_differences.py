@@ -64,6 +64,7 @@ def part(function: Callable[[Any, torch.Tensor], Any], after: Any = torch.sum) -
 # Other shapes, other ops ----------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:the plan was made for smaller inputs")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_another_batch_size_follows_the_same_decisions(policy: Policy) -> None:
     plan = TRANSFORMER.plan(policy)

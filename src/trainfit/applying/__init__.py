@@ -6,7 +6,8 @@ is its forward, which follows the plan (`following.py`) and leaves a record (`re
 computes it again in backward, with the `arguments.py` that it was called with; `results.py` returns results
 without computing them; `randomness.py` repeats random draws; `state.py` sees to what Python code changes;
 `modes.py` and `surroundings.py` let a region run the operators that the capture recorded. `whole.py` leaves
-regions to torch alone, where that is known to do the same.
+regions to torch alone, where that is known to do the same. `shared.py` is what a model's regions have in
+common: which step it is, and what the user was told.
 """
 
 from trainfit.applying.attach import applied, apply, attach_plan, remove, runs_plan

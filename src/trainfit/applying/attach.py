@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import types
 import warnings
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,11 +21,13 @@ from torch import nn
 
 from trainfit.applying.following import followed_ops
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
+from trainfit.applying.shared import Promise, Shared
 from trainfit.applying.surroundings import thread
 from trainfit.applying.whole import WholeCall, WholeCalls, circumstances_of
 from trainfit.errors import PlanError
 from trainfit.plan_origin import other_model
 from trainfit.plans import Plan
+from trainfit.settings import Settings, dtype_name
 
 _ATTRIBUTE = "forward"
 Calls = dict[int, PlannedCall]
@@ -37,21 +38,55 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
 
     It computes what it computed before. Forward without gradients is not changed at all. Where the model does
     something else than the plan's trace, everything from there to the end of the region is kept, with one
-    warning. A model of another size than the plan was made for gets one, too.
+    warning. There is one, too, if the model is not what the plan was made for: another class, size or dtype,
+    and, when it runs, another kind of device or larger inputs.
     """
-    attach_plan(model, plan)
-    root = _root(model, plan)
+    _refuse(model, plan)
+    root, another = _root(model, plan), ""
     # What a plan names may be a part of the model that was captured: then there is nothing to compare.
-    if type(root).__name__ == plan.settings.model_class:
-        parameters = sum(parameter.numel() for parameter in root.parameters())
-        another = other_model(plan, parameters, sum(1 for _ in root.modules()))
-        if another:
-            warnings.warn(another, stacklevel=2)
+    if plan.settings.model_class in (_root_name(plan), type(root).__name__):
+        another = other_model(plan, _settings_of(root))
+    # That of another model is broken already.
+    attach_plan(model, plan, promise=None if another else Promise.of(plan))
+    if another:
+        warnings.warn(another, stacklevel=2)
     return model
 
 
-def attach_plan(model: nn.Module, plan: Plan) -> nn.Module:
-    """Do as `apply` does, for whoever has compared the plan's step with this one already."""
+def _settings_of(model: nn.Module) -> Settings:
+    """Describe a model as capture does."""
+    numbers: Counter[str] = Counter()
+    for parameter in model.parameters():
+        numbers[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return Settings(
+        dtype=dtype_name([name for name, _ in numbers.most_common()], []),
+        parameters=numbers.total(),
+        modules=sum(1 for _ in model.modules()),
+        model_class=type(model).__name__,
+    )
+
+
+def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None) -> nn.Module:
+    """Do as `apply` does, for whoever has compared the plan's step with this one already.
+
+    With a `promise` there is a warning where a run shows that it is about another one.
+    """
+    _refuse(model, plan)
+    root = _root(model, plan)
+    modules = {
+        f"{_root_name(plan)}.{path}" if path else _root_name(plan): m for path, m in root.named_modules()
+    }
+    calls = _calls_of_modules(plan, modules)
+    shared = Shared(promise)
+    # The root counts its calls, even where it is no region itself.
+    for name, module in {_root_name(plan): root, **{name: modules[name] for name in calls}}.items():
+        planned = PlannedForward(module, name, calls.get(name, {}), shared, is_root=module is root)
+        object.__setattr__(module, _ATTRIBUTE, planned)
+    return model
+
+
+def _refuse(model: object, plan: object) -> None:
+    """Refuse what is no plan or no model, and a model that runs a plan already."""
     if not isinstance(plan, Plan):
         raise PlanError(
             "apply takes a plan, as trainfit.plan makes it or trainfit.load_plan reads it from a file; got "
@@ -61,17 +96,6 @@ def attach_plan(model: nn.Module, plan: Plan) -> nn.Module:
         raise PlanError(f"a plan is applied to a torch.nn.Module, got {type(model).__name__}.")
     if _planned(model):
         raise PlanError("the model runs a plan already: call trainfit.remove(model) before applying another.")
-    root = _root(model, plan)
-    modules = {
-        f"{_root_name(plan)}.{path}" if path else _root_name(plan): m for path, m in root.named_modules()
-    }
-    calls = _calls_of_modules(plan, modules)
-    shared = _Applied()
-    # The root counts its calls, even where it is no region itself.
-    for name, module in {_root_name(plan): root, **{name: modules[name] for name in calls}}.items():
-        planned = PlannedForward(module, name, calls.get(name, {}), shared, is_root=module is root)
-        object.__setattr__(module, _ATTRIBUTE, planned)
-    return model
 
 
 def remove(model: nn.Module) -> nn.Module:
@@ -152,53 +176,10 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
     return found
 
 
-class _Applied:
-    """What the regions of one model share: when the count of calls begins anew, and whether it warned."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.epoch = 0
-        self.roots_running = 0
-        self.warned = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
-
-    def root_begins(self) -> None:
-        with self._lock:
-            if self.roots_running == 0:
-                self.epoch += 1
-            self.roots_running += 1
-
-    def root_ends(self) -> None:
-        with self._lock:
-            self.roots_running -= 1
-
-    def backward_seen(self) -> None:
-        """Backward has begun: the next forward is another step's, if no root says so itself."""
-        with self._lock:
-            if self.roots_running == 0:
-                self.epoch += 1
-
-    def warn(self, name: str, difference: str) -> None:
-        if not self.warned:
-            self.warned = True
-            warnings.warn(
-                f"{name} does not do what its plan says: {difference}. What the plan does not cover is kept "
-                "in memory; results are not affected. Capture the model as it is now and plan again.",
-                stacklevel=2,
-            )
-
-
 class PlannedForward:
     """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
 
-    def __init__(
-        self, module: nn.Module, name: str, calls: Calls, shared: _Applied, *, is_root: bool
-    ) -> None:
+    def __init__(self, module: nn.Module, name: str, calls: Calls, shared: Shared, *, is_root: bool) -> None:
         """Remember what the module's own `forward` is, if it has one that is not its class's."""
         # Weak, so that the module does not keep itself alive.
         self._module = weakref.ref(module)
@@ -266,6 +247,7 @@ class PlannedForward:
             return forward(*args, **kwargs)
         module = self._module()
         assert module is not None
+        self._shared.region_begins(module)
         circumstances = circumstances_of(args, kwargs) if planned.whole else None
         if circumstances is not None:
             expected = self._known[number].expected(circumstances)
@@ -275,6 +257,8 @@ class PlannedForward:
         on_difference = functools.partial(_differs, self._shared, self._name, module)
         call = RegionCall(self._name, module, forward, planned, on_difference)
         call.on_backward = self._shared.backward_seen
+        if module.training and self._shared.shows_batch(self._name, number):
+            call.on_larger = functools.partial(self._shared.warn_of_size, self._name)
         if circumstances is not None:
             call.on_followed = functools.partial(self._known[number].learn, circumstances)
         return call.run(args, kwargs)
@@ -287,7 +271,7 @@ class PlannedForward:
         return self._count - 1
 
 
-def _differs(shared: _Applied, name: str, module: nn.Module, difference: str) -> None:
+def _differs(shared: Shared, name: str, module: nn.Module, difference: str) -> None:
     # In evaluation mode dropout and the like are missing, and that is as it should be.
     if module.training:
         shared.warn(name, difference)

@@ -8,6 +8,12 @@ hooks are called once, not again in backward.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
 from trainfit.plans import OpDecision
 
 _CAST = "aten._to_copy.default"
@@ -29,6 +35,10 @@ class Follower:
         self._ops = ops
         self._hooked = hooked
         self._next = 0
+        self._matched: OpDecision | None = None
+        self._by_data = False
+        self.larger: str | None = None
+        """What an op made that is more than in the trace, in words."""
         self.lost: str | None = None
         """What the model did that the plan does not have, in words."""
 
@@ -36,7 +46,7 @@ class Follower:
         """Return the decision for the op that runs now; `weight_cast` if autocast's cache may hold it."""
         if self.lost is not None:
             return SAVE
-        ops, position = self._ops, self._next
+        ops, position, self._matched = self._ops, self._next, None
         while position < len(ops) and ops[position].name != name:
             if weight_cast:
                 return RECOMPUTE
@@ -44,13 +54,31 @@ class Follower:
                 break
             position += 1
         if position < len(ops) and ops[position].name == name:
-            self._next = position + 1
+            self._next, self._matched = position + 1, ops[position]
             return ops[position].decision
         if weight_cast:
             return RECOMPUTE
         expected = ops[self._next].name if self._next < len(ops) else "the end"
         self.lost = f"op {self._next} is {name}, where the plan has {expected}"
         return SAVE
+
+    def made(self, func: OpOverload, result: Any) -> None:
+        """Compare what the op made, whose decision was asked for last, with what it made in the trace.
+
+        Less is within the plan's promise. Of casts, and of the ops of a `hooked` module, it is not known
+        which one of the trace they are; and after an op that makes as much as its data says, sizes are
+        others for each batch.
+        """
+        op = self._matched
+        if op is None or op.name == _CAST or self._hooked or self._by_data or self.lost or self.larger:
+            return
+        if torch.Tag.dynamic_output_shape in func.tags:
+            self._by_data = True
+            return
+        if isinstance(result, torch.Tensor) and len(op.shapes) == 1 and result.shape != op.shapes[0]:
+            here, planned = list(result.shape), list(op.shapes[0])
+            if math.prod(here) > math.prod(planned):
+                self.larger = f"{op.name} makes {here}, where the plan has {planned}"
 
     def finish(self) -> None:
         """The region has ended; ops that are left over mean that it did something else."""

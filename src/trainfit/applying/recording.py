@@ -126,6 +126,7 @@ class Recorder(RegionMode):
         if facts.draws:
             self._note_draw(row, decision, generator_of(args, kwargs, tensors))
         out = func(*args, **kwargs)
+        self.follower.made(func, out)
         if written:
             self._note_writes(row, written)
         row.result = self._describe(row, operator, out, tensors)

@@ -76,6 +76,8 @@ class RegionCall:
         self._on_difference = on_difference
         self.on_backward: Callable[[], None] = lambda: None
         """Called when the region is about to be computed again."""
+        self.on_larger: Callable[[str], None] | None = None
+        """Called when forward is over, if an op made more than in the trace."""
         self.on_followed: Callable[[Followed], None] = _ignore
         """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
         self._record: Record | None = None
@@ -149,10 +151,13 @@ class RegionCall:
                 if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
             ]
         self._recorder, self._given = None, []
-        if recorder.follower.lost is not None:
-            self._on_difference(recorder.follower.lost)
+        follower = recorder.follower
+        if follower.lost is not None:
+            self._on_difference(follower.lost)
         elif self._host_random is None:
             self.on_followed(Followed(state, recorder))
+        if follower.larger is not None and follower.lost is None and self.on_larger is not None:
+            self.on_larger(follower.larger)
         # It knows the arguments, which are not to be held longer than backward needs them.
         self.on_followed = _ignore
 
