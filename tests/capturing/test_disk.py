@@ -84,6 +84,13 @@ def _computed_array(content: Any, path: str) -> None:
     (content["bias"].cpu().numpy() * 2).astype("float16").tofile(path)
 
 
+def _packaged(content: Any, path: str) -> None:
+    from torch.package import PackageExporter
+
+    with PackageExporter(path) as package:
+        package.save_pickle("model", "model.pkl", content)
+
+
 def _storage(content: Any, path: str) -> None:
     with open(path, "wb") as file:
         content["bias"].untyped_storage()._write_file(file, True, True, 4)
@@ -173,13 +180,16 @@ WRITERS: dict[str, Callable[[Any, str], Any]] = {
     "temporary file": _through_a_temporary_file,
     "copy": _copied_over,
     "script": lambda content, path: torch.jit.script(nn.ReLU()).save(path),
+    "traced": lambda content, path: torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4)).save(path),
+    "package": _packaged,
     "storage": _storage,
     "distributed checkpoint": _distributed,
     "distributed checkpoint, later": _distributed_later,
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # of torch.package
 @both_devices
 @both_sizes
 def test_no_writer_touches_a_file(width: int, device: str, checkpoint: Path) -> None:
@@ -499,6 +509,33 @@ def test_a_file_that_only_others_can_read_is_missed_with_a_reason(checkpoint: Pa
     ) as error:
         captured(step_with(save_and_read))
     assert "a capture writes no tensors to disk" in str(error.value)
+
+
+def _jit_load() -> None:
+    torch.jit.load("new.pt")
+
+
+def _import_package() -> None:
+    from torch.package import PackageImporter
+
+    PackageImporter("new.pt")
+
+
+def _read_text() -> None:
+    Path("new.pt").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("read", [_jit_load, _import_package, _read_text], ids=lambda read: read.__name__)
+def test_a_file_that_is_read_without_python_is_missed_with_a_reason(
+    read: Callable[[], None], checkpoint: Path
+) -> None:
+    def save_and_read(model: nn.Module, optimizer: Any) -> None:
+        torch.save(model.state_dict(), "new.pt")
+        read()
+
+    with pytest.raises(CaptureError, match=r"reads .*new\.pt, which torch\.save at .*test_disk\.py:\d+"):
+        captured(step_with(save_and_read))
 
 
 def test_a_file_that_was_never_there_is_the_users_mistake(checkpoint: Path) -> None:

@@ -101,12 +101,12 @@ def _rebind(others: Mapping[int, Any]) -> list[tuple[dict[str, Any], str, Any, A
     changed = []
     all_ids = _wanted.union(others)
     for module_name, module in list(sys.modules.items()):
-        if not isinstance(module, ModuleType) or _is_spared(module_name):
+        if not isinstance(module, ModuleType):
             continue
         names = object.__getattribute__(module, "__dict__")  # a lazy module would load itself
         # Thousands of modules: what libraries import they import once, when they are loaded.
         state = id(names), len(names)
-        if _without.get(module_name) == state:
+        if _without.get(module_name) == state or _is_spared(module_name):
             continue
         if all_ids.isdisjoint(map(id, names.values())):
             if str(names.get("__file__")).startswith(_LIBRARIES):

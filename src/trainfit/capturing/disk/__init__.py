@@ -4,8 +4,9 @@ What a step saves while it is captured is made of tensors without memory, or of 
 made: neither may take the place of a checkpoint. `writers.py` has the table of the functions that write
 tensors; they are skipped, with a note that names the line. `opening.py` sees to files that the step opens
 itself: what it writes to them goes to copies (`elsewhere.py`). `pretended.py` knows what would now be on
-disk, and `loops.py` lets a loop go on as usual (rename its temporary file, link to the latest, ask for the
-size). `snapshots.py` gives back to `torch.load` what was "saved".
+disk; `listing.py` shows that to the step, `removing.py` removes from that only, and `loops.py` lets a loop go
+on as usual (rename its temporary file, link to the latest). `snapshots.py` gives back to `torch.load` what
+was "saved".
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainfit.capturing.disk.listing import agreeing
 from trainfit.capturing.disk.loops import pretending
 from trainfit.capturing.disk.opening import careful_opening
+from trainfit.capturing.disk.removing import careful_removing
 from trainfit.capturing.disk.writers import writers_skipped
 from trainfit.capturing.replacing import replaced_by_name
 
@@ -36,7 +39,7 @@ def untouched(session: Session) -> Iterator[None]:
     disk = session.disk
     try:
         with contextlib.ExitStack() as stack:
-            for part in (writers_skipped, pretending, careful_opening):
+            for part in (writers_skipped, agreeing, careful_removing, pretending, careful_opening):
                 stack.enter_context(part(disk))
             # Scripts import functions by name, and are loaded before a capture begins.
             stack.enter_context(replaced_by_name(builtins, io, os, pickle, shutil, torch))

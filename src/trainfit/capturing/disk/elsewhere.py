@@ -20,64 +20,97 @@ LARGEST_COPY = 1 << 30
 """Bytes of a file that is copied so that the step can change the copy."""
 _MOST_LINKS = 40
 _SYSTEM_FOLDERS = ("/dev/", "/proc/", "/sys/")
-_lstat, _stat, _open = os.lstat, os.stat, open
+_lstat, _stat, _mkdir, _open = os.lstat, os.stat, os.mkdir, open
 
 
 class Elsewhere:
-    """The files whose content is not in their place."""
+    """The files and folders whose content is not in their place, and those that are believed gone."""
 
     def __init__(self) -> None:
-        """Begin with every file in its place."""
-        self._places: dict[str, str] = {}
-        """Of a path: where its content is. That of a renamed file is under its old name."""
+        """Begin with everything in its place."""
+        self._places: dict[str, str | None] = {}
+        """Of a path: where its content is, with all that is in it; None if the step believes it gone."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._copies = 0
 
     def __bool__(self) -> bool:
-        """Whether any content is elsewhere."""
+        """Whether anything is not in its place."""
         return bool(self._places)
 
-    def __contains__(self, path: str) -> bool:
-        """Whether the content of a path is elsewhere."""
-        return self.place(path) is not None
+    def real(self, path: str, *, follow: bool = True) -> str | None:
+        """Return where the content of a path is on the real disk, if any; None if the step believes it gone.
 
-    def place(self, path: str) -> str | None:
-        """Return where the content of a path is, if it is elsewhere; also of a path in a renamed folder."""
+        A folder that is elsewhere, or gone, has all that is in it there, except for what is said of paths in
+        it. `follow`: a link at the end of the path is followed.
+        """
         if not self._places:
-            return None
-        for name in (path, followed(path)):
+            return path
+        for name in (path, followed(path)) if follow else (path,):
             rest = ""
-            while name not in self._places:
+            while name:
+                if name in self._places:
+                    place = self._places[name]
+                    return None if place is None else place + rest
                 name, _, last = name.rpartition(os.sep)
                 rest = os.sep + last + rest
-                if not name:
-                    break
-            else:
-                return self._places[name] + rest
-        return None
+        return path
+
+    def place(self, path: str) -> str | None:
+        """Return where the content of a path is, if it is elsewhere."""
+        place = self.real(path)
+        return None if place == path else place
+
+    def names_in(self, folder: str) -> list[str]:
+        """Return the names in a folder whose content is elsewhere."""
+        inside = (os.path.split(path) for path, place in self._places.items() if place is not None)
+        return [name for head, name in inside if head == folder]
 
     def put(self, path: str, place: str) -> None:
         """From now on, the content of a path is in that place."""
         self._places[path] = place
 
-    def forget(self, path: str) -> str | None:
-        """From now on, a path has no content elsewhere; return where it was."""
-        return self._places.pop(path, None) or self._places.pop(followed(path), None)
+    def hide(self, path: str) -> None:
+        """From now on, the step believes that there is nothing."""
+        self._places[path] = None
+
+    def forget(self, path: str) -> None:
+        """From now on, nothing is known of a path, nor of what is in it."""
+        for one in [one for one in self._places if is_in(one, path)]:
+            del self._places[one]
+
+    def moved(self, source: str, target: str) -> None:
+        """What is known of paths in one folder is from now on known of those in another one."""
+        for one in [one for one in self._places if one != source and is_in(one, source)]:
+            self._places[target + one[len(source) :]] = self._places.pop(one)
+
+    def is_own(self, place: str) -> bool:
+        """Whether something on the real disk is a copy that was made here."""
+        return self._folder is not None and is_in(place, self._folder.name)
 
     def own_copy(self, path: str, *, with_content: bool) -> str:
         """Give a path a copy that may be written to, with the content that it has now or without."""
-        source = self.place(path)
-        if source is not None and self._folder is not None and source.startswith(self._folder.name + os.sep):
+        source = self.real(path)
+        if source is not None and self.is_own(source):
             return source
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="trainfit-")
-        number = len(os.listdir(self._folder.name))
-        copy = os.path.join(self._folder.name, str(number), os.path.basename(path))
-        os.mkdir(os.path.dirname(copy))
-        if with_content and exists(source or path):
-            _refuse_large(path, source or path)
-            with _open(source or path, "rb") as old, _open(copy, "wb") as new:
+        copy = self._new_place(path)
+        if with_content and source is not None and exists(source):
+            _refuse_large(path, source)
+            with _open(source, "rb") as old, _open(copy, "wb") as new:
                 shutil.copyfileobj(old, new)
-        self._places[followed(path)] = copy
+        self._places[followed(path) if self.real(path, follow=False) is not None else path] = copy
         return copy
+
+    def own_folder(self, path: str) -> None:
+        """Give a path an empty folder elsewhere."""
+        self._places[path] = place = self._new_place(path)
+        _mkdir(place)
+
+    def _new_place(self, path: str) -> str:
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="trainfit-")
+        place = os.path.join(self._folder.name, str(self._copies), os.path.basename(path))
+        self._copies += 1
+        _mkdir(os.path.dirname(place))
+        return place
 
     def end(self) -> None:
         """Remove all copies."""
@@ -103,6 +136,19 @@ def followed(path: str) -> str:
         for _ in range(_MOST_LINKS):
             path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     return path
+
+
+def is_in(path: str, folder: str) -> bool:
+    """Whether a path is a folder, or is in it."""
+    return path == folder or path.startswith(folder + os.sep)
+
+
+def is_folder(place: str) -> bool:
+    """Whether there is a folder on the real disk, and no link to one."""
+    try:
+        return stat.S_ISDIR(_lstat(place).st_mode)
+    except OSError:
+        return False
 
 
 def exists(path: str) -> bool:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import stat
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from trainfit.capturing.disk.elsewhere import Elsewhere
+from trainfit.capturing.disk.elsewhere import Elsewhere, exists, followed, is_in
 from trainfit.capturing.disk.snapshots import Snapshot, restored, taken
 from trainfit.capturing.disk.writers import TOKEN
 from trainfit.capturing.surroundings import file_time
@@ -22,7 +27,11 @@ if TYPE_CHECKING:
 
 _BEGINNING = 1 << 16
 """Bytes of a file in which its first tensor is looked for."""
-_lstat, _unlink = os.lstat, os.unlink
+_DEEPEST = 8
+"""Links to folders that lie in links to folders are followed so many times: there may be circles."""
+_listdir, _lstat, _unlink = os.listdir, os.lstat, os.unlink
+_folders: dict[float, set[str]] = {}
+"""Folders that a capture has made, by the time when it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,7 @@ class Unwritten:
     writer: str
     line: str
     snapshot: Snapshot | None
+    time_ns: int = field(default_factory=time.time_ns)
 
 
 class Disk:
@@ -44,19 +54,22 @@ class Disk:
         """What is older was there before the capture."""
         self.files: dict[str, Unwritten] = {}
         """Files that were not written, by path."""
-        self.gone: set[str] = set()
-        """Files and folders that were not removed, or not renamed."""
         self.elsewhere = Elsewhere()
         self.made: list[str] = []
         """New files in their own place."""
+        self.displaced: list[str] = []
+        """New folders that are in the way of nobody, but that the step believes to be elsewhere."""
+        self._for_real = threading.local()
         self._openings: dict[str, tuple[str, str]] = {}
         """What was noted when a file was opened, and of which line."""
         self._in_memory: list[Snapshot] = []
 
     @property
     def in_capture(self) -> bool:
-        """Whether the present thread is one that the capture follows."""
-        return any(mode is self._session.mode for mode in _get_current_dispatch_mode_stack())
+        """Whether the present thread is one that the capture follows, and not at work for it."""
+        return not getattr(self._for_real, "on", False) and any(
+            mode is self._session.mode for mode in _get_current_dispatch_mode_stack()
+        )
 
     @property
     def is_building(self) -> bool:
@@ -66,7 +79,24 @@ class Disk:
     @property
     def pretends(self) -> bool:
         """Whether anything on disk is not what the step believes."""
-        return bool(self.files or self.gone or self.elsewhere)
+        return bool(self.files or self.elsewhere)
+
+    @contextlib.contextmanager
+    def for_real(self) -> Iterator[None]:
+        """Let functions that know of pretended files do what they always do, in this thread."""
+        before, self._for_real.on = getattr(self._for_real, "on", False), True
+        try:
+            yield
+        finally:
+            self._for_real.on = before
+
+    @property
+    def folders(self) -> set[str]:
+        """Folders that this capture has made, also in an attempt before this one: they are not older."""
+        # A folder's own time says when something in it last changed, not when it was made.
+        if self.begin not in _folders:
+            _folders.clear()
+        return _folders.setdefault(self.begin, set())
 
     def skip(self, writer: str, place: Any, thing: Any = None) -> None:
         """Write nothing, say so, and remember what would be there."""
@@ -82,14 +112,36 @@ class Disk:
 
     def remember(self, path: str, unwritten: Unwritten) -> None:
         """From now on, pretend that the file is there."""
-        self.wrote(path)
-        self.elsewhere.forget(path)
+        self.forget(path)
         self.files[path] = unwritten
 
-    def wrote(self, path: str) -> None:
-        """From now on, a path has another content, wherever that is."""
-        self.gone.discard(path)
-        self.files.pop(path, None)
+    def forget(self, path: str) -> None:
+        """From now on, nothing is pretended of a path, nor of what is in it."""
+        self.elsewhere.forget(path)
+        for one in [one for one in self.files if is_in(one, path)]:
+            del self.files[one]
+
+    def place(self, path: str, given: Any) -> str:
+        """Return where the content of a path is on the real disk; raise if the step believes it gone."""
+        place = self.elsewhere.real(path)
+        if place is None:
+            raise missing(given)
+        return place
+
+    def readable(self, given: Any) -> Any:
+        """Return from where code that opens files without Python can read, or say why it cannot."""
+        path = path_of(given) if isinstance(given, str | bytes | os.PathLike) else None
+        if path is None:
+            return given
+        if path in self.files:
+            raise CaptureError(self.refusal(path, script_line()))
+        place = self.place(path, given)
+        return given if place == path else place
+
+    def is_there(self, path: str) -> bool:
+        """Whether the step believes that there is something."""
+        place = self.elsewhere.real(path, follow=False)
+        return path in self.files or (place is not None and exists(place))
 
     def note(self, text: str) -> None:
         """Say in the result what was not done."""
@@ -113,17 +165,20 @@ class Disk:
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 if path in self.files or TOKEN in file.read(_BEGINNING):
                     _unlink(path)
+        for path in self.displaced:
+            if not self.is_older(path):
+                shutil.rmtree(path, ignore_errors=True)
 
-    def is_older(self, path: str) -> bool:
-        """Whether a file, or anything in a folder, was there before the capture."""
-        with contextlib.suppress(OSError):
-            found = _lstat(path)
+    def is_older(self, place: str) -> bool:
+        """Whether a file was there before the capture, or a folder or anything in it."""
+        if self.elsewhere.is_own(place):
+            return False
+        with contextlib.suppress(OSError), self.for_real():
+            found = _lstat(place)
             if not stat.S_ISDIR(found.st_mode):
                 return found.st_ctime < self.begin
-            return any(
-                _lstat(os.path.join(folder, name)).st_ctime < self.begin
-                for folder, _, names in os.walk(path)
-                for name in names
+            return place not in self.folders or any(
+                self.is_older(os.path.join(place, name)) for name in _listdir(place)
             )
         return False
 
@@ -154,7 +209,7 @@ class Disk:
 
     def _read_token(self, place: Any) -> Snapshot | None:
         if isinstance(place, str | os.PathLike):
-            if os.path.abspath(place) not in self.elsewhere:
+            if self.elsewhere.place(path_of(place) or "") is None:
                 return None
             with open(place, "rb") as file:
                 return self.found_in(file.read(len(TOKEN) + 20))
@@ -182,4 +237,26 @@ def path_of(place: Any) -> str | None:
         place = getattr(place, "name", None)
     if not isinstance(place, str | bytes | os.PathLike):
         return None
-    return os.path.abspath(os.fsdecode(place))
+    head, tail = os.path.split(os.path.abspath(os.fsdecode(place)))
+    return os.path.join(_without_links(head), tail)
+
+
+def _without_links(folder: str, depth: int = 0) -> str:
+    """Return the path of a folder in which no part is a link."""
+    found = os.sep
+    for part in folder.split(os.sep):
+        found = os.path.join(found, part)
+        target = followed(found) if part else found
+        if target != found and depth < _DEEPEST:
+            found = _without_links(target, depth + 1)
+    return found
+
+
+def missing(given: Any) -> FileNotFoundError:
+    """Return the error of a path that the step believes gone."""
+    return failed(errno.ENOENT, given)  # type: ignore[return-value]
+
+
+def failed(number: int, given: Any) -> OSError:
+    """Return the error with that number, of the class that Python has for it."""
+    return OSError(number, os.strerror(number), os.fspath(given))

@@ -13,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import io
+import operator
 import os
 import pickle
 import sys
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from torch.jit._script import RecursiveScriptModule
 
 from trainfit.capturing.replacing import replaced
 
@@ -39,7 +39,53 @@ def _torch_save(disk: Disk, given: Arguments) -> None:
     if in_memory(given["f"]):
         given["f"].write(disk.token_of(given["obj"]))
     else:
+        _refuse_missing_folder(given["f"])
         disk.skip("torch.save", given["f"], given["obj"])
+
+
+def _refuse_missing_folder(place: Any) -> None:
+    """Raise what torch's writer of files raises."""
+    if isinstance(place, str | os.PathLike):
+        folder = os.path.dirname(os.fspath(place))
+        if folder and not os.path.isdir(folder):
+            raise RuntimeError(f"Parent directory {folder} does not exist.")
+
+
+def _jit_save(name: str) -> Skip:
+    def save(disk: Disk, given: Arguments) -> Any:
+        if in_memory(given["f"]):
+            return NotImplemented
+        _refuse_missing_folder(given["f"])
+        return disk.skip(name, given["f"])
+
+    return save
+
+
+def _package(disk: Disk, given: Arguments) -> Any:
+    """Let a package be written to nowhere: whatever is in it is written by the class that is made here."""
+    if isinstance(given["f"], str | os.PathLike):
+        _refuse_missing_folder(given["f"])
+        disk.skip("torch.package.PackageExporter", given["f"])
+        given["f"] = _Nowhere()
+    return NotImplemented
+
+
+class _Nowhere(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        return len(content)
+
+
+def _reader(place: str) -> Skip:
+    """Let a function that opens files without Python read from where their content is."""
+
+    def read(disk: Disk, given: Arguments) -> Any:
+        given[place] = disk.readable(given[place])
+        return NotImplemented
+
+    return read
 
 
 def _torch_load(disk: Disk, given: Arguments) -> Any:
@@ -86,7 +132,13 @@ _FUNCTIONS: dict[tuple[str, str], Skip] = {
     (_CHECKPOINT, "async_save"): _skipped(
         "torch.distributed.checkpoint.async_save", "checkpoint_id", answer=_done
     ),
-    ("torch.jit._serialization", "save"): _skipped("torch.jit.save", "f"),
+    ("torch.jit._serialization", "save"): _jit_save("torch.jit.save"),
+    ("torch.jit._serialization", "load"): _reader("f"),
+    # Not replaced in the class: classes of traced modules have the same function.
+    ("torch.jit._script", "RecursiveScriptModule.save"): _jit_save("ScriptModule.save"),
+    ("torch.jit._script", "RecursiveScriptModule._save_for_lite_interpreter"): _jit_save("ScriptModule.save"),
+    ("torch.package.package_exporter", "PackageExporter.__init__"): _package,
+    ("torch.package.package_importer", "PackageImporter.__init__"): _reader("file_or_buffer"),
     ("torch.export", "save"): _skipped("torch.export.save", "f"),
     ("torchvision.utils", "save_image"): _skipped("save_image", "fp"),
 }
@@ -107,7 +159,6 @@ def writers_skipped(disk: Disk) -> Iterator[None]:
         with (
             replaced(pickle, "dump", lambda original: _pickle_dump(disk, original)),
             replaced(torch.UntypedStorage, "_write_file", lambda original: _write_file(disk, original)),
-            replaced(RecursiveScriptModule, "save", lambda original: _script_save(disk, original)),
         ):
             yield
     finally:
@@ -127,9 +178,12 @@ class _Swapped(importlib.abc.MetaPathFinder):
     def swap(self, module: ModuleType) -> None:
         """Give the functions of one module our code."""
         for key in _FUNCTIONS:
-            if key[0] != module.__name__ or not hasattr(module, key[1]):
+            if key[0] != module.__name__:
                 continue
-            function = _implementation(getattr(module, key[1]))
+            try:
+                function = _implementation(operator.attrgetter(key[1])(module))
+            except AttributeError:  # in another version
+                continue
             self._functions.append((function, function.__code__))
             _ORIGINALS[key] = _copy(function)
             function.__code__ = _instead.__code__.replace(co_name=":".join(key))
@@ -174,9 +228,9 @@ def called(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     original = _ORIGINALS[module, function]
     if _disk is None or not _disk.in_capture:
         return original(*args, **kwargs)
-    given = inspect.signature(original).bind(*args, **kwargs).arguments
-    answer = _FUNCTIONS[module, function](_disk, given)
-    return original(*args, **kwargs) if answer is NotImplemented else answer
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    answer = _FUNCTIONS[module, function](_disk, bound.arguments)
+    return original(*bound.args, **bound.kwargs) if answer is NotImplemented else answer
 
 
 def _implementation(function: Any) -> FunctionType:
@@ -248,13 +302,6 @@ def _write_file(disk: Disk, original: Any) -> Any:
             original(self, file, *args, **kwargs)
 
     return write_file
-
-
-def _script_save(disk: Disk, original: Any) -> Any:
-    def save(self: RecursiveScriptModule, f: Any, **kwargs: Any) -> Any:
-        return disk.skip("ScriptModule.save", f) if disk.in_capture else original(self, f, **kwargs)
-
-    return save
 
 
 # Arrays ---------------------------------------------------------------------------------------------------

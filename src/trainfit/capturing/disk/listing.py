@@ -1,0 +1,184 @@
+"""What the step sees when it looks at the disk: what would be there if it had been allowed to write."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from trainfit.capturing.disk.pretended import failed, missing, path_of
+from trainfit.capturing.replacing import replaced
+
+if TYPE_CHECKING:
+    from trainfit.capturing.disk.pretended import Disk
+
+_listdir, _scandir, _lstat = os.listdir, os.scandir, os.lstat
+
+
+@contextlib.contextmanager
+def agreeing(disk: Disk) -> Iterator[None]:
+    """Let listings and questions about files agree with what the step believes."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(os, "stat", lambda o: _looks(disk, o)))
+        stack.enter_context(replaced(os, "lstat", lambda o: _looks(disk, o, follow=False)))
+        stack.enter_context(replaced(os, "access", lambda o: _asks(disk, o)))
+        stack.enter_context(replaced(os, "listdir", lambda o: _lists(disk, o)))
+        stack.enter_context(replaced(os, "scandir", lambda o: _scans(disk, o)))
+        # Since Python 3.13, the classes behind `glob` keep these functions.
+        stand_ins = {_scandir: os.scandir, _lstat: os.lstat}
+        for owner in (one for one in vars(glob).values() if isinstance(one, type)):
+            for name in ("scandir", "lstat"):
+                if getattr(vars(owner).get(name), "__func__", None) in stand_ins:
+                    stack.enter_context(replaced(owner, name, stand_ins.__getitem__))
+        yield
+
+
+def names_in(disk: Disk, folder: str, given: Any) -> list[str]:
+    """Return the names that the step believes to be in a folder."""
+    if folder in disk.files:
+        raise failed(errno.ENOTDIR, given)
+    there = [
+        name
+        for name in _listdir(disk.place(folder, given))
+        if disk.elsewhere.real(os.path.join(folder, name), follow=False) is not None
+    ]
+    pretended = [os.path.basename(path) for path in disk.files if os.path.dirname(path) == folder]
+    return list(dict.fromkeys([*there, *pretended, *disk.elsewhere.names_in(folder)]))
+
+
+def _lists(disk: Disk, original: Any) -> Any:
+    def listdir(path: Any = ".") -> list[Any]:
+        found = _folder(disk, path)
+        if found is None:
+            return original(path)  # type: ignore[no-any-return]
+        names = names_in(disk, found, path)
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
+
+    return listdir
+
+
+def _scans(disk: Disk, original: Any) -> Any:
+    def scandir(path: Any = ".") -> Any:
+        found = _folder(disk, path)
+        if found is None:
+            return original(path)
+        names: list[Any] = names_in(disk, found, path)
+        folder = os.fspath(path)
+        if isinstance(folder, bytes):
+            names = [os.fsencode(name) for name in names]
+        return _Entries(_Entry(name, os.path.join(folder, name)) for name in names)
+
+    return scandir
+
+
+def _folder(disk: Disk, path: Any) -> str | None:
+    """Return the path of a folder that is listed, if that needs care."""
+    if path is None or type(path) is int or not disk.pretends or not disk.in_capture:
+        return None
+    return path_of(path)
+
+
+class _Entries:
+    """What `os.scandir` returns."""
+
+    def __init__(self, entries: Iterator[_Entry]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+class _Entry:
+    """What `os.scandir` yields: asks `os.stat`, which knows what the step believes."""
+
+    def __init__(self, name: Any, path: Any) -> None:
+        self.name, self.path = name, path
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return stat.S_ISDIR(self._mode(follow_symlinks))
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return stat.S_ISREG(self._mode(follow_symlinks))
+
+    def is_symlink(self) -> bool:
+        return stat.S_ISLNK(self._mode(follow=False))
+
+    def is_junction(self) -> bool:
+        return False
+
+    def _mode(self, follow: bool) -> int:
+        try:
+            return self.stat(follow_symlinks=follow).st_mode
+        except FileNotFoundError:  # a link that leads nowhere
+            return 0
+
+
+def _looks(disk: Disk, original: Callable[..., os.stat_result], *, follow: bool = True) -> Any:
+    def look(path: Any, **kwargs: Any) -> os.stat_result:
+        if type(path) is int or kwargs.get("dir_fd") or not disk.pretends or not disk.in_capture:
+            return original(path, **kwargs)
+        found = path_of(path)
+        if found is None:
+            return original(path, **kwargs)
+        unwritten = disk.files.get(found)
+        if unwritten is None:
+            place = disk.elsewhere.real(found, follow=follow and kwargs.get("follow_symlinks", True))
+            if place is None:
+                raise missing(path)
+            return original(path if place == found else place, **kwargs)
+        size = unwritten.snapshot.nbytes if unwritten.snapshot else 0
+        return _as_of_a_file(found, size, unwritten.time_ns)
+
+    return look
+
+
+def _as_of_a_file(path: str, nbytes: int, time_ns: int) -> os.stat_result:
+    seconds, mode = time_ns // 10**9, stat.S_IFREG | 0o644
+    inode = zlib.crc32(path.encode())  # of its own, or `os.path.samefile` takes it for another
+    exact: dict[str, Any] = {}
+    for kind in ("st_atime", "st_mtime", "st_ctime"):
+        exact |= {kind: time_ns / 10**9, f"{kind}_ns": time_ns}
+    numbers = (mode, inode, 0, 1, os.getuid(), os.getgid(), nbytes, seconds, seconds, seconds)
+    return os.stat_result(numbers, exact)
+
+
+def _asks(disk: Disk, original: Any) -> Any:
+    def access(path: Any, mode: int, **kwargs: Any) -> bool:
+        found = path_of(path) if disk.pretends and disk.in_capture and not kwargs.get("dir_fd") else None
+        if found is None:
+            return original(path, mode, **kwargs)  # type: ignore[no-any-return]
+        if found in disk.files:
+            return not mode & os.X_OK
+        place = disk.elsewhere.real(found)
+        return place is not None and original(place, mode, **kwargs)
+
+    return access
