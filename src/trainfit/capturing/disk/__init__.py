@@ -6,7 +6,7 @@ tensors; they are skipped, with a note that names the line. `opening.py` sees to
 itself: what it writes to them goes to copies (`elsewhere.py`). `pretended.py` knows what would now be on
 disk; `listing.py` shows that to the step, `removing.py` removes from that only, and `loops.py` lets a loop go
 on as usual (rename its temporary file, link to the latest). `snapshots.py` gives back to `torch.load` what
-was "saved".
+was "saved", and `tensor_files.py` to safetensors.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from trainfit.capturing.disk.listing import agreeing
 from trainfit.capturing.disk.loops import pretending
 from trainfit.capturing.disk.opening import careful_opening
 from trainfit.capturing.disk.removing import careful_removing
+from trainfit.capturing.disk.tensor_files import MODULES, tensor_files
 from trainfit.capturing.disk.writers import writers_skipped
 from trainfit.capturing.replacing import replaced_by_name
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
+
+_PARTS = (writers_skipped, tensor_files, agreeing, careful_removing, pretending, careful_opening)
+_MODULES = (builtins, io, os, pickle, shutil, torch, *MODULES)
 
 
 @contextlib.contextmanager
@@ -39,10 +43,10 @@ def untouched(session: Session) -> Iterator[None]:
     disk = session.disk
     try:
         with contextlib.ExitStack() as stack:
-            for part in (writers_skipped, agreeing, careful_removing, pretending, careful_opening):
+            for part in _PARTS:
                 stack.enter_context(part(disk))
             # Scripts import functions by name, and are loaded before a capture begins.
-            stack.enter_context(replaced_by_name(builtins, io, os, pickle, shutil, torch))
+            stack.enter_context(replaced_by_name(*_MODULES))
             yield
     finally:
         disk.end()

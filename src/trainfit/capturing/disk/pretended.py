@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from trainfit.capturing.disk.elsewhere import Elsewhere, exists, followed, is_in
-from trainfit.capturing.disk.snapshots import Snapshot, restored, taken
+from trainfit.capturing.disk.snapshots import Snapshot, TensorFile, restored, taken, tensors_taken
 from trainfit.capturing.disk.writers import TOKEN
 from trainfit.capturing.surroundings import file_time
 from trainfit.capturing.values import script_line
@@ -40,7 +40,7 @@ class Unwritten:
 
     writer: str
     line: str
-    snapshot: Snapshot | None
+    snapshot: Snapshot | TensorFile | None
     time_ns: int = field(default_factory=time.time_ns)
 
 
@@ -99,7 +99,7 @@ class Disk:
         return _folders.setdefault(self.begin, set())
 
     def skip(self, writer: str, place: Any, thing: Any = None) -> None:
-        """Write nothing, say so, and remember what would be there."""
+        """Write nothing, say so, and remember what would be there: a snapshot is taken of it."""
         path = path_of(place)
         if path in self._openings:
             self._session.values.take_back(*self._openings.pop(path))  # said better now
@@ -107,8 +107,17 @@ class Disk:
             f"{writer} was skipped{f' ({self.short(path)})' if path else ''}: a capture writes no tensors"
         )
         if path:
-            snapshot = None if thing is None else taken(self._session, thing)
-            self.remember(path, Unwritten(writer, script_line(), snapshot))
+            if thing is not None and not isinstance(thing, TensorFile):
+                thing = taken(self._session, thing)
+            self.remember(path, Unwritten(writer, script_line(), thing))
+
+    def tensor_file(self, tensors: Any, metadata: Any) -> TensorFile:
+        """Return what a file of safetensors would hold."""
+        return tensors_taken(self._session, tensors, metadata)
+
+    def restored(self, snapshot: Snapshot, map_location: Any) -> Any:
+        """Return what a snapshot was taken of, over new storages."""
+        return restored(self._session, snapshot, map_location)
 
     def remember(self, path: str, unwritten: Unwritten) -> None:
         """From now on, pretend that the file is there."""
@@ -201,11 +210,11 @@ class Disk:
         path = path_of(place)
         if path is None or path not in self.files:
             snapshot = self._read_token(place)
-            return NotImplemented if snapshot is None else restored(self._session, snapshot, map_location)
-        unwritten = self.files[path]
-        if unwritten.snapshot is None:
+            return NotImplemented if snapshot is None else self.restored(snapshot, map_location)
+        saved = self.files[path].snapshot
+        if not isinstance(saved, Snapshot):
             raise CaptureError(self.refusal(path, script_line()))
-        return restored(self._session, unwritten.snapshot, map_location)
+        return self.restored(saved, map_location)
 
     def _read_token(self, place: Any) -> Snapshot | None:
         if isinstance(place, str | os.PathLike):

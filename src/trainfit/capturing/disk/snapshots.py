@@ -44,6 +44,37 @@ class Snapshot:
         return len(self.pickled) + sum(storage.nbytes for storage in self.storages)
 
 
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """One tensor of a file of safetensors."""
+
+    snapshot: Snapshot
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A file of safetensors: tensors that are loaded one by one."""
+
+    tensors: dict[str, SavedTensor]
+    metadata: dict[str, str] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly the size of the file that a real run would have written."""
+        return sum(saved.snapshot.nbytes for saved in self.tensors.values())
+
+
+def tensors_taken(session: Session, tensors: Any, metadata: Any) -> TensorFile:
+    """Return a snapshot of each tensor of a file of safetensors."""
+    saved = {
+        name: SavedTensor(taken(session, tensor), tensor.dtype, tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }
+    return TensorFile(saved, None if metadata is None else dict(metadata))
+
+
 def taken(session: Session, thing: Any) -> Snapshot:
     """Return a snapshot of any picklable object; raises what pickling it raises in a real run."""
     buffer = io.BytesIO()

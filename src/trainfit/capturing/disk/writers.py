@@ -51,6 +51,15 @@ def _refuse_missing_folder(place: Any) -> None:
             raise RuntimeError(f"Parent directory {folder} does not exist.")
 
 
+def _numpy_save(name: str, place: str) -> Skip:
+    """Skip a writer of arrays, unless it writes to memory: that does no harm, and is read again."""
+
+    def save(disk: Disk, given: Arguments) -> Any:
+        return NotImplemented if in_memory(given[place]) else disk.skip(name, given[place])
+
+    return save
+
+
 def _jit_save(name: str) -> Skip:
     def save(disk: Disk, given: Arguments) -> Any:
         if in_memory(given["f"]):
@@ -92,17 +101,16 @@ def _torch_load(disk: Disk, given: Arguments) -> Any:
     return disk.load(given["f"], given.get("map_location"))
 
 
-def _safetensors_load(disk: Disk, given: Arguments) -> Any:
-    return disk.load(given["filename"], given.get("device", "cpu"))
+def _safetensors_save(disk: Disk, given: Arguments) -> None:
+    content = disk.tensor_file(given["tensors"], given.get("metadata"))
+    disk.skip("safetensors' save_file", given["filename"], content)
 
 
-def _skipped(
-    name: str, place: str, content: str | None = None, answer: Callable[[], Any] = lambda: None
-) -> Skip:
-    """Skip a writer: `place` and `content` are its parameters for the file and for what is saved."""
+def _skipped(name: str, place: str, answer: Callable[[], Any] = lambda: None) -> Skip:
+    """Skip a writer: `place` is its parameter for the file."""
 
     def skip(disk: Disk, given: Arguments) -> Any:
-        disk.skip(name, given.get(place), None if content is None else given[content])
+        disk.skip(name, given.get(place))
         return answer()
 
     return skip
@@ -120,14 +128,12 @@ _CHECKPOINT = "torch.distributed.checkpoint.state_dict_saver"
 _FUNCTIONS: dict[tuple[str, str], Skip] = {
     ("torch.serialization", "save"): _torch_save,
     ("torch.serialization", "load"): _torch_load,
-    ("safetensors.torch", "save_file"): _skipped("safetensors' save_file", "filename", "tensors"),
-    ("safetensors.torch", "save_model"): _skipped("safetensors' save_model", "filename"),
-    ("safetensors.torch", "load_file"): _safetensors_load,
+    ("safetensors.torch", "save_file"): _safetensors_save,
     ("safetensors.numpy", "save_file"): _skipped("safetensors' save_file", "filename"),
-    (_NUMPY, "save"): _skipped("numpy.save", "file"),
-    (_NUMPY, "savez"): _skipped("numpy.savez", "file"),
-    (_NUMPY, "savez_compressed"): _skipped("numpy.savez_compressed", "file"),
-    (_NUMPY, "savetxt"): _skipped("numpy.savetxt", "fname"),
+    (_NUMPY, "save"): _numpy_save("numpy.save", "file"),
+    (_NUMPY, "savez"): _numpy_save("numpy.savez", "file"),
+    (_NUMPY, "savez_compressed"): _numpy_save("numpy.savez_compressed", "file"),
+    (_NUMPY, "savetxt"): _numpy_save("numpy.savetxt", "fname"),
     (_CHECKPOINT, "save"): _skipped("torch.distributed.checkpoint.save", "checkpoint_id"),
     (_CHECKPOINT, "async_save"): _skipped(
         "torch.distributed.checkpoint.async_save", "checkpoint_id", answer=_done
