@@ -193,7 +193,9 @@ class CaptureMode(TorchDispatchMode):
         live = self.ledger.find(tensor)
         if live is None:
             known = self.values.worth_knowing(tensor.dtype, tensor.numel())
-            live = self.ledger.register(tensor, OUTSIDE, known=known)
+            # What backward makes there is where its gradients are; a step may have loaded its own anywhere.
+            without_device = not self.recorder.in_engine
+            live = self.ledger.register(tensor, OUTSIDE, known=known, without_device=without_device)
         return live
 
     def run_real(

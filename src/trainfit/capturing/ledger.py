@@ -178,12 +178,14 @@ class Ledger:
         self._enter(live, storage, without_device=without_device)
         return live, storage
 
-    def register(self, tensor: torch.Tensor, producer: str, *, known: bool) -> LiveStorage:
+    def register(
+        self, tensor: torch.Tensor, producer: str, *, known: bool, without_device: bool = True
+    ) -> LiveStorage:
         """Enter a storage that torch made outside our sight (a loaded file, an older tensor)."""
         storage = tensor.untyped_storage()
         nbytes = 0 if is_absent(storage) else self._rounded(storage.nbytes())
         live = LiveStorage(nbytes, self.clock, producer, known=known)
-        self._enter(live, storage, without_device=True)
+        self._enter(live, storage, without_device=without_device)
         return live
 
     def tensor(
