@@ -256,3 +256,95 @@ def test_exporting_a_model_is_a_limit_of_ours(device: str) -> None:
     with pytest.raises(CaptureError, match=r"py:\d+ follows the operators .* limit of the capture") as error:
         captured(build, device)
     assert "\n" not in str(error.value)
+
+
+MOVES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "by name": lambda model: model.to("cuda"),
+    "by keyword": lambda model: model.to(device="cuda"),
+    "with a dtype": lambda model: model.to(device=torch.device("cuda"), dtype=torch.float32),
+    "by number": lambda model: model.to(0),
+    "by number and keyword": lambda model: model.to(device=0),
+    "cuda()": lambda model: model.cuda(0),
+    "like a tensor": lambda model: model.to(torch.ones(1, device="cuda")),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_model_is_on_the_gpu_however_it_was_moved_there(move: str) -> None:
+    def build() -> Step:
+        model = MOVES[move](nn.Linear(WIDTH, WIDTH, bias=False))
+        assert next(model.parameters()).is_cuda
+        return Step.of(model, torch.ones(4, WIDTH).to(0), loss=torch.sum)
+
+    trace = captured(build, "cuda")
+    assert trace.persistent_bytes == WEIGHT + 4 * WIDTH * 4 and not trace.warnings
+
+
+def test_the_second_gpu_by_its_number_is_refused() -> None:
+    def build() -> Step:
+        return Step.of(nn.Linear(WIDTH, WIDTH).to(1), torch.ones(4, WIDTH), loss=torch.sum)
+
+    with pytest.raises(CaptureError, match="uses a second GPU, cuda:1"):
+        captured(build, "cuda")
+
+
+def test_data_parallel_takes_a_batch_from_the_host() -> None:
+    def build() -> Step:
+        model = nn.DataParallel(nn.Linear(WIDTH, WIDTH, bias=False)).cuda()
+        return Step.of(model, torch.ones(4, WIDTH), loss=torch.sum)
+
+    trace = captured(build, "cuda")
+    assert trace.persistent_bytes == WEIGHT and not trace.warnings
+
+
+@pytest.mark.parametrize("parts", ["chunk", "split"])
+def test_what_backward_makes_of_a_jagged_tensor_is_on_the_gpu(parts: str) -> None:
+    def build(device: str) -> Step:
+        model = nn.Linear(WIDTH, 3 * WIDTH).to(device)
+        rows = [torch.randn(count, WIDTH, device=device) for count in (30, 70)]
+
+        def run() -> None:
+            made = model(torch.nested.nested_tensor(rows, layout=torch.jagged))
+            q, k, v = made.chunk(3, -1) if parts == "chunk" else made.split(WIDTH, -1)
+            (q * k + v).values().sum().backward()
+            model.zero_grad()
+
+        return Step(model, None, run)
+
+    trace = captured(lambda: build("cuda"), "cuda")
+    assert not trace.warnings
+    # but for the blocks of 512 bytes in which a GPU hands out memory
+    on_cpu = simulate(captured(lambda: build("cpu"))).peak_bytes
+    assert on_cpu <= simulate(trace).peak_bytes <= on_cpu + 16 * 512
+
+
+def test_a_kernel_that_a_gpu_has_not_is_the_error_of_a_real_run() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def build(kind: SDPBackend = SDPBackend.FLASH_ATTENTION) -> Step:
+        model = nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16, device="cuda")
+        inputs = torch.ones(1, 2, 8, WIDTH, dtype=torch.bfloat16, device="cuda")
+
+        def run() -> None:
+            made = model(inputs)
+            with sdpa_kernel(kind):
+                F.scaled_dot_product_attention(made, made, made).sum().backward()
+            model.zero_grad()
+
+        return Step(model, None, run)
+
+    for kind in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        names = {trainfit.capture(lambda: build(kind), device="h100").op_name(n) for n in range(12)}  # noqa: B023
+        assert "aten._scaled_dot_product_flash_attention.default" in names
+    with pytest.raises(trainfit.TrainfitError, match=r"No available kernel.*t4 has none of the allowed ones"):
+        trainfit.capture(build, device="t4")
+    assert trainfit.capture(lambda: build(SDPBackend.MATH), device="t4").ops
+
+
+def test_graphs_are_named_in_the_refusal() -> None:
+    def build() -> Step:
+        torch.cuda.CUDAGraph()
+        return Step.of(nn.Linear(WIDTH, WIDTH).cuda(), torch.ones(4, WIDTH, device="cuda"), loss=torch.sum)
+
+    with pytest.raises(CaptureError, match=r"calls torch\.cuda\.CUDAGraph, which trainfit's stand-in"):
+        captured(build, "cuda")

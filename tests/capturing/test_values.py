@@ -15,7 +15,7 @@ from torch import nn
 
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.values import _plausible
-from trainfit.errors import CaptureError
+from trainfit.errors import CaptureError, UserCodeError
 from trainfit.step import Step
 from trainfit.trace import Trace
 
@@ -661,3 +661,22 @@ def test_a_large_mask_in_floats_is_known_like_the_integers_that_it_is_made_of() 
         return bool((added[:, 0] > 0).any()), int((added[0, 0] < 0).sum())
 
     assert inside(question) == (False, 12)
+
+
+def test_an_error_that_may_come_from_an_assumption_says_so() -> None:
+    """Every row passes a test that is always true; assumed is that every second one does."""
+
+    class Always(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.layer(x)
+            rows = (hidden[:, 0] > -1e9).nonzero()[:, 0]  # <- always
+            return hidden + hidden.index_select(0, rows)
+
+    with pytest.raises(UserCodeError) as caught:
+        captured(training(Always, ROWS, WIDTH))
+    assert "This may come from what was assumed, and not happen in a real run" in str(caught.value)
+    assert line_marked("always") in str(caught.value)

@@ -54,6 +54,10 @@ WAITS = {
     "copy to the host": (lambda out: torch.empty(3, 4, device="cpu").copy_(out), ["copy_"]),
     "from the host": (lambda out: torch.ones(3, device="cpu").to("cuda"), ["_to_copy"]),
     "tolist": (lambda out: out.argmax(1).tolist(), ["torch.tolist"]),
+    "print": (lambda out: print(out.sum()), ["torch.print"]),
+    "print many": (lambda out: print(out), ["torch.print"]),
+    "str": (lambda out: str(out.sum()), ["torch.print"]),
+    "format": (lambda out: f"{out.sum():.3f}", ["_local_scalar_dense"]),
     "equal": (lambda out: torch.equal(out, out + 1), ["equal"]),
     "unique": (lambda out: out.argmax(1).unique(), ["_unique2"]),
     "bincount": (lambda out: out.argmax(1).bincount(), ["bincount"]),
@@ -95,6 +99,16 @@ def test_on_a_cpu_nothing_waits_but_what_python_reads_is_there() -> None:
     assert waits(trace) == []
     read = [base_name(trace.op_name(n)) for n, op in enumerate(trace.ops) if op.reads_value]
     assert read == ["_local_scalar_dense", "torch.tolist"]
+
+
+def test_printing_shows_known_values_and_assumes_nothing_of_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def show(out: torch.Tensor) -> None:
+        print(torch.arange(3, device="cuda"), torch.randn(1 << 20, device="cuda"))
+
+    assert not with_extra(show).warnings
+    assert "tensor([0, 1, 2]) tensor([0., 0., 0.,  ..., 0., 0., 0.])" in capsys.readouterr().out
 
 
 def test_reading_belongs_to_the_module_that_reads() -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainfit.capturing import sparse, special
 from trainfit.capturing.autograd import called_by_engine
+from trainfit.capturing.constants import MADE_LIKE, constant_summed, makes_floats, note_constant
 from trainfit.capturing.engine import as_the_engine_would, sums_masked_gradient
 from trainfit.capturing.hollow import tensor_over
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
@@ -173,12 +174,15 @@ class CaptureMode(TorchDispatchMode):
         call = self.oracle.look_up(key)
         if call is None:
             call = self.oracle.ask(func, key, args if shape_args is None else shape_args, kwargs, kernel)
+        constant = constant_summed(call, args, lives)
         if (
             call.operator.runs_on_cpu
             and not call.unlike_cpu
-            and self._inputs_known(call.operator, lives)
+            and (constant is not None or self._inputs_known(call, lives))
             and self.small_outputs(call, tensors)
         ):
+            if constant is not None:
+                args = (constant, *args[1:])
             if call.operator.mutated and self._would_change_outside(call.operator, args, kwargs):
                 return self._hollow(func, call, args, kwargs, tensors, lives)
             return self.run_real(func, call, key, args, kwargs, tensors, lives)
@@ -189,7 +193,9 @@ class CaptureMode(TorchDispatchMode):
         live = self.ledger.find(tensor)
         if live is None:
             known = self.values.worth_knowing(tensor.dtype, tensor.numel())
-            live = self.ledger.register(tensor, OUTSIDE, known=known)
+            # What backward makes there is where its gradients are; a step may have loaded its own anywhere.
+            without_device = not self.recorder.in_engine
+            live = self.ledger.register(tensor, OUTSIDE, known=known, without_device=without_device)
         return live
 
     def run_real(
@@ -216,7 +222,8 @@ class CaptureMode(TorchDispatchMode):
             call.unlike_cpu = call.unlike_cpu or differs(call.outputs, (result,) if call.single else result)
         if call.unlike_cpu:
             return self._hollow(func, call, args, kwargs, tensors, lives)
-        assumption = next((live.assumption for live in lives if live.assumption), None)
+        read = () if call.operator.name in MADE_LIKE else lives
+        assumption = next((live.assumption for live in read if live.assumption), None)
         undecided = assumption is not None and any(live.undecided for live in lives)
         if undecided and isinstance(result, torch.Tensor):
             decide(call.operator.name, result)
@@ -273,6 +280,7 @@ class CaptureMode(TorchDispatchMode):
                 results.append(given)
         self.recorder.record(call, lives, written, [live for live, _ in new.values()])
         del replaced
+        note_constant(call, args, lives, [live for live, _ in new.values()])
         if operator.random:
             self.random.advance(func, args, kwargs, results)
         if operator.name in ASSUMED_RESULTS:
@@ -348,7 +356,10 @@ class CaptureMode(TorchDispatchMode):
         """Whether running an operator would change the user's own tensors, made before the capture."""
         return any(live.producer == OUTSIDE for live in self._written(operator, args, kwargs))
 
-    def _inputs_known(self, operator: Operator, lives: list[LiveStorage]) -> bool:
+    def _inputs_known(self, call: Call, lives: list[LiveStorage]) -> bool:
+        operator = call.operator
+        if operator.name in MADE_LIKE and not makes_floats(call):
+            return True
         if operator.overwrites_first and lives:
             if not lives[0].known and lives[0].backing is None:
                 return False

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from trainfit.capturing.values import user_line_of
 from trainfit.errors import CaptureError, UserCodeError
+from trainfit.trace import DATA_DEPENDENT
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -52,6 +53,19 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
     return None
 
 
+def with_assumption(session: Session, error: UserCodeError) -> UserCodeError:
+    """Return an error of the user's, with what was assumed before it: the error may come from that."""
+    assumed = [str(one) for one in session.values.assumptions if one.text.startswith(DATA_DEPENDENT)]
+    if not assumed:
+        return error
+    message = (
+        f"{str(error).rstrip('.')}. This may come from what was assumed, and not happen in a real run: "
+        f"{assumed[-1]}. Capture cannot follow a step whose shapes rest on values that only a real run has."
+    )
+    return UserCodeError(message, error.user_traceback)
+
+
+_NO_CLASS = "Tried to instantiate dummy base class"
 _NO_CUDA = "Torch not compiled with CUDA enabled"
 _DISTRIBUTED_REDUCER = "DDP expects same model across all ranks"
 # What torch says where no GPU is, which a step for a GPU does not hear on one.
@@ -68,12 +82,14 @@ _NO_GPU = (
     "PyTorch was compiled without CUDA",
     "module 'torch._C' has no attribute",
     "device type CUDA",
-    "Tried to instantiate dummy base class",
+    _NO_CLASS,
 )
 
 
 def _last_call(error: BaseException) -> str:
     """Name the function of torch that was called last on the way to an error."""
+    if _NO_CLASS in str(error):
+        return f"torch.cuda.{str(error).rpartition(' ')[2]}"
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     found = [code for code in frames if code.co_filename.startswith(_TORCH_FOLDER)]
     if not found:

@@ -64,6 +64,8 @@ class LiveStorage:
     """For a GPU: whether the memory is the host's, and does not count."""
     undecided: bool = False
     """Whether the values are tests of unknown data: "do all hold?" is then yes, "does any?" is no."""
+    constant: float | None = None
+    """The one value that all elements have, where the memory is too large to be real."""
 
     def covered_by(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor over this storage has all of its bytes."""
@@ -89,7 +91,7 @@ class LiveStorage:
 
     def forget(self) -> None:
         """Note that unknown values were written."""
-        self.known, self._filled = False, None
+        self.known, self._filled, self.constant = False, None, None
 
 
 class _StorageReference(weakref.ref[torch.UntypedStorage]):
@@ -176,12 +178,14 @@ class Ledger:
         self._enter(live, storage, without_device=without_device)
         return live, storage
 
-    def register(self, tensor: torch.Tensor, producer: str, *, known: bool) -> LiveStorage:
+    def register(
+        self, tensor: torch.Tensor, producer: str, *, known: bool, without_device: bool = True
+    ) -> LiveStorage:
         """Enter a storage that torch made outside our sight (a loaded file, an older tensor)."""
         storage = tensor.untyped_storage()
         nbytes = 0 if is_absent(storage) else self._rounded(storage.nbytes())
         live = LiveStorage(nbytes, self.clock, producer, known=known)
-        self._enter(live, storage, without_device=True)
+        self._enter(live, storage, without_device=without_device)
         return live
 
     def tensor(

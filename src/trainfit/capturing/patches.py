@@ -22,6 +22,7 @@ from trainfit.capturing.processes import plain_processes
 from trainfit.capturing.recorder import OPTIMIZER
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.values import script_line
+from trainfit.capturing.waiting import read_without_operator
 from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def installed(session: Session) -> Iterator[None]:
         stack.enter_context(replaced(torch.Tensor, "tolist", lambda o: _tolist(session, o)))
         stack.enter_context(replaced(torch.Tensor, "numpy", lambda o: _numpy(session, o)))
         stack.enter_context(replaced(torch.Tensor, "__array__", lambda o: _array(session, o)))
+        stack.enter_context(replaced(torch.Tensor, "__repr__", lambda o: _repr(session, o)))
         storage = torch.UntypedStorage
         stack.enter_context(replaced(storage, "clone", lambda o: _clone_storage(session, o)))
         stack.enter_context(replaced(storage, "resize_", lambda o: _resize_storage(session, o)))
@@ -189,6 +191,23 @@ def _array(session: Session, original: Any) -> Any:
         return numpy.asarray(array, dtype=dtype)
 
     return __array__
+
+
+def _repr(session: Session, original: Any) -> Any:
+    # Printing a tensor reads it, partly out of the sight of every mode.
+    def __repr__(self: torch.Tensor, *, tensor_contents: str | None = None) -> Any:
+        in_capture = session.mode in _get_current_dispatch_mode_stack()
+        live = session.ledger.find(self) if in_capture and self.layout is torch.strided else None
+        if live is not None and tensor_contents is None and type(self) in (torch.Tensor, nn.Parameter):
+            read_without_operator(session.mode, "torch.print", self, live)
+            with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+                # A copy of its own, which may be read without being noticed again.
+                known = self.detach().clone() if live.known else None
+                values = torch.zeros((), dtype=self.dtype).expand(self.shape) if known is None else known
+                tensor_contents = torch._tensor_str._tensor_str(values, len("tensor("))
+        return original(self, tensor_contents=tensor_contents)
+
+    return __repr__
 
 
 def _clone_storage(session: Session, original: Any) -> Any:

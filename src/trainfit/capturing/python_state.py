@@ -45,6 +45,11 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _OPAQUE = (torch.UntypedStorage, torch.device, torch.dtype, torch.Size)
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 
+
+class _Length(int):
+    """How many there are of something, or are left: no number that a program counts by itself."""
+
+
 KnownNumber = Callable[[torch.Tensor], object]
 """Returns the value of a tensor that is one known number, else None."""
 
@@ -88,7 +93,8 @@ class PythonState:
             {
                 later._names[place]: None
                 for place in self._changed(later)
-                if isinstance(later._found[place], int | float)
+                if isinstance(later._found[place], int | float | tuple)
+                and not isinstance(later._found[place], _Length)
             }
         )
 
@@ -146,7 +152,7 @@ class PythonState:
     def _parts(self, place: str, value: Any, depth: int) -> Iterable[tuple[str, object]]:
         """Return what a value consists of, by name; what can be noted of itself is noted."""
         if isinstance(value, _CONTAINERS):
-            self._note(place, len(value))
+            self._note(place, _Length(len(value)))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             return [
                 (str(name) if _is_name(name) else f"[{number}]", item)
@@ -162,7 +168,7 @@ class PythonState:
         if isinstance(value, functools.partial):
             return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
         if isinstance(value, types.GeneratorType):
-            self._note(place, value.gi_frame.f_lasti if value.gi_frame else None)
+            self._note(place, _Length(value.gi_frame.f_lasti) if value.gi_frame else None)
             return variables_of(value.gi_frame) if value.gi_frame else []
         if isinstance(value, numpy.random.Generator | numpy.random.RandomState | random.Random):
             self._note(place, _state_of(value))
@@ -180,7 +186,7 @@ class PythonState:
         if hasattr(type(value), "__next__") and not hasattr(value, "__dict__"):
             # How far an iterator has come, or, where it does not tell, something that is never the same.
             left = operator.length_hint(value, -1)
-            self._note(place, left if left >= 0 else object())
+            self._note(place, _Length(left) if left >= 0 else object())
             return []
         if not is_own(type(value)):
             self._foreign.append((place, value, depth, set()))
@@ -189,13 +195,13 @@ class PythonState:
 
 
 def _state_of(generator: Any) -> object:
-    """Return what a generator of random numbers draws next by, in short."""
+    """Return what a generator of random numbers draws next by."""
     if isinstance(generator, numpy.random.Generator):
-        return hash(repr(generator.bit_generator.state))
+        return repr(generator.bit_generator.state)
     if isinstance(generator, numpy.random.RandomState):
-        return hash(repr(generator.get_state(legacy=False)))
+        return repr(generator.get_state(legacy=False))
     try:
-        return hash(generator.getstate())
+        return repr(generator.getstate())
     except NotImplementedError:
         return object()  # of the system: never the same
 

@@ -18,7 +18,7 @@ from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.counting import counted
 from trainfit.capturing.disk.pretended import Disk
 from trainfit.capturing.dispatch import CaptureMode
-from trainfit.capturing.explaining import explained
+from trainfit.capturing.explaining import explained, with_assumption
 from trainfit.capturing.interrupts import heard_between_destructors
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.metadata import MetadataOracle
@@ -33,7 +33,7 @@ from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values
 from trainfit.devices import Device
-from trainfit.errors import CaptureError, StepError, TrainfitError
+from trainfit.errors import CaptureError, StepError, TrainfitError, UserCodeError
 from trainfit.profiler import no_cycle_collection
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.simulate import simulate
@@ -304,7 +304,10 @@ def _user_code(session: Session, function: Callable[[], Any], doing: str) -> Any
         ours = explained(session, error)
         if ours is not None:
             raise ours from error
-        raise_as_user_error(error, doing)
+        try:
+            raise_as_user_error(error, doing)
+        except UserCodeError as theirs:
+            raise with_assumption(session, theirs) from error
 
 
 def _refuse_unusable(step: Any, surroundings: Surroundings) -> None:

@@ -80,6 +80,12 @@ def attention_on(gpu: Gpu) -> Callable[..., torch.Tensor]:
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if kernel == "efficient":
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if not torch.backends.cuda.math_sdp_enabled():
+            # What torch says there, when the kernels that it may use (`sdpa_kernel`) do not do.
+            raise RuntimeError(
+                f"No available kernel. Aborting execution. ({gpu.device.name} has none of the allowed ones "
+                f"for this attention in {str(query.dtype).removeprefix('torch.')})"
+            )
         formula: torch.Tensor = aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
@@ -90,16 +96,23 @@ def attention_on(gpu: Gpu) -> Callable[..., torch.Tensor]:
 
 def choose(architecture: str, call: Attention) -> Kernel:
     """Return the kernel that a GPU of this architecture runs; an unknown one counts as recent."""
-    if _flash_applies(call) and flash_runs_on(architecture, call):
+    if _flash_enabled(architecture) and _flash_applies(call) and flash_runs_on(architecture, call):
         return "flash"
     return "efficient" if _efficient_applies(call) and efficient_runs_on(architecture, call) else "formula"
+
+
+def _flash_enabled(architecture: str) -> bool:
+    """Whether torch may use the flash kernel, or nothing but cuDNN's, which keeps the same."""
+    allowed = torch.backends.cuda
+    others = allowed.math_sdp_enabled() or allowed.mem_efficient_sdp_enabled()
+    only_cudnn = allowed.cudnn_sdp_enabled() and not others and not is_amd(architecture)
+    return allowed.flash_sdp_enabled() or only_cudnn
 
 
 def _flash_applies(call: Attention) -> bool:
     query, key, value = call.query, call.key, call.value
     return (
-        torch.backends.cuda.flash_sdp_enabled()
-        and call.mask is None
+        call.mask is None
         and query.dtype in LOW
         and query.dim() == key.dim() == value.dim() == 4
         and query.shape[0] == key.shape[0] == value.shape[0]

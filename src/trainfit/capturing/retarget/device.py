@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
@@ -84,6 +84,9 @@ class LooksLikeCuda(TorchFunctionMode):
         if func is torch.Tensor.pin_memory:
             return args[0]
         to_host = None
+        if isinstance(func, OpOverload) and _names_host(kwargs.get("device")):
+            # From inside a tensor that holds others, for which C++ names the device of the capture.
+            return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             to_host = self._destination([kwargs["device"]])
             kwargs = {**kwargs, "device": on_capture_device(kwargs["device"])}
@@ -245,6 +248,7 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         for owner in (torch.cuda, torch.accelerator):
             stack.enter_context(replaced(owner, "synchronize", lambda original: _synchronize(mode)))
         stack.enter_context(replaced(torch, "Generator", _generator))
+        stack.enter_context(replaced(torch._C._nn, "_parse_to", _parse_to))
         stack.enter_context(replaced(torch.Tensor, "_make_wrapper_subclass", _wrapping))
         _patch_default_device(stack)
         for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
@@ -260,6 +264,25 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         stack.enter_context(replaced(torch._C, "_group_tensors_by_device_and_dtype", _groups))
         stack.enter_context(looks)
         yield
+
+
+def _parse_to(original: Any) -> Any:
+    # What `module.to` was given: its answer is for `tensor.to`, and must name the GPU. Here, too, a number is
+    # that of a GPU, for which torch itself would look, and a tensor is where it claims to be.
+    def by_name(place: Any) -> Any:
+        return CUDA if type(place) is int and _names_gpu(place) else place
+
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        if "tensor" in kwargs:
+            args = (kwargs.pop("tensor"), *args)
+        if args and isinstance(args[0], torch.Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        if "device" in kwargs:
+            kwargs["device"] = by_name(kwargs["device"])
+        with torch._C.DisableTorchFunction():
+            return original(*map(by_name, args[:1]), *args[1:], **kwargs)
+
+    return parse_to
 
 
 def _wrapping(original: Any) -> Any:

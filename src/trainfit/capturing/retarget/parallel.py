@@ -13,19 +13,29 @@ from trainfit.capturing.retarget.gpu import CUDA
 
 @contextlib.contextmanager
 def one_gpu_in_parallel() -> Iterator[None]:
-    """Scatter to one GPU and gather from it; without CUDA, torch has no such functions."""
+    """Scatter to one GPU and gather from it; without CUDA, torch has no such functions, and no streams."""
     missing = object()
-    before = {name: getattr(torch._C, name, missing) for name in ("_scatter", "_gather")}
-    for name, function in (("_scatter", _scatter), ("_gather", _gather)):
-        setattr(torch._C, name, function)
+    scatter = torch.nn.parallel._functions.Scatter
+    owners = {"_scatter": torch._C, "_gather": torch._C, "forward": scatter}
+    before = {name: vars(owner).get(name, missing) for name, owner in owners.items()}
+    stand_ins = {"_scatter": _scatter, "_gather": _gather, "forward": staticmethod(_scatter_without_streams)}
+    for name, owner in owners.items():
+        setattr(owner, name, stand_ins[name])
     try:
         yield
     finally:
         for name, original in before.items():
             if original is missing:
-                delattr(torch._C, name)
+                delattr(owners[name], name)
             else:
-                setattr(torch._C, name, original)
+                setattr(owners[name], name, original)
+
+
+def _scatter_without_streams(ctx: Any, devices: Any, chunk_sizes: Any, dim: int, tensor: torch.Tensor) -> Any:
+    """Do what `Scatter.forward` does; it copies from the host in streams, which ask for a real GPU."""
+    ctx.dim = dim
+    ctx.input_device = tensor.get_device() if tensor.device.type != "cpu" else -1
+    return _scatter(tensor, devices, chunk_sizes, dim, None)
 
 
 def _scatter(tensor: torch.Tensor, devices: Any, chunk_sizes: Any, dim: int, streams: Any) -> Any:
