@@ -1,17 +1,20 @@
 """Run the real step on this machine and measure it: what it allocates, and how long it takes.
 
 `run` is called until the step is steady (`_warm_up`), once more to see every allocation, and a few times for
-the clock. A step that is compiled runs compiled, unless told otherwise.
+the clock. A step that is compiled runs compiled, unless told otherwise; one that is compiled only when it is
+being measured is measured again after that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -32,8 +35,15 @@ from trainfit.user_errors import data_ended
 TIMED_RUNS = 10
 """So many steps are timed at most, if nothing else is said."""
 _MOST_WARM_UPS = 20
+_MOST_MEASUREMENTS = 3
+"""So often a step is measured again that was compiled meanwhile."""
 _ENOUGH_RUNS, _ENOUGH_SECONDS = 3, 2.0
 """Timing ends early when this many steps have taken this long."""
+_COMPILED_MEANWHILE = (
+    "the step did not become steady: something was compiled while it was measured, or compiled code ran in "
+    "some of the measured runs only. The measured peak is that of one run, and the measured time may have "
+    "compilation in it."
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,10 @@ class Runs:
         """All of them."""
         return self.warm_up + self.observed + self.timed
 
+    def after(self, others: int) -> Runs:
+        """Add runs that were not measured, or whose figures were given up."""
+        return replace(self, warm_up=self.warm_up + others)
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -61,7 +75,7 @@ class Measurement:
     """The median of the timed steps; without any, of the one whose allocations were counted."""
     runs: Runs = Runs(0, 0, 0)
     compiled: bool = False
-    """Whether compiled code ran."""
+    """Whether compiled code ran when allocations were counted."""
     load: float | None = None
     """The share of this machine's processors that other work took meanwhile; None if it is not known."""
     notes: tuple[str, ...] = ()
@@ -82,25 +96,108 @@ def measure_step(
 
     `steps` says which run was captured: that one is measured. At most `timed` runs are timed. With `eager`,
     what the step compiles runs as its eager original.
+
+    If something is compiled in a run that is measured, or only some of those run compiled code, the step is
+    built and measured anew, after as many runs as that took; a note says so if it does not become steady.
     """
-    build = planned(build, plan)
-    compiled: list[bool] = []
-    stance = torch.compiler.set_stance("force_eager") if eager else noticed(lambda: compiled.append(True))
+    measure = functools.partial(_measured_once, planned(build, plan), kind, timed, eager, meter)
+    compiler = _Compiler()
+    found = measure(compiler, steps, 0)
+    change = compiler.last_change(found.runs)
+    for _ in range(_MOST_MEASUREMENTS - 1):
+        if not 0 < change <= _MOST_WARM_UPS:
+            break
+        compiler = _Compiler()
+        try:
+            again = measure(compiler, steps, change)
+        except Exception as error:
+            # There was not enough data for so many runs: what was measured before is all there is.
+            if not isinstance(error, StepError) and not data_ended(error):
+                raise
+            found = replace(found, runs=found.runs.after(len(compiler.runs)))
+            break
+        change = compiler.last_change(again.runs)
+        found = replace(again, runs=again.runs.after(found.runs.total))
+    return replace(found, notes=(*found.notes, _COMPILED_MEANWHILE)) if change else found
+
+
+def _measured_once(
+    build: Callable[[], Step],
+    kind: str,
+    timed: int,
+    eager: bool,
+    meter: LoadMeter | None,
+    compiler: _Compiler,
+    steps: Steps,
+    least: int,
+) -> Measurement:
+    """Build and measure a step after at least so many runs; `compiler` is told of all of them."""
+    stance = torch.compiler.set_stance("force_eager") if eager else noticed(compiler.called)
     gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
     observe = _observe_cuda if kind == "cuda" else _observe_cpu
     with _nothing_remembered(), stance, seeded(), no_cycle_collection():
-        seen = observe(build, steps)
+        seen = observe(compiler.watching(build), steps, least)
         with (meter or LoadMeter()).watching() as watch:
             times, notes = _timed_runs(seen, timed)
+    runs = Runs(seen.warm_ups, 1, len(times))
     return Measurement(
         peak_bytes=seen.peak_bytes,
         persistent_bytes=seen.persistent_bytes,
         seconds=statistics.median(times) if times else seen.seconds,
-        runs=Runs(seen.warm_ups, 1, len(times)),
-        compiled=bool(compiled),
+        runs=runs,
+        compiled=compiler.runs[runs.warm_up].is_compiled,
         load=watch.share if times else None,
         notes=notes,
     )
+
+
+@dataclass
+class _Run:
+    """What the compiler did in one run of a step."""
+
+    is_compiled: bool = False
+    """Whether compiled code ran."""
+    compiles: bool = False
+    """Whether something was compiled."""
+
+
+class _Compiler:
+    """Watches what is compiled in each run of a step, and whether what is compiled runs at all."""
+
+    def __init__(self) -> None:
+        self.runs: list[_Run] = []
+
+    def called(self) -> None:
+        """Something compiled is called."""
+        if self.runs:
+            self.runs[-1].is_compiled = True
+
+    def watching(self, build: Callable[[], Step]) -> Callable[[], Step]:
+        """Return a function that builds the same step, whose runs are watched."""
+
+        def build_watched() -> Step:
+            step = build()
+
+            def run() -> Any:
+                before = compilations()
+                self.runs.append(_Run())
+                try:
+                    return step.run()
+                finally:
+                    self.runs[-1].compiles = compilations() > before
+
+            return replace(step, run=run)
+
+        return build_watched
+
+    def last_change(self, runs: Runs) -> int:
+        """Return which measured run, from 1 on, was the last that changed what is compiled; 0 if none did."""
+        found = 0
+        for number in range(runs.warm_up, runs.total):
+            run, before = self.runs[number], self.runs[max(number - 1, runs.warm_up)]
+            if run.compiles or run.is_compiled != before.is_compiled:
+                found = number + 1
+        return found
 
 
 @contextlib.contextmanager
@@ -126,11 +223,11 @@ class _Observed:
     """Whether its runs change anything that is looked at; then one that changes nothing did nothing."""
 
 
-def _observe_cpu(build: Callable[[], Step], steps: Steps) -> _Observed:
+def _observe_cpu(build: Callable[[], Step], steps: Steps, least: int) -> _Observed:
     # A build that keeps its model in a global variable lets go of the one that it made before.
     with profile_allocations(only_own=True) as log:
         step = build()
-        warm_ups, leaves_marks = _warm_up(step, steps)
+        warm_ups, leaves_marks = _warm_up(step, steps, least)
         before = StepMarks(step)
         with log.range("step"):
             result = step.run()
@@ -140,10 +237,10 @@ def _observe_cpu(build: Callable[[], Step], steps: Steps) -> _Observed:
     return _Observed(step, warm_ups, usage.peak_bytes, usage.start_bytes, usage.seconds, leaves_marks)
 
 
-def _observe_cuda(build: Callable[[], Step], steps: Steps) -> _Observed:
+def _observe_cuda(build: Callable[[], Step], steps: Steps, least: int) -> _Observed:
     outside = torch.cuda.memory_allocated()
     step = build()
-    warm_ups, leaves_marks = _warm_up(step, steps)
+    warm_ups, leaves_marks = _warm_up(step, steps, least)
     before = StepMarks(step)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -165,11 +262,12 @@ def _refuse_idle(step: Step, before: StepMarks, runs: int, leaves_marks: bool) -
         )
 
 
-def _warm_up(step: Step, steps: Steps) -> tuple[int, bool]:
+def _warm_up(step: Step, steps: Steps, least: int) -> tuple[int, bool]:
     """Run the step as often as before the run that was captured; return how often, and whether that shows.
 
-    And on until every optimizer has stepped, if they all had then, and nothing is compiled any more: a
-    gradient scaler may skip the first steps, and a compiler may compile again what it sees a second time.
+    At `least` so often, and on until every optimizer has stepped, if they all had then, and nothing is
+    compiled any more: a gradient scaler may skip the first steps, and a compiler may compile again what it
+    sees a second time.
     """
     stepped: set[int] = set()
 
@@ -184,7 +282,9 @@ def _warm_up(step: Step, steps: Steps) -> tuple[int, bool]:
     handle = register_optimizer_step_post_hook(after_step)
     runs, compiling, begin = 0, True, StepMarks(step)
     try:
-        while runs < steps.runs_before or (runs < _MOST_WARM_UPS and (compiling or not is_steady())):
+        while runs < max(steps.runs_before, least) or (
+            runs < _MOST_WARM_UPS and (compiling or not is_steady())
+        ):
             before = compilations()
             step.run()
             runs += 1

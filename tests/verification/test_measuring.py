@@ -385,6 +385,59 @@ def test_a_step_that_compiles_again_and_again_ends() -> None:
         assert measure_step(build, "cpu", timed=1).runs.warm_up <= 20
 
 
+def late(
+    backend: Backend, begins: int, *, calls: list[int], batches: int = 1000, every: int = 1
+) -> Callable[[], Step]:
+    """Return a step that is eager, and from its `begins`-th run on compiled, `every` so many runs."""
+
+    def build() -> Step:
+        model, numbers = Net(), itertools.count(1)
+        compiled, data = torch.compile(model, backend=backend), iter([torch.randn(16, 8)] * batches)
+
+        def call() -> torch.Tensor:
+            number, x = next(numbers), next(data)
+            runs_compiled = number >= begins and (number - begins) % every == 0
+            loss: torch.Tensor = (compiled if runs_compiled else model)(x)
+            return loss
+
+        return step_of(model, call, calls)
+
+    return build
+
+
+NOT_STEADY = "the step did not become steady: something was compiled while it was measured"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("begins", [2, 3, 4, 9])
+def test_what_is_compiled_late_is_measured_compiled(begins: int) -> None:
+    backend, calls = Backend(), list[int]()
+    found = measure_step(late(backend, begins, calls=calls), "cpu")
+    assert found.compiled and found.notes == ()
+    assert found.runs.timed == 10 and len(calls) == found.runs.total
+    # All that was measured in the end ran compiled, and nothing was compiled any more.
+    assert backend.runs >= 1 + 10 and backend.graphs == 1
+    eager = measure_step(late(backend, begins, calls=[]), "cpu", eager=True)
+    assert not eager.compiled and eager.notes == () and eager.runs.warm_up == 1
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_step_that_is_compiled_now_and_then_says_so() -> None:
+    backend, calls = Backend(), list[int]()
+    found = measure_step(late(backend, 4, calls=calls, every=2), "cpu")
+    assert [note.startswith(NOT_STEADY) for note in found.notes] == [True]
+    assert len(calls) == found.runs.total
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_without_data_for_more_runs_the_result_is_the_eager_one_and_says_so() -> None:
+    backend, calls = Backend(), list[int]()
+    found = measure_step(late(backend, 4, calls=calls, batches=4), "cpu", timed=3)
+    assert not found.compiled and found.peak_bytes == measure_step(plain, "cpu", timed=0).peak_bytes
+    assert [note.startswith(NOT_STEADY) for note in found.notes] == [False, True]
+    assert len(calls) == found.runs.total + 1  # the first run for which there was no data
+
+
 def test_a_compiler_that_fails_is_one_clear_message() -> None:
     def broken(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no C++ compiler was found")
