@@ -505,7 +505,7 @@ def test_a_file_that_only_others_can_read_is_missed_with_a_reason(checkpoint: Pa
             file.read()
 
     with pytest.raises(
-        CaptureError, match=r"reads .*new\.pt, which torch\.save at .*test_disk\.py:\d+"
+        CaptureError, match=r"test_disk\.py:\d+ reads .*new\.pt, which torch\.save at .*test_disk\.py:\d+"
     ) as error:
         captured(step_with(save_and_read))
     assert "a capture writes no tensors to disk" in str(error.value)
@@ -534,7 +534,9 @@ def test_a_file_that_is_read_without_python_is_missed_with_a_reason(
         torch.save(model.state_dict(), "new.pt")
         read()
 
-    with pytest.raises(CaptureError, match=r"reads .*new\.pt, which torch\.save at .*test_disk\.py:\d+"):
+    with pytest.raises(
+        CaptureError, match=r"test_disk\.py:\d+ reads .*new\.pt, which torch\.save at .*test_disk\.py:\d+"
+    ):
         captured(step_with(save_and_read))
 
 

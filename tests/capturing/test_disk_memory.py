@@ -84,7 +84,8 @@ def test_another_file_is_not_taken_for_one_of_safetensors() -> None:
         safetensors.safe_open("new.pt", "pt")
 
     with pytest.raises(
-        CaptureError, match=r"reads .*new\.pt, which torch\.save at .*test_disk_memory\.py:\d+"
+        CaptureError,
+        match=r"test_disk_memory\.py:\d+ reads .*new\.pt, which torch\.save at .*test_disk_memory\.py:\d+",
     ):
         captured(step_with(save_and_open))
 

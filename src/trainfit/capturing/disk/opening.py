@@ -21,8 +21,6 @@ import torch
 from trainfit.capturing.disk.elsewhere import exists, followed, is_ordinary
 from trainfit.capturing.disk.pretended import missing, path_of
 from trainfit.capturing.replacing import replaced
-from trainfit.capturing.values import script_line
-from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
     from trainfit.capturing.disk.pretended import Disk
@@ -66,7 +64,7 @@ def _open(disk: Disk, original: Any) -> Any:
         if "r" in mode and path in disk.files:
             if mode in ("rb", "br"):
                 return io.BufferedReader(_Unwritten(disk, path))
-            raise CaptureError(disk.refusal(path, script_line()))
+            raise disk.refused(path)
         place = place_to_open(disk, path, mode, file)
         if place is None:
             return usual(opener)
@@ -92,7 +90,7 @@ def _open_number(disk: Disk, original: Any) -> Any:
         else:
             kind = "wb" if flags & os.O_TRUNC else "ab" if flags & os.O_CREAT else "r+b"
         if "r" in kind and found in disk.files:
-            raise CaptureError(disk.refusal(found, script_line()))
+            raise disk.refused(found)
         return original(place_to_open(disk, found, kind, path) or path, flags, mode)  # type: ignore[no-any-return]
 
     return careful_open
@@ -153,7 +151,7 @@ def _truncate(disk: Disk, original: Any) -> Any:
         if found is None or not disk.in_capture:
             original(path, length)
         elif found in disk.files:
-            raise CaptureError(disk.refusal(found, script_line()))
+            raise disk.refused(found)
         else:
             original(place_to_open(disk, found, "r+b", path) or path, length)
 
@@ -171,7 +169,7 @@ class _Unwritten(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        raise CaptureError(self._disk.refusal(self.name, script_line()))
+        raise self._disk.refused(self.name)
 
 
 def _shared(disk: Disk, original: Any) -> Any:

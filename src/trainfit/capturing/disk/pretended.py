@@ -143,7 +143,7 @@ class Disk:
         if path is None:
             return given
         if path in self.files:
-            raise CaptureError(self.refusal(path, script_line()))
+            raise self.refused(path)
         place = self.place(path, given)
         return given if place == path else place
 
@@ -213,7 +213,7 @@ class Disk:
             return NotImplemented if snapshot is None else self.restored(snapshot, map_location)
         saved = self.files[path].snapshot
         if not isinstance(saved, Snapshot):
-            raise CaptureError(self.refusal(path, script_line()))
+            raise self.refused(path)
         return self.restored(saved, map_location)
 
     def _read_token(self, place: Any) -> Snapshot | None:
@@ -229,6 +229,10 @@ class Disk:
         if snapshot is None:
             place.seek(start)
         return snapshot
+
+    def refused(self, path: str) -> CaptureError:
+        """Return the error for who reads a file that was not written, from the line that is running."""
+        return CaptureError(self.refusal(path, script_line()))
 
     def refusal(self, path: str, line: str) -> str:
         """Say that a file is missing because it was not written."""

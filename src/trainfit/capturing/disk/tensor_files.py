@@ -15,8 +15,6 @@ import torch
 from trainfit.capturing.disk.pretended import path_of
 from trainfit.capturing.disk.snapshots import SavedTensor, TensorFile
 from trainfit.capturing.replacing import replaced
-from trainfit.capturing.values import script_line
-from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
     from trainfit.capturing.disk.pretended import Disk
@@ -70,7 +68,7 @@ def _opens(disk: Disk, original: Any) -> Any:
         if not isinstance(saved, TensorFile):
             return original(disk.readable(filename), framework, device=device, **kwargs)
         if framework not in _FRAMEWORKS:
-            raise CaptureError(disk.refusal(path_of(filename) or "", script_line()))
+            raise disk.refused(path_of(filename) or "")
         return _Opened(disk, saved, f"cuda:{device}" if isinstance(device, int) else device)
 
     return safe_open
