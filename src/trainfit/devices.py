@@ -63,7 +63,7 @@ class Device:
     calibrated: bool = False
     """Whether published step times of this device were among those that the roofline is fitted on."""
     cache_bytes: int | None = None
-    """The last-level cache."""
+    """The L2 cache."""
     sm_count: int | None = None
     """Streaming multiprocessors, compute units, or the cores of a CPU."""
     architecture: str = ""

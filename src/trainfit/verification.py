@@ -177,7 +177,7 @@ def verify_step(
         predicted_persistent_bytes=timeline.persistent_bytes,
         predicted_seconds=schedule(trace, table).step_seconds if plan is None else plan.step_seconds,
         measured=measured,
-        warnings=trace.warnings + table.warnings + _notes(measured, comparison),
+        warnings=_of_real_runs(trace.warnings) + table.warnings + _notes(measured, comparison),
         comparison=comparison,
         plan_differences=plan_differences(plan, trace, device.name) if plan is not None else (),
         seconds={
@@ -228,6 +228,23 @@ def _raise_compiler_error(error: BaseException) -> None:
             f"the step is compiled, and torch's compiler failed on this machine: {summary:.{_LONGEST}}. "
             "Add --eager (in Python: eager=True) to measure the step without the compiler."
         ) from error
+
+
+def _of_real_runs(warnings: tuple[str, ...]) -> tuple[str, ...]:
+    """Say of what the capture did not do to files that the real runs have done it."""
+    skipped = [warning for warning in warnings if _SKIPPED in warning]
+    if not skipped:
+        return warnings
+    done = "; ".join(
+        f"{warning.partition(_REASON)[0].replace(_SKIPPED, '')} ({warning.rpartition('(')[2]}"
+        for warning in skipped
+    )
+    said = f"the step has run for real, and did to files what it does in training: {done}"
+    return (*(warning for warning in warnings if warning not in skipped), said)
+
+
+_SKIPPED, _REASON = " was skipped", ": a capture "
+"""In every note about files that a capture leaves alone (`capturing/disk/`); its line follows, in brackets."""
 
 
 def _notes(measured: Measurement, comparison: Comparison | None) -> tuple[str, ...]:

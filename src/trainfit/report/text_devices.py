@@ -44,7 +44,7 @@ def device_view(device: Device) -> RenderableType:
         **{f"{dtype} dense": _rate(rate, 1e12, "TFLOP/s") for dtype, rate in device.flops.items()},
         "fastest matrix product": f"{device.matmul_share:.0%} of the peak" if device.matmul_share else "-",
         "step times": "calibrated on published ones" if device.calibrated else "not calibrated",
-        "last-level cache": format_bytes(device.cache_bytes) if device.cache_bytes else "-",
+        "L2 cache": format_bytes(device.cache_bytes) if device.cache_bytes else "-",
         "multiprocessors" if device.kind == "cuda" else "cores": str(device.sm_count or "unknown"),
         "architecture": device.architecture or "unknown",
         "link to its neighbours": _rate(device.nvlink_bytes_per_second, 1e9, "GB/s one way"),

@@ -38,6 +38,8 @@ def read_assignments(texts: Sequence[str]) -> dict[str, Typed]:
 def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], whose: str) -> None:
     """Refuse names that `whose` does not have, with the list of those that it has."""
     for name in values:
+        if name == "device":
+            raise OptionError("--set device: the device is named by --device (in Python: device=...).")
         if name not in known:
             listed = ", ".join(known) if known else "none"
             raise OptionError(f"--set {name}: {whose} has no {name!r}. There are: {listed}.")

@@ -129,6 +129,8 @@ def _requested_task(config: Any, requested: str, possible: list[Task]) -> Task:
 
 def _architecture(config: Any) -> str | None:
     architectures = config.architectures
+    if isinstance(architectures, str):
+        return architectures
     return str(architectures[0]) if architectures else None
 
 
