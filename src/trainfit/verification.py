@@ -244,7 +244,7 @@ def _of_real_runs(warnings: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _SKIPPED, _REASON = " was skipped", ": a capture "
-"""In every note about files that a capture leaves alone (`capturing/disk/`); its line follows, in brackets."""
+"""In every note about files that a capture leaves alone (`capturing/disk/`); its line follows in brackets."""
 
 
 def _notes(measured: Measurement, comparison: Comparison | None) -> tuple[str, ...]:
