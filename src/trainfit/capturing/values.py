@@ -8,6 +8,7 @@ a question about it is answered with a stated assumption and a warning that name
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -90,7 +91,8 @@ class Values:
 
         What initial values depend on (numbers that are drawn again, because they are too large) is not noted.
         """
-        if any(frame.f_code.co_filename == _INITIALISATION for frame, _ in traceback.walk_stack(None)):
+        stack = traceback.walk_stack(sys._getframe(1))
+        if any(frame.f_code.co_filename == _INITIALISATION for frame, _ in stack):
             return
         if self.building:
             text = f"when the step was built, {text.removeprefix(f'{DATA_DEPENDENT}: ')}"
@@ -280,7 +282,7 @@ def user_line() -> str:
 
 def script_line() -> str:
     """Return `file:line` of the innermost frame of the user's own code, if possible not of a library."""
-    for frame, line in traceback.walk_stack(None):
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         filename = frame.f_code.co_filename
         if is_user_file(filename) and not _is_installed(filename):
             return f"{_short(filename)}:{line}"
@@ -293,7 +295,7 @@ def _is_installed(filename: str) -> bool:
 
 def user_frame() -> FrameType | None:
     """Return the innermost frame on the stack that is neither torch's nor ours."""
-    for frame, _ in traceback.walk_stack(None):
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if is_user_file(frame.f_code.co_filename):
             return frame
     return None
@@ -301,7 +303,7 @@ def user_frame() -> FrameType | None:
 
 def _asked_by_torch() -> bool:
     """Whether the innermost frame that is not ours is of torch's Python code."""
-    for frame, _ in traceback.walk_stack(None):
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if not frame.f_code.co_filename.startswith(_OUR_FOLDER):
             return frame.f_code.co_filename.startswith(_TORCH_FOLDER)
     return False
