@@ -77,8 +77,8 @@ def test_an_ordinary_step_runs_twice(kind: type[torch.optim.Optimizer]) -> None:
     assert steps.changing == () and trace.warnings == ()
 
 
-def build_every_fourth() -> Step:
-    """Gradients are accumulated in four calls; a counter decides."""
+def build_accumulating(every: int) -> Step:
+    """Gradients are accumulated in so many calls; a counter decides."""
     model, optimizer = model_and(torch.optim.Adam)
     calls = 0
 
@@ -86,7 +86,7 @@ def build_every_fourth() -> Step:
         nonlocal calls
         calls += 1
         loss_of(model).backward()
-        if calls % 4 == 0:
+        if calls % every == 0:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -94,7 +94,7 @@ def build_every_fourth() -> Step:
 
 
 def test_an_optimizer_that_steps_every_fourth_time() -> None:
-    trace = assert_worst_of(build_every_fourth, 16)
+    trace = assert_worst_of(lambda: build_accumulating(4), 16)
     steps = trace.steps
     assert steps.first == 5 and steps.recorded % 4 == 0
     assert steps.differ and steps.changing == ("calls",) and not steps.grows
@@ -233,21 +233,7 @@ def test_a_list_that_grows_now_and_then_is_a_leak() -> None:
 
 
 def test_an_optimizer_that_steps_late_is_counted_when_it_has_stepped() -> None:
-    def build() -> Step:
-        model, optimizer = model_and(torch.optim.Adam)
-        calls = 0
-
-        def run() -> None:
-            nonlocal calls
-            calls += 1
-            loss_of(model).backward()
-            if calls % 25 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-
-        return Step(model, optimizer, run)
-
-    trace = captured(build)
+    trace = captured(lambda: build_accumulating(25))
     assert any(storage.category == "optimizer_state" for storage in trace.storages)
     assert not any("has not stepped" in warning for warning in trace.warnings)
 
