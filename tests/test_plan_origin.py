@@ -163,15 +163,13 @@ def test_a_larger_batch_is_not_taken_in_silence() -> None:
     assert told(blocks(4), replace(plan, reserve_bytes=1), batch=1024) == []
 
 
-def test_a_batch_that_grows_later_is_noticed() -> None:
+def test_only_the_first_batch_is_compared() -> None:
+    """Passes of one step may have other sizes (an accumulation over batches), which is no difference."""
     model = trainfit.apply(blocks(4), plan_with("Sequential.2"))
-    for batch in (512, 512):
-        model(torch.randn(batch, 64)).sum().backward()
-    with pytest.warns(UserWarning, match="made for smaller inputs"):
-        model(torch.randn(513, 64)).sum().backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model(torch.randn(514, 64)).sum().backward()
+        for batch in (512, 513):
+            model(torch.randn(batch, 64)).sum().backward()
 
 
 class Routed(nn.Module):
@@ -197,6 +195,7 @@ def test_sizes_that_depend_on_data_say_nothing_about_the_batch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(torch.ones(16, 8)).backward()
+    model = trainfit.apply(Routed(), plan)
     with pytest.warns(UserWarning, match="made for smaller inputs"):
         model(torch.ones(17, 8)).backward()
 

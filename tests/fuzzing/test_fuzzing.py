@@ -27,7 +27,7 @@ def test_a_sample(kind: str) -> None:
 
 def test_a_difference_that_is_not_seen_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of the check: if everything were called equal, the sample would fail."""
-    monkeypatch.setattr("trainfit.comparing._difference", lambda one, other: None)
+    monkeypatch.setattr("trainfit.comparing.matching._difference", lambda one, other: None)
     with pytest.raises(AssertionError, match="called equal: True"):
         check_pair(Pair({"loss": 1.0}, {"loss": 2.0}, "changed"))
     assert run("results to compare", 30).failures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from trainfit.plans import Plan
 from trainfit.simulate import simulate
 
 H100 = find_device("h100")
+PRICES = replace(H100, name="the prices of an H100")
+"""For steps on any device: a plan for an H100 itself is not for a CPU, and says so when it runs there."""
 WIDTH = 64
 
 
@@ -85,7 +88,7 @@ def random_step(seed: int, device: str = "cuda") -> Callable[[], Step]:
 
 def planner_of(build: Callable[[], Step], device: str = "cuda") -> Planner:
     trace = trainfit.capture(build, device=H100 if device == "cuda" else "cpu")
-    return Planner(trace, roofline_costs(trace, H100))
+    return Planner(trace, roofline_costs(trace, PRICES))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from trainfit.plans import Plan
 from trainfit.simulate import simulate
 
 H100 = find_device("h100")
+PRICES = replace(H100, name="the prices of an H100")
+"""For steps on any device: a plan for an H100 itself is not for a CPU, and says so when it runs there."""
 
 
 class Block(nn.Module):
@@ -84,7 +87,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
 @pytest.fixture(scope="module")
 def planner() -> Planner:
     trace = trainfit.capture(build(device="cuda"), device=H100)
-    return Planner(trace, roofline_costs(trace, H100))
+    return Planner(trace, roofline_costs(trace, PRICES))
 
 
 def test_full_checkpointing_is_what_torch_does(trace: Trace) -> None:
@@ -108,7 +111,7 @@ def test_full_checkpointing_is_what_torch_does(trace: Trace) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 def test_the_promise_is_what_capture_sees_with_the_plan_applied(trace: Trace, share: float) -> None:
-    planner = Planner(trace, roofline_costs(trace, H100))
+    planner = Planner(trace, roofline_costs(trace, PRICES))
     smallest = planner.smallest().peak_bytes
     plan = planner.plan(smallest + int(share * (planner.baseline_peak_bytes - smallest)))
     assert isinstance(plan, Plan) and plan.regions
@@ -213,7 +216,7 @@ def test_batch_norm_may_run_again() -> None:
         return Step.of(model, (images,), loss=lambda out: out.square().mean(), optimizer=None)
 
     trace = trainfit.capture(make, device="cpu")
-    plan = Planner(trace, roofline_costs(trace, H100)).smallest()
+    plan = Planner(trace, roofline_costs(trace, PRICES)).smallest()
     decisions = {op.decision for kind in plan.kinds for op in kind.ops if "batch_norm" in op.name}
     assert "recompute" in decisions
     states: list[dict[str, torch.Tensor]] = []
@@ -245,7 +248,7 @@ def test_passes_that_accumulate_gradients_share_their_decisions() -> None:
         return Step(model=model, optimizer=optimizer, run=run)
 
     trace = trainfit.capture(make, device="cpu")
-    planner = Planner(trace, roofline_costs(trace, H100))
+    planner = Planner(trace, roofline_costs(trace, PRICES))
     smallest = planner.smallest().peak_bytes
     plan = planner.plan((smallest + planner.baseline_peak_bytes) // 2)
     assert isinstance(plan, Plan) and plan.regions
@@ -262,7 +265,7 @@ def test_passes_that_accumulate_gradients_share_their_decisions() -> None:
 
 def test_a_model_that_is_checkpointed_already_is_no_trouble() -> None:
     trace = trainfit.capture(build(checkpointed=True), device="cpu")
-    costs = roofline_costs(trace, H100)
+    costs = roofline_costs(trace, PRICES)
     assert [way.name for way in baselines(trace, costs, 0)] == ["keep everything"]
     answer = Planner(trace, costs).plan(simulate(trace).peak_bytes // 2)
     assert isinstance(answer, Infeasible)
@@ -292,7 +295,7 @@ def test_what_the_next_call_overwrites_is_kept() -> None:
         return Step.of(model, torch.randn(64, 16), loss=torch.mean, optimizer=optimizer)
 
     trace = trainfit.capture(build)
-    plan = Planner(trace, roofline_costs(trace, H100)).smallest()
+    plan = Planner(trace, roofline_costs(trace, PRICES)).smallest()
     assert ("Sequential.1", 0) in [(region.module, region.call) for region in plan.regions]
     assert compare_results(build, plan).differences == ()
 

@@ -19,6 +19,8 @@ from trainfit.plans import Plan
 from trainfit.simulate import simulate
 
 H100 = find_device("h100")
+PRICES = replace(H100, name="the prices of an H100")
+"""For steps on any device: a plan for an H100 itself is not for a CPU, and says so when it runs there."""
 
 
 class Block(nn.Module):
@@ -65,7 +67,7 @@ def step_of(device: str = "cpu", between: Callable[[torch.Tensor], torch.Tensor]
 def plan_of_rows(device: str, length: int) -> tuple[Planner, Plan]:
     """Return the plan that checkpoints all rows of this length, keeping as little as possible."""
     trace = trainfit.capture(lambda: step_of(device), device="cpu" if device == "cpu" else H100)
-    planner = Planner(trace, roofline_costs(trace, H100))
+    planner = Planner(trace, roofline_costs(trace, PRICES))
     chosen: dict[int, int] = {}
     for number, option in enumerate(planner.problem.options):
         if len(option.effects[0].region.calls) == length:

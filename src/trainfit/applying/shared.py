@@ -42,6 +42,7 @@ class Shared:
         self._lock = threading.Lock()
         self._promise = promise
         self._knows_device = promise is None
+        self._knows_sizes = False
         self.epoch = 0
         self.roots_running = 0
         self.warned = False
@@ -97,11 +98,17 @@ class Shared:
             warnings.warn(other_device(self._promise.device, weight.device.type), stacklevel=2)
 
     def shows_batch(self, name: str, call: int) -> bool:
-        """Whether the sizes of this region's tensors say if the batch is larger than the plan's."""
-        return self._promise is not None and self._promise.first == (name, call)
+        """Whether the sizes of this region's tensors say if the batch is larger than the plan's.
+
+        Only when it runs first: later passes of a step may have other sizes, and share their decisions.
+        """
+        if self._promise is None or self._knows_sizes or self._promise.first != (name, call):
+            return False
+        self._knows_sizes = True
+        return True
 
     def warn_of_size(self, name: str, difference: str) -> None:
         """Say once that a region works on more than the plan was made for."""
         if self._promise is not None:
             warnings.warn(other_sizes(name, difference, self._promise.batch), stacklevel=2)
-            self._promise = None
+            self._promise = None  # a region has many tensors
