@@ -74,7 +74,7 @@ def run_case(name: str, threads: int) -> Result:
     trace = capture(case.build, target=name, limits=THOROUGH)
     timeline = simulate(trace)
     seconds = time.perf_counter() - begin
-    measured = measure_step(case.build, "cpu", timed=0)
+    measured = measure_step(case.build, "cpu", steps=trace.steps, timed=0)
     return Result(
         name,
         case.group,

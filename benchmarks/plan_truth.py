@@ -110,7 +110,7 @@ def run_case(name: str, threads: int) -> list[Result]:
     trace = capture(build, target=name, limits=THOROUGH)
     planner = Planner(trace, price_trace(trace, find_device("cpu")))
     smallest, largest = planner.smallest().peak_bytes, planner.nothing().peak_bytes
-    unplanned = measure_step(build, "cpu", timed=0)
+    unplanned = measure_step(build, "cpu", steps=trace.steps, timed=0)
     results: list[Result] = []
     for share in SHARES:
         budget = round(smallest + share * (largest - smallest))
@@ -118,7 +118,7 @@ def run_case(name: str, threads: int) -> list[Result]:
         if not isinstance(plan, Plan):
             results.append(Result(name, share, failure="no plan fits, although one did with less"))
             continue
-        measured = measure_step(build, "cpu", plan, timed=0)
+        measured = measure_step(build, "cpu", plan, steps=trace.steps, timed=0)
         compared = compare_results(build, plan)
         results.append(
             Result(
