@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainfit.capturing import sparse, special
 from trainfit.capturing.autograd import called_by_engine
-from trainfit.capturing.constants import MADE_LIKE, constant_summed, makes_floats, note_constant
 from trainfit.capturing.engine import as_the_engine_would, sums_masked_gradient
 from trainfit.capturing.hollow import tensor_over
+from trainfit.capturing.known_masks import MADE_LIKE, constant_summed, makes_floats, note_constant
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
 from trainfit.capturing.metadata import (
     Call,
