@@ -54,7 +54,7 @@ THIRD_PARTIES = {
         "trainer_callback order_fronts timing measuring verification api",
         "devices costs cli_running",
     ),
-    "numpy": ("simulate module_stats costs planning capturing comparing", ""),
+    "numpy": ("simulate module_stats advice costs planning capturing comparing", ""),
     "rich": ("report", ""),
     "typer": ("cli cli_options cli_running", ""),
     "transformers": ("trainer_callback", "targets"),

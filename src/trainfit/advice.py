@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from trainfit.simulate import Timeline
 from trainfit.trace import Storage, Trace
 from trainfit.units import format_bytes
@@ -177,15 +179,11 @@ def _span(storage: Storage) -> _Span:
 
 def _peak_without(timeline: Timeline, spans: Iterable[_Span]) -> int:
     """Return the peak of the step if these bytes were not there."""
-    ops = len(timeline.live_bytes)
-    steps = [0] * (ops + 1)
+    ops = len(timeline.used_bytes)
+    steps = np.zeros(ops + 1, dtype=np.int64)
     persistent = timeline.persistent_bytes
     for start, end, size in spans:
         persistent -= size if start < 0 else 0
         steps[min(max(start, 0), ops)] += size
         steps[ops if end is None else min(end, ops)] -= size
-    gone, most = 0, persistent
-    for op in range(ops):
-        gone += steps[op]
-        most = max(most, timeline.live_bytes[op] + int(timeline.workspace_bytes[op]) - gone)
-    return most
+    return int((timeline.used_bytes - np.cumsum(steps)[:ops]).max(initial=persistent))

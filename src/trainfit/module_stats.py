@@ -85,11 +85,9 @@ def _span(timeline: Timeline, start: int, end: int) -> Span:
     if end <= start:
         now = _categories_before(timeline, start)
         return Span(now, now, now, -1)
-    during = np.asarray(timeline.live_bytes[start:end]) + timeline.workspace_bytes[start:end]
-    peak_op = start + int(during.argmax())
-    peak = _as_dict(timeline.by_category[:, peak_op])
-    peak["temporary"] += int(timeline.workspace_bytes[peak_op])
-    return Span(_categories_before(timeline, start), _categories_before(timeline, end), peak, peak_op)
+    peak_op = start + int(timeline.used_bytes[start:end].argmax())
+    before, after = _categories_before(timeline, start), _categories_before(timeline, end)
+    return Span(before, after, timeline.categories_at(peak_op), peak_op)
 
 
 def _categories_before(timeline: Timeline, op: int) -> dict[str, int]:
@@ -179,12 +177,11 @@ def gradient_modules(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def _own_peaks(timeline: Timeline) -> list[int]:
-    """Return for each module the most bytes alive while any op of it, or of a module below it, runs."""
+    """Return for each module the most bytes used while any op of it, or of a module below it, runs."""
     trace = timeline.trace
-    during = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
     peaks = np.zeros(len(trace.modules) + 1, dtype=np.int64)
     modules = np.fromiter((op.module for op in trace.ops), dtype=np.int64, count=len(trace.ops))
-    np.maximum.at(peaks, modules, during)  # module -1 lands in the last place
+    np.maximum.at(peaks, modules, timeline.used_bytes)  # module -1 lands in the last place
     for number in reversed(range(len(trace.modules))):
         parent = trace.modules[number].parent
         if parent >= 0:

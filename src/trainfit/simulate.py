@@ -27,9 +27,9 @@ class AliveStorage:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Bytes alive over the step. `live_bytes[i]` is while op i runs, its results included.
+    """Bytes over the step: what is alive while op i runs, its results included, and its kernel's workspace.
 
-    `peak_bytes` also counts the workspace that an op's kernel needs while it runs.
+    `used_bytes` is both together; the peak is the most of it.
     """
 
     trace: Trace
@@ -47,12 +47,24 @@ class Timeline:
         return f"<Timeline of {self.trace.target}: peak {format_bytes(self.peak_bytes)} at op {self.peak_op}>"
 
     @cached_property
+    def used_bytes(self) -> Bytes:
+        """What is allocated while each op runs: the storages that are alive and the kernel's workspace."""
+        used: Bytes = np.asarray(self.live_bytes, dtype=np.int64) + self.workspace_bytes
+        return used
+
+    def most_bytes(self, first: int, last: int) -> int:
+        """Return the most bytes used while the ops from `first` to before `last` run; 0 if there are none."""
+        return int(self.used_bytes[first:last].max(initial=0))
+
+    @cached_property
     def peak_by_category(self) -> dict[str, int]:
         """Bytes at the peak by category; the kernel's workspace counts as temporary."""
-        if self.peak_op < 0:
-            return _persistent_by_category(self.trace)
-        found = dict(zip(CATEGORIES, (int(b) for b in self.by_category[:, self.peak_op])))
-        found["temporary"] += int(self.workspace_bytes[self.peak_op])
+        return self.categories_at(self.peak_op) if self.peak_op >= 0 else _persistent_by_category(self.trace)
+
+    def categories_at(self, op: int) -> dict[str, int]:
+        """Return the bytes used while an op runs by category; the kernel's workspace counts as temporary."""
+        found = dict(zip(CATEGORIES, self.by_category[:, op].tolist()))
+        found["temporary"] += int(self.workspace_bytes[op])
         return found
 
     @cached_property

@@ -143,6 +143,9 @@ def test_a_workspace_counts_at_the_peak_but_is_not_alive() -> None:
     )
     assert timeline.live_bytes == (200, 300, 204)
     assert timeline.workspace_bytes.tolist() == [64, 0, 300]
+    assert timeline.used_bytes.tolist() == [264, 300, 504]
+    assert [timeline.most_bytes(first, 2) for first in (0, 1, 2)] == [300, 300, 0]
+    assert timeline.categories_at(0) == by_category(input=100, activation=100, temporary=64)
     assert (timeline.peak_bytes, timeline.peak_op) == (504, 2)
     assert timeline.peak_by_category == by_category(input=100, activation=104, temporary=300)
 

@@ -146,11 +146,11 @@ def build(
 ) -> MasterProblem:
     """Work the data of the master problem out of the options' effects."""
     trace = timeline.trace
-    during: Bytes = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
+    during = timeline.used_bytes
     steps = [[_steps(timeline, effect) for effect in option.effects] for option in options]
     edges = _edges(options, steps, len(during))
     problem = MasterProblem(options, exclusive, spare_seconds)
-    problem.peak = [int(during[first:last].max()) for first, last in pairwise(edges)]
+    problem.peak = [timeline.most_bytes(first, last) for first, last in pairwise(edges)]
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]
     for number, option in enumerate(options):

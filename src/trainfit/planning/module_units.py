@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-
 from trainfit.planning.effects import effect_of
 from trainfit.planning.module_milp import ModuleProblem, ModuleUnit, Moment
 from trainfit.planning.module_policy import optimal_policy
@@ -132,24 +130,17 @@ def _rebuilt_bytes(trace: Trace, candidate: Candidate) -> int:
     call, moved = trace.calls[region.call], after.trace.calls[region.call]
     rebuilding = moved.backward_start - len(effect.segment)
     return max(
-        _most_bytes(after, rebuilding, moved.backward_end)
-        - _most_bytes(before, call.backward_start, call.backward_end),
+        after.most_bytes(rebuilding, moved.backward_end)
+        - before.most_bytes(call.backward_start, call.backward_end),
         0,
     )
-
-
-def _most_bytes(timeline: Timeline, first: int, last: int) -> int:
-    during = (
-        np.asarray(timeline.live_bytes[first:last], dtype=np.int64) + timeline.workspace_bytes[first:last]
-    )
-    return int(during.max(initial=0))
 
 
 def _moments(timeline: Timeline, units: Sequence[ModuleUnit]) -> list[Moment]:
     """Return the worst op of every stretch in which the same units are away."""
     ops = len(timeline.trace.ops)
     states = timeline.by_category[[CATEGORIES.index(name) for name in STATES]].sum(axis=0)
-    during = np.asarray(timeline.live_bytes, dtype=np.int64) + timeline.workspace_bytes
+    during = timeline.used_bytes
     edges = sorted({0, ops, *(unit.away_from for unit in units), *(unit.away_until for unit in units)})
     found: list[Moment] = []
     for first, last in pairwise(edges):
