@@ -1,0 +1,186 @@
+"""How long files and functions may be, that a name means one thing, and that every list of files is complete.
+
+CONTRIBUTING.md says the rules. The tables below are what does not keep to them yet: they may only get shorter,
+and a test also fails when an exception is no longer needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "trainfit"
+FILE_LINES = 350
+FUNCTION_LINES = 60
+
+LONG_FILES = {
+    "capturing/dispatch.py",
+    "capturing/session.py",
+    "planning/regions.py",
+}
+LONG_FUNCTIONS = {
+    "benchmarks/plan_time.py: run_case",
+    "benchmarks/time_accuracy_cpu.py: run_case",
+    "src/trainfit/capturing/session.py: capture",
+    "src/trainfit/cli.py: plan",
+    "src/trainfit/verification.py: verify_step",
+}
+FILE_NAMES_TWICE = {
+    "arguments.py",
+    "attention.py",
+    "measured.py",
+    "operators.py",
+    "parts.py",
+    "products.py",
+    "regions.py",
+    "replay.py",
+    "results.py",
+    "solve.py",
+    "surroundings.py",
+    "values.py",
+    "whole.py",
+}
+CLASS_NAMES_TWICE = {
+    "Arguments",
+    "Attention",
+    "Kept",
+    "Layout",
+    "ModuleCall",
+    "Moment",
+    "Recorder",
+    "Runs",
+    "SavedTensor",
+    "_Malformed",
+    "_Reader",
+}
+INCOMPLETE_LISTS = {
+    "applying",
+    "capturing",
+    "capturing/retarget",
+    "comparing",
+    "costs",
+    "models",
+    "planning",
+    "report",
+    "targets",
+    "timing",
+    "work",
+    "workspace",
+}
+
+MODEL_PARTS = {"Block", "SelfAttention"}
+"""What every transformer has: in `models/`, each family has its own, and they mean the same."""
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).as_posix()
+
+
+SOURCES = {name_of(file): file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
+PACKAGES = sorted(name.removesuffix("/__init__.py") for name in SOURCES if name.endswith("/__init__.py"))
+
+
+def functions_in(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def line_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function with its signature and docstring, without decorators."""
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def expect(found: set[str], exceptions: set[str], rule: str) -> None:
+    new = sorted(found - exceptions)
+    assert not new, f"{rule}: " + ", ".join(new)
+    old = sorted(exceptions - found)
+    assert not old, "no longer an exception, remove it from the list in this file: " + ", ".join(old)
+
+
+def test_files_are_short() -> None:
+    long = {name for name, text in SOURCES.items() if len(text.splitlines()) > FILE_LINES}
+    expect(long, LONG_FILES, f"more than {FILE_LINES} lines")
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{file.relative_to(ROOT).as_posix()}: {function.name}"
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for file in (ROOT / folder).rglob("*.py")
+        for function in functions_in(file)
+        if line_count(function) > FUNCTION_LINES
+    }
+    expect(long, LONG_FUNCTIONS, f"more than {FUNCTION_LINES} lines")
+
+
+def test_no_file_name_occurs_twice() -> None:
+    counts = Counter(name.split("/")[-1] for name in SOURCES)
+    twice = {name for name, count in counts.items() if count > 1} - {"__init__.py"}
+    expect(twice, FILE_NAMES_TWICE, "names of several files")
+
+
+def test_no_class_name_occurs_twice() -> None:
+    counts = Counter(
+        node.name
+        for name, text in SOURCES.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef) and not (name.startswith("models/") and node.name in MODEL_PARTS)
+    )
+    twice = {name for name, count in counts.items() if count > 1}
+    expect(twice, CLASS_NAMES_TWICE, "names of several classes")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_lists_its_files(package: str) -> None:
+    """Every file and folder of a package is in backticks in its docstring, as `name` or `name.py`."""
+    text = ast.get_docstring(ast.parse(SOURCES[f"{package}/__init__.py"])) or ""
+    listed = {word.removesuffix(".py").strip("/") for word in re.findall(r"`([\w./]+)`", text)}
+    folder = PACKAGE / package
+    inside = {file.stem for file in folder.glob("*.py")} - {"__init__"}
+    inside |= {file.parent.name for file in folder.glob("*/__init__.py")}
+    missing = sorted(inside - listed)
+    if package in INCOMPLETE_LISTS:
+        assert missing, f"complete: remove {package} from the list of exceptions in this file"
+    else:
+        assert not missing, "not in the docstring: " + ", ".join(missing)
+    gone = sorted(
+        word
+        for word in re.findall(r"`([\w/]+\.py)`", text)
+        if not any(place.joinpath(word).exists() for place in (folder, PACKAGE))
+    )
+    assert not gone, "in the docstring, but not in the folder: " + ", ".join(gone)
+
+
+def test_architecture_lists_every_part() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.split("| part | what it does |")[1].split("\n\n")[0]
+    listed = [
+        word.strip("/")
+        for row in table.splitlines()[2:]
+        for word in re.findall(r"`([\w/]+)`", row.split("|")[1])
+    ]
+    parts = {file.stem for file in PACKAGE.glob("*.py")} - {"__init__"}
+    parts |= {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
+    assert sorted(listed) == sorted(parts)
+
+
+def test_architecture_names_only_files_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`([\w./]+(?:/|\.py|\.json|\.md))`", text)
+    gone = [path for path in paths if not any((place / path).exists() for place in places_of(path, paths))]
+    assert not gone, ", ".join(gone)
+
+
+def places_of(path: str, paths: list[str]) -> list[Path]:
+    """Return where a path of ARCHITECTURE.md may be: `text_plans.py` after `report/...` is in `report/`."""
+    before = paths[: paths.index(path)]
+    folders = [PACKAGE / earlier.rpartition("/")[0] for earlier in before if "/" in earlier]
+    return [ROOT, PACKAGE, PACKAGE.parent, ROOT / "tests", *folders[-1:]]
