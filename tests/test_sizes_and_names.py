@@ -1,7 +1,7 @@
 """How long files and functions may be, that a name means one thing, and that every list of files is complete.
 
-CONTRIBUTING.md says the rules. The tables below are what does not keep to them yet: they may only get shorter,
-and a test also fails when an exception is no longer needed.
+CONTRIBUTING.md says the rules. The tables below are what does not keep to them yet: they may only get
+shorter, and a test also fails when an exception is no longer needed.
 """
 
 from __future__ import annotations
