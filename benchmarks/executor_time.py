@@ -36,7 +36,7 @@ from trainfit import Step, StepOptions
 from trainfit.plans import Plan, RegionKind
 from trainfit.targets.parse import load
 from trainfit.timing.clocks import cpu_clock
-from trainfit.timing.regions import is_block, region_seconds, with_regions
+from trainfit.timing.executor_seconds import is_block, region_seconds, with_regions
 
 TINY = {
     "gpt2-tiny": StepOptions(batch=1, seq=8),

@@ -118,7 +118,7 @@ def run_case(name: str, rounds: int) -> Result:
     from trainfit import StepOptions
     from trainfit.costs import this_machine
     from trainfit.costs.constants import CALIBRATED
-    from trainfit.costs.measured import measured_costs
+    from trainfit.costs.measured_costs import measured_costs
     from trainfit.costs.roofline import Roofline
     from trainfit.costs.schedule import schedule
     from trainfit.costs.table import Host

@@ -101,7 +101,7 @@ def run_case(name: str, threads: int, cache: Path) -> Result:
     from trainfit.capturing import capture
     from trainfit.costs import this_machine
     from trainfit.costs.constants import CALIBRATED
-    from trainfit.costs.measured import measured_costs
+    from trainfit.costs.measured_costs import measured_costs
     from trainfit.costs.roofline import Roofline
     from trainfit.costs.schedule import schedule
     from trainfit.devices import this_cpu

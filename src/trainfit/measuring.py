@@ -47,7 +47,7 @@ _COMPILED_MEANWHILE = (
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunCounts:
     """How often `run` was called."""
 
     warm_up: int
@@ -60,7 +60,7 @@ class Runs:
         """All of them."""
         return self.warm_up + self.observed + self.timed
 
-    def after(self, others: int) -> Runs:
+    def after(self, others: int) -> RunCounts:
         """Add runs that were not measured, or whose figures were given up."""
         return replace(self, warm_up=self.warm_up + others)
 
@@ -73,7 +73,7 @@ class Measurement:
     persistent_bytes: int
     seconds: float
     """The median of the timed steps; without any, of the one whose allocations were counted."""
-    runs: Runs = Runs(0, 0, 0)
+    runs: RunCounts = RunCounts(0, 0, 0)
     compiled: bool = False
     """Whether compiled code ran when allocations were counted."""
     load: float | None = None
@@ -139,7 +139,7 @@ def _measured_once(
         seen = observe(compiler.watching(build), steps, least)
         with (meter or LoadMeter()).watching() as watch:
             times, notes = _timed_runs(seen, timed)
-    runs = Runs(seen.warm_ups, 1, len(times))
+    runs = RunCounts(seen.warm_ups, 1, len(times))
     return Measurement(
         peak_bytes=seen.peak_bytes,
         persistent_bytes=seen.persistent_bytes,
@@ -190,7 +190,7 @@ class _Compiler:
 
         return build_watched
 
-    def last_change(self, runs: Runs) -> int:
+    def last_change(self, runs: RunCounts) -> int:
         """Return which measured run, from 1 on, was the last that changed what is compiled; 0 if none did."""
         found = 0
         for number in range(runs.warm_up, runs.total):

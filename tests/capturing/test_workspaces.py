@@ -13,6 +13,7 @@ from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Signature, TensorSpec, Trace
 from trainfit.workspace.formulas import cuda_workspace_bytes
+from trainfit.workspace.made_up_arguments import make_arguments
 from trainfit.workspace.measured import (
     QUICK,
     THOROUGH,
@@ -21,7 +22,6 @@ from trainfit.workspace.measured import (
     _is_product,
     measure_operators,
 )
-from trainfit.workspace.replay import make_arguments
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -10,8 +10,8 @@ import pytest
 
 from trainfit.costs import constants as constants_module
 from trainfit.costs.constants import CALIBRATED, Constants
-from trainfit.costs.products import tiled_seconds
 from trainfit.costs.roofline import Roofline, roofline_costs
+from trainfit.costs.tiling import tiled_seconds
 from trainfit.devices import Device, find_device, known_devices
 from trainfit.errors import DeviceError
 from trainfit.trace import Signature, TensorSpec, Trace

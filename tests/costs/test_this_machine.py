@@ -12,7 +12,7 @@ from fake_machine import FakeMachine
 from trainfit.costs import this_machine
 from trainfit.costs.table import Host
 from trainfit.devices import this_cpu
-from trainfit.timing import host, rates, regions
+from trainfit.timing import executor_seconds, host, rates
 
 QUIET = FakeMachine(0.0).meter()
 
@@ -41,10 +41,10 @@ def test_speed_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_host_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_BUDGET_SECONDS", 0.05)
-    for module in (host, regions):
+    for module in (host, executor_seconds):
         monkeypatch.setattr(module, "MEDIUM", host.TINY)
     for name in ("_TINY_ROUNDS", "_MEDIUM_ROUNDS"):
-        monkeypatch.setattr(regions, name, 3)
+        monkeypatch.setattr(executor_seconds, name, 3)
     path = tmp_path / "costs.sqlite"
     found, _ = this_machine.host(cache_path=path, meter=QUIET)
     assert found.runs_kernels

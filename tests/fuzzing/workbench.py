@@ -24,7 +24,8 @@ from unittest import mock
 import trainfit
 from trainfit import capturing, cli, plan_store
 from trainfit.api import choose, prove
-from trainfit.costs import measured, this_machine
+from trainfit.costs import measured_costs as measured
+from trainfit.costs import this_machine
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import host_of, roofline_costs
 from trainfit.devices import Device, find_device

@@ -18,7 +18,7 @@ from trainfit.capturing import capture, session
 from trainfit.capturing.compiled import noticed
 from trainfit.devices import find_device
 from trainfit.errors import MemoryGuard, OptionError, StepError, UserCodeError
-from trainfit.measuring import Measurement, Runs, measure_step
+from trainfit.measuring import Measurement, RunCounts, measure_step
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 from trainfit.step import Step
@@ -87,7 +87,7 @@ def test_refresh_measures_operators_again(monkeypatch: pytest.MonkeyPatch) -> No
 def test_run_is_called_as_often_as_the_result_says(timed: int) -> None:
     calls: list[int] = []
     found = measure_step(lambda: plain(calls), "cpu", timed=timed)
-    assert found.runs == Runs(warm_up=1, observed=1, timed=timed)
+    assert found.runs == RunCounts(warm_up=1, observed=1, timed=timed)
     assert len(calls) == found.runs.total == timed + 2
     assert found.seconds > 0 and not found.notes and not found.compiled
 

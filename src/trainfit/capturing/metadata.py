@@ -23,7 +23,7 @@ from trainfit.capturing.operators import Operator, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.values import user_line
 from trainfit.errors import CaptureError
-from trainfit.workspace.remembered import Layout
+from trainfit.workspace.remembered import ResultLayout
 
 _LARGEST_REAL_BYTES = 1 << 28
 
@@ -200,7 +200,7 @@ class MetadataOracle:
             ) from error
         return describe_call(func, key, made, result)
 
-    def correct(self, call: Call, real: Sequence[Layout]) -> bool:
+    def correct(self, call: Call, real: Sequence[ResultLayout]) -> bool:
         """Take over how the real kernel's results lie in memory; say whether anything was different.
 
         Strides may differ from the fake kernel's, and a small result may lie over a large storage (a loss
@@ -275,12 +275,12 @@ def _new_tensors(outputs: Sequence[Any]) -> Iterator[NewTensor]:
             yield from _new_tensors(output)
 
 
-def _lies_like(output: NewTensor, real: Layout) -> bool:
+def _lies_like(output: NewTensor, real: ResultLayout) -> bool:
     same_place = (output.size, output.stride, output.offset) == (real.size, real.stride, real.offset)
     return same_place and output.storage_bytes == real.storage_bytes
 
 
-def _relaid(output: Any, layouts: Iterator[Layout]) -> Any:
+def _relaid(output: Any, layouts: Iterator[ResultLayout]) -> Any:
     if isinstance(output, NewTensor):
         real = next(layouts)
         return NewTensor(output.dtype, real.size, real.stride, real.offset, real.storage_bytes, real.group)

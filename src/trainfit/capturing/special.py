@@ -224,7 +224,7 @@ def workspace_by_values(mode: CaptureMode, func: OpOverload, args: Arguments, kw
     """Look at the workspace of a kernel that takes another path for other values, with the step's own.
 
     The matrix exponential takes more terms the larger the matrix is. Where the values are not known, the
-    kernel is measured on made-up ones, which are large (see `workspace/replay.py`).
+    kernel is measured on made-up ones, which are large (see `workspace/made_up_arguments.py`).
     """
     if not mode.measures_workspaces:
         return NOT_SPECIAL

@@ -52,7 +52,7 @@ def price_trace(
         )
     if costs == "roofline":
         return replace(roofline_costs(trace, device), host=host, warnings=warnings)
-    from trainfit.costs.measured import measured_costs  # needs torch
+    from trainfit.costs.measured_costs import measured_costs  # needs torch
 
     fallback = Roofline(device, CALIBRATED, trace.tf32).price
     table = measured_costs(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainfit.costs.constants import CALIBRATED, Constants
-from trainfit.costs.products import tiled_seconds
 from trainfit.costs.table import CostTable, Host, OpCost
+from trainfit.costs.tiling import tiled_seconds
 from trainfit.devices import Device
 from trainfit.errors import DeviceError
 from trainfit.trace import Signature, TensorSpec, Trace

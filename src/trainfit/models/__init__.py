@@ -1,1 +1,5 @@
-"""Built-in models in plain PyTorch: one file per family; `catalog` names them, `recipe` trains them."""
+"""Built-in models in plain PyTorch, and the usual training step around them.
+
+`gpt2`, `llama`, `mixtral`, `bert`, `vit` and `resnet` have one family each, `losses` their loss. `catalog`
+names the presets, `recipe` makes the step.
+"""

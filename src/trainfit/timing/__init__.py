@@ -1,7 +1,20 @@
 """Single operators run and timed on the device at hand, as they would run in the step they come from.
 
-`locality` says where an op of the step finds its memory, `values` which values its inputs have, `memory`
-puts the inputs there, and `rounds` runs the operators in turn and times them. `host` times what Python and
-autograd take around the operators of small steps (`samples`), `regions` what the executor of plans takes, and
-`rates` what the machine can do at best. `load` says how much other work the machine had meanwhile.
+In the order in which an operator passes through them:
+
+- `locality`: where an op of the step finds its memory (near, in the last cache, in main memory)
+- `memory`: memory for the inputs, and ways to have it there
+- `input_values`: which values the inputs have
+- `caller`: one operator with its arguments, ready to be called again and again
+- `clocks`: how one call is timed, on a CPU or a GPU
+- `rounds`: all operators in turn, as often as the time allows
+- `bench`: the way in: times for the distinct operators of a step
+
+What else is measured on this machine:
+
+- `samples`: small steps that are run as a whole
+- `host`: what Python, the dispatcher and autograd take around the operators of those steps
+- `executor_seconds`: what running a region under a plan takes
+- `rates`: FLOP/s and bytes per second at best
+- `load`: how busy the machine was with other work meanwhile
 """

@@ -11,15 +11,23 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainfit import arguments
+from trainfit.timing.input_values import index_bounds
 from trainfit.timing.locality import MIDDLE, NEAR, Locality
 from trainfit.timing.memory import Memory, touch
-from trainfit.timing.values import index_bounds
 from trainfit.trace import Signature
 from trainfit.work.calls import base_name, nbytes
 from trainfit.work.families import FACTORISATIONS, RECURRENT
-from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
+from trainfit.workspace.made_up_arguments import CannotRunAlone, find_operator, make_arguments
 
-REFUSED = (CannotReplay, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
+REFUSED = (
+    CannotRunAlone,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    TypeError,
+    NotImplementedError,
+    AssertionError,
+)
 """What an operator raises that does not accept made-up inputs."""
 
 # Their inputs have values that mean something, or hidden state: they keep what `make_arguments` made.
@@ -45,7 +53,7 @@ class Caller:
         """Make up the arguments; raises one of `REFUSED` where that is not possible."""
         total = sum(map(nbytes, signature.inputs)) + sum(map(nbytes, signature.outputs))
         if total > most_bytes:
-            raise CannotReplay("its tensors would fill this machine's memory")
+            raise CannotRunAlone("its tensors would fill this machine's memory")
         self.function: Any = find_operator(signature.name)
         # Some kernels keep state for backward only while gradients are recorded (recurrent layers).
         self.records = "backward" not in signature.name

@@ -21,9 +21,9 @@ from torch import nn
 from trainfit.capturing import capture
 from trainfit.costs.table import filled_shares, tensors_of
 from trainfit.step import Step
+from trainfit.timing.bench import Bench, situations_of
+from trainfit.timing.executor_seconds import region_seconds
 from trainfit.timing.locality import this_machines_caches
-from trainfit.timing.operators import Bench, situations_of
-from trainfit.timing.regions import region_seconds
 from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
 from trainfit.trace import PHASES, Trace
 

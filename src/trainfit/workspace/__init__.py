@@ -1,7 +1,13 @@
 """Workspaces: bytes that a kernel allocates and frees inside itself, where no dispatcher can see them.
 
-They are a property of (operator signature, device). `formulas.py` has those that are known; `measured.py`
-runs an operator for real on this machine and reads the profiler.
+They are a property of (operator signature, device).
+
+- `formulas`: workspaces of CUDA kernels that are known
+- `made_up_arguments`: arguments with which an operator can be run alone
+- `measured`: runs operators on this machine's CPU and reads the profiler
+- `remembered`: what was measured, written down for the next process
+- `conditions`: what a measurement holds for
+- `processor_faults`: kernels that would end this process
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from trainfit.trace import Signature, Trace
 from trainfit.work.calls import base_name
 from trainfit.work.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
 from trainfit.workspace.conditions import this_processor
+from trainfit.workspace.made_up_arguments import CannotRunAlone, find_operator, make_arguments
 from trainfit.workspace.processor_faults import kernels_die, products_by_dtype, refuse_faulty
-from trainfit.workspace.remembered import Layout, Measured, decisive, recall, remember
-from trainfit.workspace.replay import CannotReplay, find_operator, make_arguments
+from trainfit.workspace.remembered import Measured, ResultLayout, decisive, recall, remember
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ THOROUGH = Limits(nbytes=4 << 30, products=1e12, convolutions=1e12)
 
 _OURS = "aten."
 """Only torch's own operators are run: what others do may change from one process to the next."""
-_FOR_GOOD = (CannotReplay, ValueError, IndexError, TypeError, NotImplementedError)
+_FOR_GOOD = (CannotRunAlone, ValueError, IndexError, TypeError, NotImplementedError)
 """Failures that come again with the same arguments. Other errors may be for want of memory."""
 
 _known: dict[Machine, dict[Signature, Measured | None]] = {}
@@ -130,7 +130,7 @@ def _multiply_adds(signature: Signature) -> float:
     return math.sqrt(math.prod(float(size) for size in sizes) * outputs)
 
 
-def _run(operator: Signature, name: str, log: AllocationLog) -> tuple[Layout, ...] | Exception:
+def _run(operator: Signature, name: str, log: AllocationLog) -> tuple[ResultLayout, ...] | Exception:
     """Run the operator once, in a range of this name; return how its results lie, or why it failed."""
     try:
         function = find_operator(operator.name)
@@ -139,18 +139,20 @@ def _run(operator: Signature, name: str, log: AllocationLog) -> tuple[Layout, ..
         recording = "backward" not in operator.name
         with torch.set_grad_enabled(recording), log.range(name):
             result: Any = function(*positional, **keyword)
-    except (CannotReplay, RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (CannotRunAlone, RuntimeError, ValueError, IndexError, TypeError) as error:
         # An operator that does not accept made-up inputs is listed by the caller as not measured.
         return error.with_traceback(None)
     inputs = {tensor.untyped_storage()._cdata for tensor in _tensors((positional, keyword))}
     groups: dict[int, int] = {}
-    layouts: list[Layout] = []
+    layouts: list[ResultLayout] = []
     for tensor in _tensors(result):
         storage = tensor.untyped_storage()
         if storage._cdata not in inputs:
             group = groups.setdefault(storage._cdata, len(groups))
             layouts.append(
-                Layout(tensor.shape, tensor.stride(), int(tensor.storage_offset()), storage.nbytes(), group)
+                ResultLayout(
+                    tensor.shape, tensor.stride(), int(tensor.storage_offset()), storage.nbytes(), group
+                )
             )
     return tuple(layouts)
 

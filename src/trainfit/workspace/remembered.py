@@ -14,11 +14,11 @@ from trainfit.measured_cache import MeasuredCache, key_of
 from trainfit.trace import Signature
 
 _RULE = 1
-"""Raise it when operators are run in another way, or with other made-up arguments (`replay.py`)."""
+"""Raise it when operators are run in another way, or with other arguments (`made_up_arguments.py`)."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class ResultLayout:
     """How one result lies in memory; results with the same `group` share a storage."""
 
     size: torch.Size
@@ -33,7 +33,7 @@ class Measured:
     """What an operator did when it ran alone: its workspace, and how its new results lie in memory."""
 
     workspace_bytes: int
-    results: tuple[Layout, ...]
+    results: tuple[ResultLayout, ...]
 
 
 def decisive(signature: Signature) -> Signature:
@@ -89,7 +89,7 @@ def _decode(value: Any) -> Measured | None:
         return None
     workspace, layouts = value
     results = tuple(
-        Layout(torch.Size(map(_count, size)), tuple(map(_count, stride)), *map(_count, others))
+        ResultLayout(torch.Size(map(_count, size)), tuple(map(_count, stride)), *map(_count, others))
         for size, stride, *others in layouts
     )
     if any(len(result.size) != len(result.stride) for result in results):

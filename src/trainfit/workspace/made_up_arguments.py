@@ -19,7 +19,7 @@ _GROUPED = {"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"}
 _OPAQUE = ("cudnn", "miopen", "quantized", "fbgemm", "nested", "jagged", "weight_int", "_packed", "onednn")
 
 
-class CannotReplay(Exception):
+class CannotRunAlone(Exception):
     """The operator cannot be run alone; the message says why."""
 
 
@@ -27,13 +27,13 @@ def find_operator(name: str) -> Any:
     """Return the operator overload called `name`, such as `aten.mm.default`."""
     parts = name.split(".")
     if any(word in name for word in _OPAQUE):
-        raise CannotReplay(f"{name} takes data that cannot be made up")
+        raise CannotRunAlone(f"{name} takes data that cannot be made up")
     if len(parts) != 3 or parts[0] != "aten":
-        raise CannotReplay(f"{name} is not an operator of torch's dispatcher")
+        raise CannotRunAlone(f"{name} is not an operator of torch's dispatcher")
     try:
         return getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
     except AttributeError as error:
-        raise CannotReplay(f"{name} is not known to torch {torch.__version__}") from error
+        raise CannotRunAlone(f"{name} is not known to torch {torch.__version__}") from error
 
 
 def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
@@ -60,7 +60,7 @@ def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     if make_values is not None:
         make_values(signature, made)
     elif base_name(signature) in SIZED_BY_VALUES:
-        raise CannotReplay("the size of its result depends on values")
+        raise CannotRunAlone("the size of its result depends on values")
     if signature.name == "aten.mkldnn_rnn_layer_backward.default":
         _use_real_rnn_state(made)
     return made, {name: _decode(value, tensors) for name, value in keyword.items()}
@@ -69,7 +69,7 @@ def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
 def _make_tensor(spec: TensorSpec) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     if len(spec.stride) != len(spec.shape):
-        raise CannotReplay("it takes a tensor that is not strided")
+        raise CannotRunAlone("it takes a tensor that is not strided")
     if 0 in spec.shape:
         return torch.empty_strided(spec.shape, spec.stride, dtype=dtype)
     extent = 1 + sum((length - 1) * stride for length, stride in zip(spec.shape, spec.stride))
@@ -124,7 +124,7 @@ def _indexed_elements(signature: Signature, made: list[Any]) -> None:
     if not masks:
         return
     if any(indices[n].dim() > 1 for n in used if indices[n].dtype not in (torch.bool, torch.uint8)):
-        raise CannotReplay("it takes masks together with other indices of several dimensions")
+        raise CannotRunAlone("it takes masks together with other indices of several dimensions")
     writes = signature.name != "aten.index.Tensor"
     if writes and made[2].numel() == 1 and not (len(made) > 3 and made[3]):
         return  # a fill, which does not count what the mask selects
@@ -138,7 +138,7 @@ def _indexed_elements(signature: Signature, made: list[Any]) -> None:
     shape = made[2].shape if writes else signature.outputs[0].shape
     position -= rank - len(shape)
     if position < 0:
-        raise CannotReplay("how many elements its mask selects is not known")
+        raise CannotRunAlone("how many elements its mask selects is not known")
     for mask in masks:
         _mark_first(mask, shape[position])
 
@@ -195,4 +195,4 @@ def _decode(value: Any, tensors: list[torch.Tensor]) -> Any:
         return float(content)
     if kind == "complex":
         return complex(_decode(content[0], tensors), _decode(content[1], tensors))
-    raise CannotReplay(f"one of its arguments cannot be written down ({content})")
+    raise CannotRunAlone(f"one of its arguments cannot be written down ({content})")

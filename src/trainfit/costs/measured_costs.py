@@ -22,7 +22,7 @@ from trainfit.timing.load import LoadMeter, busiest, busy_warning, is_busy
 from trainfit.trace import Signature, Trace
 
 if TYPE_CHECKING:
-    from trainfit.timing.operators import Bench, Situation
+    from trainfit.timing.bench import Bench, Situation
 
 BUDGET_SECONDS = 5.0
 """About as long measuring takes, if every operator is run a few times within it."""
@@ -57,7 +57,7 @@ def measured_costs(
     `refresh` measures everything again. `between` is called after every round of operators. The `meter`
     tells how busy the machine is with other work.
     """
-    from trainfit.timing.operators import situations_of
+    from trainfit.timing.bench import situations_of
     from trainfit.workspace.processor_faults import refuse_faulty
 
     refuse_absent(device)
@@ -86,7 +86,7 @@ def _look_up(
     meter: LoadMeter,
 ) -> dict[Situation, Entry]:
     """Return the entry of every situation: from the cache, else measured now. Some cannot be measured."""
-    from trainfit.timing.operators import Bench
+    from trainfit.timing.bench import Bench
 
     keys = {situation: _key(situation) for found in situations for situation in found}
     stored = {} if refresh else cache.entries(keys.values())

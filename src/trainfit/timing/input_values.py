@@ -3,7 +3,7 @@
 Time depends on values where they say what to read. Indices are drawn from the whole range that the operator
 accepts, because reading one row again and again would always hit the cache. Floats lie between 0 and 1,
 which every operator accepts (a logarithm, a probability) and which are neither constant nor denormal. All
-else is as `workspace/replay.py` makes it.
+else is as `workspace/made_up_arguments.py` makes it.
 """
 
 from __future__ import annotations
