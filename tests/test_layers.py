@@ -19,8 +19,9 @@ LAYERS = (
     "errors",
     "units  arguments  user_errors  architectures",
     "settings",
-    "trace  trace_check  simulate  plans  recomputation",
-    "work",
+    "trace",
+    "operators",
+    "trace_check  simulate  plans  recomputation",
     "module_stats  advice",
     "store  plan_store  plan_origin  device_fields  devices  measured_cache",
     "ordering",
@@ -171,7 +172,11 @@ WITHOUT_TORCH = (
     *("trainfit", "trainfit.errors", "trainfit.units", "trainfit.arguments", "trainfit.user_errors"),
     *("trainfit.trace", "trainfit.trace_check", "trainfit.simulate", "trainfit.module_stats"),
     *("trainfit.devices", "trainfit.store", "trainfit.measured_cache", "trainfit.cli"),
-    *(name for name in FILES if name.split(".")[1:2] in (["report"], ["work"], ["planning"], ["ordering"])),
+    *(
+        name
+        for name in FILES
+        if name.split(".")[1:2] in (["report"], ["operators"], ["planning"], ["ordering"])
+    ),
 )
 
 

@@ -1,7 +1,7 @@
 """Count the FLOPs and bytes of every operator of a trace, once per signature.
 
 torch's own registry of FLOP formulas goes first: it also holds what users have registered for operators of
-their own. What it does not know, `trainfit.work` does.
+their own. What it does not know, `trainfit.operators` does.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch.utils.flop_counter import flop_registry
 
 from trainfit import arguments
 from trainfit.capturing.operators import Operator, describe
+from trainfit.operators.families import FUSED_OPTIMIZERS
+from trainfit.operators.names import base_name
+from trainfit.operators.work import with_work
 from trainfit.trace import Signature, Trace
-from trainfit.work import with_work
-from trainfit.work.calls import base_name
-from trainfit.work.families import FUSED_OPTIMIZERS
 
 
 def counted(trace: Trace) -> Trace:
@@ -49,7 +49,7 @@ def _written(signature: Signature, operator: Operator) -> tuple[int, ...]:
     positional, keyword = arguments.decode(signature.arguments)
     # Fused optimizers may write the gradients too, but do so only to undo a loss scale.
     scaled = keyword.get("grad_scale")
-    untouched = 1 if base_name(signature) in FUSED_OPTIMIZERS and not scaled else None
+    untouched = 1 if base_name(signature.name) in FUSED_OPTIMIZERS and not scaled else None
     places = [
         keyword.get(where) if isinstance(where, str) else positional[where]
         for where in operator.mutated

@@ -15,11 +15,12 @@ from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.costs.tiling import tiled_seconds
 from trainfit.devices import Device
 from trainfit.errors import DeviceError
+from trainfit.operators.families import IRREGULAR, REDUCTIONS, takes_lists
+from trainfit.operators.fused_attention import FusedAttention, attention_of
+from trainfit.operators.matrix_products import Product, is_convolution, products_of
+from trainfit.operators.names import base_name
+from trainfit.operators.recorded_calls import nbytes
 from trainfit.trace import Signature, TensorSpec, Trace
-from trainfit.work.attention import Attention, attention_of
-from trainfit.work.calls import base_name, nbytes
-from trainfit.work.families import IRREGULAR, REDUCTIONS, takes_lists
-from trainfit.work.products import Product, is_convolution, products_of
 
 FREE = OpCost(0.0, "assumed", "nothing", kernels=0)
 
@@ -102,7 +103,7 @@ class Roofline:
 
     def price(self, signature: Signature) -> OpCost:
         """Return what one call costs on the device."""
-        name = base_name(signature)
+        name = base_name(signature.name)
         if signature.view or name in _ALLOCATIONS or signature.work_source == "none":
             return FREE
         moving = self._memory_seconds(signature, name)
@@ -185,7 +186,7 @@ class Roofline:
         share = self.constants.shared_lanes_share if shared else self.constants.simt_share
         return self._flops(rate) * share
 
-    def _attention_seconds(self, attention: Attention, dtype: str) -> float:
+    def _attention_seconds(self, attention: FusedAttention, dtype: str) -> float:
         constants = self.constants
         rate = self._matmul_rate(dtype, "matmul")
         rate *= constants.attention_backward_share if attention.backward else constants.attention_share

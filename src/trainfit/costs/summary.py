@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainfit.costs.schedule import LAUNCH_BOUND_SHARE, Schedule, Seconds
+from trainfit.operators.fused_attention import attention_of
+from trainfit.operators.matrix_products import products_of
 from trainfit.trace import Trace
-from trainfit.work.attention import attention_of
-from trainfit.work.products import products_of
 
 
 @dataclass(frozen=True)

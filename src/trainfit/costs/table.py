@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfit.devices import Device
+from trainfit.operators.recorded_calls import nbytes
 from trainfit.trace import Signature
-from trainfit.work.calls import nbytes
 
 SOURCES = ("measured", "formula", "bandwidth", "assumed")
 """`measured` on this machine; `formula`: FLOPs and bytes are known; `bandwidth`: no formula, priced by its

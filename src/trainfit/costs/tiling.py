@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from trainfit.work.products import Product
+from trainfit.operators.matrix_products import Product
 
 # Rows and columns of a tile, and its speed against the largest: small tiles load more for each product.
 _TILES = (

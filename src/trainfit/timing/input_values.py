@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainfit import arguments
+from trainfit.operators.names import base_name
 from trainfit.trace import Signature
-from trainfit.work.calls import base_name
 
 Bounds = dict[int, int]
 """By input number: indices are drawn below this."""
@@ -22,7 +22,7 @@ Bounds = dict[int, int]
 
 def index_bounds(signature: Signature) -> Bounds:
     """Return the exclusive upper bound of each input that holds indices."""
-    rule = _RULES.get(base_name(signature).removesuffix("_"))
+    rule = _RULES.get(base_name(signature.name).removesuffix("_"))
     if rule is None:
         return {}
     positional, keyword = arguments.decode(signature.arguments)

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainfit.operators.recorded_calls import nbytes
 from trainfit.trace import Op, Signature, Trace
-from trainfit.work.calls import nbytes
 
 Block = int | str
 """A piece of memory by number, or an operator's code by name."""

@@ -11,10 +11,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from trainfit.measured_cache import Machine, MeasuredCache
+from trainfit.operators.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
+from trainfit.operators.names import base_name
 from trainfit.profiler import AllocationLog, profile_allocations
 from trainfit.trace import Signature, Trace
-from trainfit.work.calls import base_name
-from trainfit.work.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
 from trainfit.workspace.conditions import this_processor
 from trainfit.workspace.made_up_arguments import CannotRunAlone, find_operator, make_arguments
 from trainfit.workspace.processor_faults import kernels_die, products_by_dtype, refuse_faulty
@@ -115,11 +115,11 @@ def _within(signature: Signature, limits: Limits) -> bool:
 
 def _is_convolution(signature: Signature) -> bool:
     """Whether it is a convolution or a recurrent layer, whose workspaces are large."""
-    return base_name(signature) in CONVOLUTIONS | RECURRENT
+    return base_name(signature.name) in CONVOLUTIONS | RECURRENT
 
 
 def _is_product(signature: Signature) -> bool:
-    return _is_convolution(signature) or base_name(signature) in MATRIX_PRODUCTS | ATTENTION
+    return _is_convolution(signature) or base_name(signature.name) in MATRIX_PRODUCTS | ATTENTION
 
 
 def _multiply_adds(signature: Signature) -> float:

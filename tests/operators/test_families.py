@@ -8,9 +8,9 @@ import torch
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import Roofline
 from trainfit.devices import find_device
+from trainfit.operators import families, fused_attention, matrix_products
+from trainfit.operators.families import IRREGULAR, REDUCTIONS, takes_lists
 from trainfit.trace import Signature, TensorSpec
-from trainfit.work import attention, families, products
-from trainfit.work.families import IRREGULAR, REDUCTIONS, takes_lists
 
 NAMES = {
     schema.name.removeprefix("aten::")
@@ -110,10 +110,10 @@ def test_there_are_no_operators_in_a_family_that_torch_does_not_have() -> None:
     for family in (*FAMILIES.values(), families.FUSED_OPTIMIZERS):
         assert family <= NAMES
     assert not IRREGULAR & REDUCTIONS
-    assert set(products._CONVOLUTIONS) <= families.CONVOLUTIONS
+    assert set(matrix_products._CONVOLUTIONS) <= families.CONVOLUTIONS
     known = families.CONVOLUTIONS | families.RECURRENT | families.MATRIX_PRODUCTS
-    assert set(products._PRODUCTS) <= known
-    assert set(attention._CAUSAL_POSITION) <= families.ATTENTION
+    assert set(matrix_products._PRODUCTS) <= known
+    assert set(fused_attention._CAUSAL_POSITION) <= families.ATTENTION
 
 
 def test_every_operator_that_takes_lists_of_tensors_in_step_is_known() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from trainfit.operators.names import base_name
+from trainfit.operators.recorded_calls import RecordedArguments, nbytes
 from trainfit.trace import Signature
-from trainfit.work.calls import Arguments, base_name, nbytes
 
 _NOTHING = {
     "empty",
@@ -26,7 +27,7 @@ def moved_bytes(signature: Signature, written: tuple[int, ...], overwrites_first
     `written` are the numbers of the inputs that it changes; with `overwrites_first` it does not read the
     first of them.
     """
-    name = base_name(signature)
+    name = base_name(signature.name)
     if signature.view or name in _NOTHING:
         return 0
     special = _SPECIAL.get(name)
@@ -73,7 +74,7 @@ def _softmax(reads: int) -> Callable[[Signature], int]:
     """Return the rule for a softmax, whose first `reads` inputs are read again if a row is long."""
 
     def rule(signature: Signature) -> int:
-        call = Arguments(signature)
+        call = RecordedArguments(signature)
         dimension = call.get(1 if reads == 1 else 2, "dim", -1)
         spec = signature.inputs[0]
         length = spec.shape[dimension] if spec.shape and isinstance(dimension, int) else 1

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from trainfit.operators.names import base_name
+from trainfit.operators.recorded_calls import RecordedArguments
 from trainfit.trace import Signature
-from trainfit.work.calls import Arguments, base_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +29,18 @@ class Product:
 
 def products_of(signature: Signature) -> tuple[Product, ...]:
     """Return the matrix products of one call; empty if it has none."""
-    return _found(signature) if base_name(signature) in _PRODUCTS else ()
+    return _found(signature) if base_name(signature.name) in _PRODUCTS else ()
 
 
 @lru_cache(maxsize=16384)
 def _found(signature: Signature) -> tuple[Product, ...]:
     """Reading the arguments takes longer than everything else, and one trace is priced for many devices."""
-    return _PRODUCTS[base_name(signature)](signature)
+    return _PRODUCTS[base_name(signature.name)](signature)
 
 
 def is_convolution(signature: Signature) -> bool:
     """Whether its products are those of a convolution, done without writing the matrices out."""
-    return base_name(signature) in _CONVOLUTIONS
+    return base_name(signature.name) in _CONVOLUTIONS
 
 
 def _matrices(first: int) -> Callable[[Signature], tuple[Product, ...]]:
@@ -94,7 +95,7 @@ def _share(rows: int, groups: int) -> int:
 
 
 def _convolution(signature: Signature) -> tuple[Product, ...]:
-    call = Arguments(signature)
+    call = RecordedArguments(signature)
     images, weight = call.tensor(0), call.tensor(1)
     if images is None or weight is None or not signature.outputs:
         return ()
@@ -109,7 +110,7 @@ def _convolution(signature: Signature) -> tuple[Product, ...]:
 
 
 def _convolution_backward(signature: Signature) -> tuple[Product, ...]:
-    call = Arguments(signature)
+    call = RecordedArguments(signature)
     gradient, images, weight = call.tensor(0), call.tensor(1), call.tensor(2)
     if gradient is None or images is None or weight is None:
         return ()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from trainfit.operators.names import base_name
+from trainfit.operators.recorded_calls import RecordedArguments
 from trainfit.trace import Signature
-from trainfit.work.calls import Arguments, base_name
 
 # Where `is_causal` stands, by operator; all of them put query, key and value (after the output's gradient
 # in backward) first.
@@ -24,7 +25,7 @@ _CAUSAL_POSITION = {
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class FusedAttention:
     """One call of fused attention."""
 
     kernel: str
@@ -58,21 +59,21 @@ class Attention:
         return 1.0 - (seen - 1) / (2.0 * self.keys)
 
 
-def attention_of(signature: Signature) -> Attention | None:
+def attention_of(signature: Signature) -> FusedAttention | None:
     """Return the attention that a call computes, or None."""
-    return _found(signature) if base_name(signature) in _CAUSAL_POSITION else None
+    return _found(signature) if base_name(signature.name) in _CAUSAL_POSITION else None
 
 
 @lru_cache(maxsize=4096)
-def _found(signature: Signature) -> Attention | None:
-    name = base_name(signature)
+def _found(signature: Signature) -> FusedAttention | None:
+    name = base_name(signature.name)
     position = _CAUSAL_POSITION[name]
     backward = name.endswith("_backward")
-    call = Arguments(signature)
+    call = RecordedArguments(signature)
     query, key, value = (call.tensor(number + backward) for number in range(3))
     if query is None or key is None or value is None or len(query.shape) != 4:
         return None
-    return Attention(
+    return FusedAttention(
         kernel=next(kind for kind in ("flash", "efficient", "cudnn", "overrideable") if kind in name),
         batch=query.shape[0],
         heads=query.shape[1],

@@ -15,7 +15,7 @@ ITEM_BYTES["complex128"] = 16
 """Bytes per element; whatever is not here (bool, int8, float8) takes one."""
 
 
-class Arguments:
+class RecordedArguments:
     """The decoded arguments of a signature; tensors are their `TensorSpec`."""
 
     def __init__(self, signature: Signature) -> None:
@@ -39,12 +39,6 @@ class Arguments:
         if isinstance(value, dict) and "tensor" in value:
             return self._signature.inputs[value["tensor"]]
         return value
-
-
-def base_name(signature: Signature) -> str:
-    """Return the operator's name without namespace and overload: `aten.add_.Tensor` is `add_`."""
-    parts = signature.name.split(".")
-    return parts[1] if len(parts) == 3 else signature.name
 
 
 def elements(spec: TensorSpec) -> int:

@@ -10,12 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import trainfit
 from trainfit import Step
+from trainfit.operators.fused_attention import FusedAttention
+from trainfit.operators.matrix_products import Product, products_of
+from trainfit.operators.recorded_calls import nbytes
+from trainfit.operators.traffic import moved_bytes
+from trainfit.operators.work import known_flops
 from trainfit.trace import Signature, TensorSpec, Trace
-from trainfit.work import known_flops
-from trainfit.work.attention import Attention
-from trainfit.work.calls import nbytes
-from trainfit.work.products import Product, products_of
-from trainfit.work.traffic import moved_bytes
 
 
 def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = None) -> TensorSpec:
@@ -122,9 +122,9 @@ def test_a_models_backward_is_twice_its_forward(target: str, device: str) -> Non
 
 def test_causal_attention_skips_what_is_above_the_diagonal() -> None:
     """Of 4 x 4 pairs 10 are on or below the diagonal."""
-    square = Attention("flash", 1, 1, 4, 4, 8, 8, causal=True, backward=False)
+    square = FusedAttention("flash", 1, 1, 4, 4, 8, 8, causal=True, backward=False)
     assert square.executed_share == 10 / 16
-    assert Attention("flash", 1, 1, 4, 4, 8, 8, causal=False, backward=False).executed_share == 1.0
+    assert FusedAttention("flash", 1, 1, 4, 4, 8, 8, causal=False, backward=False).executed_share == 1.0
 
 
 def test_grouped_products_count_every_row_once() -> None:

@@ -1,20 +1,14 @@
-"""Work: what an operator has to do on any device. FLOPs, bytes moved, and the shapes of its matrix products.
-
-Everything here is read off a signature, without torch. `families.py` says what kind of operator a name is,
-`products.py` knows matrix products, convolutions and
-recurrent layers, `attention.py` fused attention, `arithmetic.py` what other operators compute per element,
-`traffic.py` the bytes that all of them move.
-"""
+"""The work of one call on any device: its FLOPs, the bytes it moves, and where the FLOPs are from."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from trainfit.operators.arithmetic import arithmetic_flops
+from trainfit.operators.fused_attention import attention_of
+from trainfit.operators.matrix_products import products_of
+from trainfit.operators.traffic import moved_bytes
 from trainfit.trace import Signature
-from trainfit.work.arithmetic import arithmetic_flops
-from trainfit.work.attention import attention_of
-from trainfit.work.products import products_of
-from trainfit.work.traffic import moved_bytes
 
 
 def with_work(signature: Signature, written: tuple[int, ...], overwrites_first: bool = False) -> Signature:

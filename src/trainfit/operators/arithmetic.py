@@ -7,9 +7,10 @@ listed in the result.
 from __future__ import annotations
 
 from trainfit import arguments
+from trainfit.operators.families import takes_lists
+from trainfit.operators.names import base_name
+from trainfit.operators.recorded_calls import elements
 from trainfit.trace import Signature
-from trainfit.work.calls import base_name, elements
-from trainfit.work.families import takes_lists
 
 # FLOPs per element of the largest tensor. An exponential or a division counts as one, as in the literature.
 _MOVES = """
@@ -94,7 +95,7 @@ def arithmetic_flops(signature: Signature) -> int | None:
     """Return the FLOPs of an operator that works element by element; None if it is not known."""
     if signature.view:
         return 0
-    per_element = _PER_ELEMENT.get(base_name(signature))
+    per_element = _PER_ELEMENT.get(base_name(signature.name))
     if per_element is None:
         return None
     return per_element * _elements(signature)
@@ -103,7 +104,7 @@ def arithmetic_flops(signature: Signature) -> int | None:
 def _elements(signature: Signature) -> int:
     """Return the elements worked on: those of the largest tensor, or of the first list of tensors."""
     sizes = [elements(spec) for spec in (*signature.inputs, *signature.outputs)]
-    if takes_lists(base_name(signature)):
+    if takes_lists(base_name(signature.name)):
         return sum(sizes) // max(_lists(signature), 1)
     return max(sizes, default=0)
 

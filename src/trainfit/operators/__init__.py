@@ -1,0 +1,15 @@
+"""What is known about operators by their name and their recorded call. No torch: whoever asks has a name.
+
+What torch's schema says of an operator (it returns views, writes to an argument, draws random numbers) is
+read where torch is, by `capturing/operators.py`; here is what only the name tells.
+
+names               the forms in which a name is written
+families            which kind of operator it is: convolution, product, attention, reduction, gather, list
+collectives         which communication between processes it is
+recorded_calls      the arguments of a recorded call, and the sizes of its tensors
+matrix_products     products, convolutions and recurrent layers: the shapes that are multiplied
+fused_attention     fused attention: the shape of the work inside
+arithmetic          what other operators compute per element
+traffic             the bytes that a call moves
+work                FLOPs and bytes of a call, from all of these
+"""
