@@ -17,7 +17,7 @@ from plans import Policy, as_a_whole, plan_for, recompute_everything, save_every
 from torch import nn
 
 from trainfit.applying import applied
-from trainfit.applying.surroundings import thread
+from trainfit.applying.torch_changes import thread
 
 POLICIES = (recompute_everything, as_a_whole, save_products, save_everything)
 

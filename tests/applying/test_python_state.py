@@ -14,7 +14,7 @@ from plans import as_a_whole, plan_for, recompute_everything, save_everything, s
 from torch import nn
 
 from trainfit.applying import applied
-from trainfit.applying.state import ModuleState, structure
+from trainfit.applying.python_objects import ModuleAttributes, copy_structure
 
 POLICIES = (recompute_everything, as_a_whole, save_products, save_everything)
 
@@ -184,19 +184,19 @@ def test_a_result_that_code_outside_keeps_in_backward_is_warned_of() -> None:
     assert "kept a result beyond that" in str(caught[0].message)
 
 
-def test_structure_copies_what_can_change_and_nothing_else() -> None:
+def test_copying_a_structure_copies_what_can_change_and_nothing_else() -> None:
     tensor, module = torch.ones(2), nn.Linear(1, 1)
     cache = Cache()
     cache.keys[0] = tensor
     cycle: list[Any] = [cache, (tensor, {"m": module}), {1, 2}]
     cycle.append(cycle)
-    copied = structure(cycle)
+    copied = copy_structure(cycle)
     assert copied is not cycle and copied[3] is copied
     assert copied[0] is not cache and copied[0].keys is not cache.keys and copied[0].keys[0] is tensor
     assert copied[1][0] is tensor and copied[1][1]["m"] is module
     assert copied[2] == {1, 2} and copied[2] is not cycle[2]
     fixed = (tensor, "text", 3, None, (module,))
-    assert structure(fixed) is fixed
+    assert copy_structure(fixed) is fixed
 
 
 class Pair(NamedTuple):
@@ -331,7 +331,7 @@ def test_attributes_that_are_set_between_forward_and_backward() -> None:
 def test_attributes_come_back(change: str) -> None:
     module = nn.Sequential(Stateful())
     inner = module[0]
-    state = ModuleState(module)
+    state = ModuleAttributes(module)
     assert state.is_present()
     if change == "attribute":
         inner.calls = 5

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from trainfit.applying.following import followed_ops
+from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
+from trainfit.applying.planned_model import PlannedModel, Promise
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
-from trainfit.applying.shared import Promise, Shared
-from trainfit.applying.surroundings import thread
-from trainfit.applying.whole import WholeCall, WholeCalls, circumstances_of
+from trainfit.applying.torch_changes import thread
 from trainfit.errors import PlanError
 from trainfit.plan_origin import other_model
 from trainfit.plans import Plan
@@ -77,7 +77,7 @@ def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None)
         f"{_root_name(plan)}.{path}" if path else _root_name(plan): m for path, m in root.named_modules()
     }
     calls = _calls_of_modules(plan, modules)
-    shared = Shared(promise)
+    shared = PlannedModel(promise)
     # The root counts its calls, even where it is no region itself.
     for name, module in {_root_name(plan): root, **{name: modules[name] for name in calls}}.items():
         planned = PlannedForward(module, name, calls.get(name, {}), shared, is_root=module is root)
@@ -179,7 +179,9 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
 class PlannedForward:
     """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
 
-    def __init__(self, module: nn.Module, name: str, calls: Calls, shared: Shared, *, is_root: bool) -> None:
+    def __init__(
+        self, module: nn.Module, name: str, calls: Calls, shared: PlannedModel, *, is_root: bool
+    ) -> None:
         """Remember what the module's own `forward` is, if it has one that is not its class's."""
         # Weak, so that the module does not keep itself alive.
         self._module = weakref.ref(module)
@@ -190,12 +192,12 @@ class PlannedForward:
         self._own = vars(module).get(_ATTRIBUTE)
         self._epoch = -1
         self._count = 0
-        self._known: defaultdict[int, WholeCalls] = defaultdict(WholeCalls)
+        self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
         self.removed = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles refer to their own module."""
-        anew = {"_epoch": -1, "_count": 0, "_known": defaultdict(WholeCalls)}
+        anew = {"_epoch": -1, "_count": 0, "_known": defaultdict(KnownCalls)}
         return {**vars(self), "_module": self._module(), **anew}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -252,7 +254,7 @@ class PlannedForward:
         if circumstances is not None:
             expected = self._known[number].expected(circumstances)
             if expected is not None:
-                whole = WholeCall(self._name, forward, expected, self._shared.backward_seen)
+                whole = PlainCheckpoint(self._name, forward, expected, self._shared.backward_seen)
                 return whole.run(args, kwargs)
         on_difference = functools.partial(_differs, self._shared, self._name, module)
         call = RegionCall(self._name, module, forward, planned, on_difference)
@@ -271,7 +273,7 @@ class PlannedForward:
         return self._count - 1
 
 
-def _differs(shared: Shared, name: str, module: nn.Module, difference: str) -> None:
+def _differs(shared: PlannedModel, name: str, module: nn.Module, difference: str) -> None:
     # In evaluation mode dropout and the like are missing, and that is as it should be.
     if module.training:
         shared.warn(name, difference)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trainfit.applying.surroundings import thread
+from trainfit.applying.torch_changes import thread
 
 
 class _Output(torch.autograd.Function):

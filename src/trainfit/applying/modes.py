@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainfit.applying.following import VALUES_READ
 from trainfit.applying.randomness import may_draw
-from trainfit.applying.surroundings import thread
+from trainfit.applying.torch_changes import thread
 from trainfit.capturing.operators import Operator, aten, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.recomputation import READS_METADATA_ONLY

@@ -15,20 +15,28 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from trainfit.applying import results
+from trainfit.applying import op_results
 from trainfit.applying.following import SAVE, Follower
 from trainfit.applying.modes import Facts, RegionMode, is_plain, is_weight_cast
-from trainfit.applying.randomness import generator_of, state_of
-from trainfit.applying.records import VALUE, VIEW, Kept, Left, OpRecord, Outside, Record
-from trainfit.applying.results import (
+from trainfit.applying.op_results import (
     Alias,
     Argument,
     Constant,
     Created,
-    Layout,
     Result,
+    TensorLayout,
     has_storage,
     tensors_in,
+)
+from trainfit.applying.randomness import generator_of, state_of
+from trainfit.applying.records import (
+    VALUE,
+    VIEW,
+    KeptStorage,
+    OpRecord,
+    OutsideArgument,
+    Record,
+    WrittenOutside,
 )
 from trainfit.capturing.operators import Operator, aten
 from trainfit.capturing.parts import strided_parts
@@ -38,7 +46,7 @@ _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
 
 
-class Recorder(RegionMode):
+class RegionRecorder(RegionMode):
     """Runs the ops of a region's forward and records them."""
 
     def __init__(
@@ -101,7 +109,7 @@ class Recorder(RegionMode):
         if number not in self.record.kept and self.record.flow.makers[number][0] != NOBODY:
             # With this key torch shares the count of writes between the two.
             with torch._C._SetExcludeDispatchKeyGuard(_IN_PLACE_OR_VIEW, False):
-                self.record.kept[number] = Kept(tensor.detach())
+                self.record.kept[number] = KeptStorage(tensor.detach())
 
     # Operators ------------------------------------------------------------------------------------------
 
@@ -165,13 +173,13 @@ class Recorder(RegionMode):
             if flow.makers[number][0] == NOBODY and not facts.reads_metadata_only:
                 unknown = identity in self._inputs or tensor.is_inference()
                 counter = -1 if unknown else tensor._version
-                row.outside.append(Outside(argument, number, flow.version(number), counter))
+                row.outside.append(OutsideArgument(argument, number, flow.version(number), counter))
             if identity in written_ids:
                 self._before_write(number, flow.version(number), tensor, facts.operator)
             elif not facts.reads_metadata_only:
                 reads[self._read(tensor)] = None
             if number in flow.permanent and identity not in self._inputs and not tensor.is_inference():
-                self.record.left[id(tensor)] = Left(number, tensor)
+                self.record.left[id(tensor)] = WrittenOutside(number, tensor)
         row.reads = list(reads)
 
     def _before_write(self, number: int, version: int, tensor: torch.Tensor, operator: Operator) -> None:
@@ -208,7 +216,7 @@ class Recorder(RegionMode):
             return self._describe_tensor(row, operator, value, tensors)
         if isinstance(value, list | tuple):
             return type(value)([self._describe(row, operator, item, tensors) for item in value])
-        if not results.is_constant(value):
+        if not op_results.is_constant(value):
             row.must_run = True
         return Constant(value)
 
@@ -223,19 +231,19 @@ class Recorder(RegionMode):
             return Constant(None)
         if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
             row.must_run = True
-        if not results.can_be_absent(tensor):
+        if not op_results.can_be_absent(tensor):
             row.must_run = True
         identity = _storage_id(tensor)
         for number, argument in enumerate(tensors):
             if has_storage(argument) and _storage_id(argument) == identity:
-                return Alias(number, Layout.of(tensor))
+                return Alias(number, TensorLayout.of(tensor))
         storage = self._number_of.get(identity, NOBODY)
         if storage not in row.creates:
             storage = self._enter(tensor, len(self.record.ops))
             row.creates = (*row.creates, storage)
             if operator.uninitialised:
                 self._uninitialised.add(storage)
-        return Created(storage, Layout.of(tensor))
+        return Created(storage, TensorLayout.of(tensor))
 
     def _save(self, row: OpRecord, out: Any, written: list[torch.Tensor]) -> None:
         for tensor in (*tensors_in((out,), {}), *written):

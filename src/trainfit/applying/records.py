@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from trainfit.applying.results import Result
+from trainfit.applying.op_results import Result
 from trainfit.recomputation import NOBODY, Flow, FlowOp, Rerun, rerun
 
 VIEW, VALUE, COMPUTATION = "view", "value", "computation"
 
 
 @dataclass(slots=True)
-class Outside:
+class OutsideArgument:
     """An argument from outside of the region, as an op saw it in forward."""
 
     argument: int
@@ -37,11 +37,11 @@ class OpRecord(FlowOp):
     draw_before: int = NOBODY
     generator: torch.Generator | None = None
     state: torch.Tensor | None = None
-    outside: list[Outside] = field(default_factory=list)
+    outside: list[OutsideArgument] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptStorage:
     """A kept storage: a tensor over it that has no history, and how often it had been written to."""
 
     tensor: torch.Tensor
@@ -49,7 +49,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Left:
+class WrittenOutside:
     """A tensor from outside that the region wrote to, and how often it had been written to in the end."""
 
     storage: int
@@ -65,10 +65,10 @@ class Record:
     ops: list[OpRecord] = field(default_factory=list)
     sizes: list[tuple[int, torch.device]] = field(default_factory=list)
     """Bytes and device of each storage."""
-    kept: dict[int, Kept] = field(default_factory=dict)
+    kept: dict[int, KeptStorage] = field(default_factory=dict)
     snapshots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """Versions of outside storages that the region read and then overwrote."""
-    left: dict[int, Left] = field(default_factory=dict)
+    left: dict[int, WrittenOutside] = field(default_factory=dict)
     """What the region wrote to besides its inputs, by the tensors' ids."""
     rerun: Rerun | None = None
     unseen_kernels: bool = False

@@ -14,17 +14,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from trainfit.applying.arguments import Arguments
+from trainfit.applying.call_arguments import CallArguments
 from trainfit.applying.chaining import given_on
 from trainfit.applying.following import Follower
 from trainfit.applying.modes import Facts, RegionMode
+from trainfit.applying.plain_checkpoint import Followed
+from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
 from trainfit.applying.randomness import Draws, drawn_again
-from trainfit.applying.recording import Recorder
+from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import Record
 from trainfit.applying.replaying import Replayer
-from trainfit.applying.state import ModuleState, has_hooks_inside
-from trainfit.applying.surroundings import ordinary_paths, reads_noticed, thread
-from trainfit.applying.whole import Followed
+from trainfit.applying.torch_changes import ordinary_paths, reads_noticed, thread
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans import OpDecision
 
@@ -81,14 +81,14 @@ class RegionCall:
         self.on_followed: Callable[[Followed], None] = _ignore
         """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
         self._record: Record | None = None
-        self._recorder: Recorder | None = None
+        self._recorder: RegionRecorder | None = None
         self._used_up = False
         self._given: list[torch.Tensor] = []
         self._holds_inputs = False
         self._inputs: list[tuple[torch.Tensor, int, int]] = []
         """The tensors among the inputs, how often they had been written to, and their storages' numbers."""
-        self._arguments: Arguments | None = None
-        self._state: ModuleState | None = None
+        self._arguments: CallArguments | None = None
+        self._state: ModuleAttributes | None = None
         self._host_random: HostRandomState | None = None
         """Python's and NumPy's generators before forward, if it drew from them."""
         self._absent: list[weakref.ref[torch.UntypedStorage]] = []
@@ -100,7 +100,7 @@ class RegionCall:
         # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
         self._holds_inputs = _top_hooks(False) is None
         continues = self._planned.continues
-        arguments = self._arguments = Arguments(
+        arguments = self._arguments = CallArguments(
             args, kwargs, holds_tensors=self._holds_inputs, continues=continues
         )
         if continues and arguments.linked is None:
@@ -120,14 +120,14 @@ class RegionCall:
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
         pack, unpack = _top_hooks(False)
-        recorder = self._recorder = Recorder(self._follower(), self._given, self._weights)
+        recorder = self._recorder = RegionRecorder(self._follower(), self._given, self._weights)
 
         def pack_and_note(tensor: torch.Tensor) -> Any:
             holder = pack(tensor)
             recorder.packed(tensor, holder)
             return holder
 
-        state, host_random = ModuleState(self._module), HostRandomState()
+        state, host_random = ModuleAttributes(self._module), HostRandomState()
         thread.read_value.append(recorder.value_read)
         thread.regions += 1
         try:
@@ -261,7 +261,7 @@ class _Again:
 class _RunAll(RegionMode):
     """Computes everything again, with the random numbers of forward."""
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: RegionRecorder | None) -> None:
         super().__init__()
         rows = recorder.record.ops if recorder is not None else []
         self._states = [(row.generator, row.state) for row in rows if row.generator and row.draw_before < 0]

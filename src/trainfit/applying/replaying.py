@@ -13,9 +13,9 @@ import torch
 from torch._ops import OpOverload
 
 from trainfit.applying.modes import Facts, RegionMode, is_weight_cast
+from trainfit.applying.op_results import Constant, make, tensors_in, with_tensors
 from trainfit.applying.randomness import Draws
-from trainfit.applying.records import VALUE, VIEW, OpRecord, Outside, Record
-from trainfit.applying.results import Constant, make, tensors_in, with_tensors
+from trainfit.applying.records import VALUE, VIEW, OpRecord, OutsideArgument, Record
 from trainfit.capturing.hollow import absent_storage, is_absent
 from trainfit.recomputation import NOBODY, Rerun
 
@@ -119,7 +119,9 @@ class Replayer(RegionMode):
             self._draws.repeat(row.generator, row.state, number, row.draw_before)
         return row.func(*args, **kwargs)
 
-    def _as_in_forward(self, row: OpRecord, outside: Outside, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _as_in_forward(
+        self, row: OpRecord, outside: OutsideArgument, tensor: torch.Tensor
+    ) -> torch.Tensor | None:
         """Return a copy of an outside tensor as the op saw it in forward, if it has been written to since.
 
         An op that wrote to it in forward writes to a copy now: the write has been done.

@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from trainfit.comparing.kinds import Kind, Unknown, class_name, shown, type_name
-from trainfit.comparing.parts import Contents
+from trainfit.comparing.taking_apart import Contents
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

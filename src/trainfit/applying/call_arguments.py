@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from trainfit.applying.chaining import Link, is_given_on
-from trainfit.applying.results import Layout, can_be_absent, has_storage
-from trainfit.applying.state import structure
+from trainfit.applying.op_results import TensorLayout, can_be_absent, has_storage
+from trainfit.applying.python_objects import copy_structure
 from trainfit.capturing.hollow import absent_storage
 
 _TENSOR = object()
@@ -22,12 +22,12 @@ def without_untouched(arguments: Any, is_touched: Callable[[torch.Tensor], bool]
         if not has_storage(tensor) or is_touched(tensor) or not can_be_absent(tensor):
             return tensor
         storage = absent_storage(tensor.untyped_storage().nbytes(), tensor.device)
-        return Layout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)
+        return TensorLayout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)
 
-    return structure(arguments, of_tensor)
+    return copy_structure(arguments, of_tensor)
 
 
-class Arguments:
+class CallArguments:
     """The arguments of one call: remembered when it begins, and used each time it runs."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Arguments:
         """Those that torch passes in, each time."""
         self._others = [_TENSOR if passed else value for value, passed in zip(values, passed_in)]
         # What is no tensor may be changed by the region: a cache of keys and values, say.
-        self._before = structure(
+        self._before = copy_structure(
             [Link(value) if value is self.linked else value for value in self._others]
             if self.linked is not None
             else self._others
@@ -60,7 +60,7 @@ class Arguments:
 
     def call(self, function: Callable[..., Any], tensors: tuple[Any, ...]) -> Any:
         """Call `function`: the first time with the arguments, then with copies of what they were."""
-        others = self._others if self._first else structure(self._before)
+        others = self._others if self._first else copy_structure(self._before)
         self._first, self._others = False, []
         given = iter(tensors)
         values = [next(given) if value is _TENSOR else value for value in others]

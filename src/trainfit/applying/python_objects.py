@@ -35,7 +35,7 @@ _LONGEST = 256
 OfTensor = Callable[[torch.Tensor], torch.Tensor]
 
 
-def structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int, Any] | None = None) -> Any:
+def copy_structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int, Any] | None = None) -> Any:
     """Copy what can change in a value: containers and objects, but not the tensors and modules in them.
 
     `of_tensor` may put something else in a tensor's place.
@@ -63,7 +63,7 @@ def structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int, Any
 
 
 def _tuple(value: tuple[Any, ...], of_tensor: OfTensor | None, memo: dict[int, Any]) -> Any:
-    items = tuple(structure(item, of_tensor, memo) for item in value)
+    items = tuple(copy_structure(item, of_tensor, memo) for item in value)
     if all(map(operator.is_, items, value)):
         return value
     if type(value) is tuple:
@@ -80,18 +80,18 @@ def _copy_items(copied: Any, of_tensor: OfTensor | None, memo: dict[int, Any]) -
     else:
         return
     for place in places:
-        item = structure(copied[place], of_tensor, memo)
+        item = copy_structure(copied[place], of_tensor, memo)
         if item is not copied[place]:
             copied[place] = item
 
 
 def _copy_attributes(copied: Any, of_tensor: OfTensor | None, memo: dict[int, Any]) -> None:
     for name, item in getattr(copied, "__dict__", {}).items():
-        vars(copied)[name] = structure(item, of_tensor, memo)
+        vars(copied)[name] = copy_structure(item, of_tensor, memo)
     for name in _slots(type(copied)):
         if hasattr(copied, name):
             # Past the class's own: a frozen dataclass refuses.
-            object.__setattr__(copied, name, structure(getattr(copied, name), of_tensor, memo))
+            object.__setattr__(copied, name, copy_structure(getattr(copied, name), of_tensor, memo))
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if not name.startswith("__"))
 
 
-class ModuleState:
+class ModuleAttributes:
     """The attributes of a module and of those below it, as they were at some time.
 
     With what lies in them: containers and attributes of objects, as deep as code usually reaches from `self`.

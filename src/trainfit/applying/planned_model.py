@@ -34,7 +34,7 @@ class Promise:
         return cls(plan.device, device_kind(plan), plan.settings.batch, first)
 
 
-class Shared:
+class PlannedModel:
     """What the regions of one model share: when the count of calls begins anew, and what it warned of."""
 
     def __init__(self, promise: Promise | None = None) -> None:

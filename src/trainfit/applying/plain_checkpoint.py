@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from trainfit.applying.arguments import without_untouched
+from trainfit.applying.call_arguments import without_untouched
 from trainfit.applying.modes import facts_of
+from trainfit.applying.python_objects import ModuleAttributes, any_hooks, copy_structure
 from trainfit.applying.randomness import state_of
-from trainfit.applying.recording import Recorder
+from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import VALUE, Record
-from trainfit.applying.state import ModuleState, any_hooks, structure
-from trainfit.applying.surroundings import thread
+from trainfit.applying.torch_changes import thread
 from trainfit.recomputation import NOBODY
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -52,9 +52,9 @@ class Circumstances(NamedTuple):
 class Followed(NamedTuple):
     """A call that was followed op by op, and went as planned."""
 
-    state: ModuleState
+    state: ModuleAttributes
     """That of the modules before it."""
-    recorder: Recorder
+    recorder: RegionRecorder
 
 
 class Expected(NamedTuple):
@@ -62,7 +62,7 @@ class Expected(NamedTuple):
 
     circumstances: Circumstances
     """Those of the call to come."""
-    state: ModuleState
+    state: ModuleAttributes
     """That of the modules before it."""
     weights: list[dict[str, Any]]
     """The parameters and buffers of its modules."""
@@ -72,12 +72,12 @@ class Expected(NamedTuple):
     """Which of the tensors among its arguments it never looks at."""
 
 
-class WholeCalls:
+class KnownCalls:
     """What is known of the calls of one region."""
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self._state: ModuleState | None = None
+        self._state: ModuleAttributes | None = None
         self._weights: list[dict[str, Any]] = []
         self._known: dict[Hashable, tuple[tuple[torch.Generator, ...], tuple[int, ...]]] = {}
         self._changes = 0
@@ -170,7 +170,7 @@ def _kind(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     raise _Unknown
 
 
-class WholeCall:
+class PlainCheckpoint:
     """Runs a region's forward under `torch.utils.checkpoint`, and again as a whole."""
 
     def __init__(
@@ -184,7 +184,7 @@ class WholeCall:
         self._on_backward = on_backward
         args, kwargs, given = expected.circumstances[1:]
         # Containers may be changed by whoever gets them.
-        self._arguments = structure((args, kwargs))
+        self._arguments = copy_structure((args, kwargs))
         if expected.untouched:
             untouched = {id(given[number]) for number in expected.untouched}
             given = [tensor for tensor in given if id(tensor) not in untouched]
@@ -216,7 +216,7 @@ class WholeCall:
     def _again(self) -> Any:
         self._on_backward()
         self._check_unchanged("between forward and backward")
-        args, kwargs = structure(self._arguments)
+        args, kwargs = copy_structure(self._arguments)
         now = _states(self._generators)
         unchanged = self._state.is_present()
         thread.regions += 1

@@ -10,7 +10,7 @@ import torch
 _CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """How a tensor lies in its storage."""
 
     dtype: torch.dtype
@@ -19,9 +19,9 @@ class Layout(NamedTuple):
     offset: int
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Layout:
+    def of(tensor: torch.Tensor) -> TensorLayout:
         """Return the layout of a tensor."""
-        return Layout(tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return TensorLayout(tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def over(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return a tensor of this layout over a storage."""
@@ -40,14 +40,14 @@ class Alias(NamedTuple):
     """A result that shares the storage of one of the operator's tensors."""
 
     number: int
-    layout: Layout
+    layout: TensorLayout
 
 
 class Created(NamedTuple):
     """A result in a storage that the operator made."""
 
     storage: int
-    layout: Layout
+    layout: TensorLayout
 
 
 class Constant(NamedTuple):

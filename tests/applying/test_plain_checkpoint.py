@@ -15,8 +15,8 @@ from plans import as_a_whole
 from torch import nn
 
 from trainfit.applying import applied, apply
+from trainfit.applying.plain_checkpoint import PlainCheckpoint
 from trainfit.applying.region import RegionCall
-from trainfit.applying.whole import WholeCall
 from trainfit.capturing.random_stream import seeded
 from trainfit.plans import Plan
 
@@ -25,7 +25,7 @@ from trainfit.plans import Plan
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """How each region call was run."""
     found: list[str] = []
-    for kind, name in ((RegionCall, "followed"), (WholeCall, "whole")):
+    for kind, name in ((RegionCall, "followed"), (PlainCheckpoint, "whole")):
         original: Callable[..., Any] = kind.run
 
         def run(self: Any, *args: Any, original: Any = original, name: str = name) -> Any:
