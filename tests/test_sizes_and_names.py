@@ -32,46 +32,24 @@ LONG_FUNCTIONS = {
     "src/trainfit/verification.py: verify_step",
 }
 FILE_NAMES_TWICE = {
-    "arguments.py",
     "attention.py",
-    "measured.py",
-    "operators.py",
-    "parts.py",
-    "products.py",
-    "regions.py",
-    "replay.py",
     "results.py",
     "solve.py",
-    "surroundings.py",
-    "values.py",
-    "whole.py",
 }
 CLASS_NAMES_TWICE = {
-    "Arguments",
     "Attention",
-    "Kept",
-    "Layout",
     "ModuleCall",
     "Moment",
-    "Recorder",
-    "Runs",
     "SavedTensor",
     "_Malformed",
     "_Reader",
 }
 INCOMPLETE_LISTS = {
-    "applying",
     "capturing",
     "capturing/retarget",
-    "comparing",
-    "costs",
-    "models",
     "planning",
     "report",
-    "targets",
-    "timing",
     "work",
-    "workspace",
 }
 
 MODEL_PARTS = {"Block", "SelfAttention"}
