@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "trainfit"
 # one line may know each other. What is inside a folder is the folder's own business.
 LAYERS = (
     "errors",
-    "units  arguments  user_errors  architectures",
+    "units  arguments  user_errors  architectures  maximum_flow",
     "settings",
     "trace  trace_check  simulate",
     "operators",
@@ -170,6 +170,7 @@ def test_other_libraries_stay_where_they_belong(library: str) -> None:
 
 WITHOUT_TORCH = (
     *("trainfit", "trainfit.errors", "trainfit.units", "trainfit.arguments", "trainfit.user_errors"),
+    "trainfit.maximum_flow",
     *("trainfit.trace", "trainfit.trace_check", "trainfit.simulate", "trainfit.module_stats"),
     *("trainfit.devices", "trainfit.store", "trainfit.measured_cache", "trainfit.cli"),
     *(

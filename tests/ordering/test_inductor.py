@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
 
 import trainfit
+from trainfit.order_fronts import inductor
 from trainfit.order_fronts.inductor import CompiledGraph, OrderPass
 from trainfit.order_fronts.scheduler_memory import _is_matrix_product
 from trainfit.profiler import no_cycle_collection, profile_allocations
@@ -97,6 +100,29 @@ def test_a_pass_that_was_there_already_runs_first_and_comes_back() -> None:
 def test_the_pass_is_known_to_the_cache_of_compiled_code() -> None:
     assert OrderPass().uuid() == OrderPass().uuid()
     assert OrderPass(before=OrderPass()).uuid() != OrderPass().uuid()
+
+
+def files_behind(start: Path) -> set[Path]:
+    """Return a file of the package and all that it imports from the package, directly or not."""
+    package = Path(trainfit.__file__).parent
+    found: set[Path] = set()
+    pending = [start]
+    while pending:
+        file = pending.pop()
+        if file in found or not file.exists():
+            continue
+        found.add(file)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("trainfit."):
+                module = package.joinpath(*str(node.module).split(".")[1:])
+                pending += [module.with_suffix(".py"), *(module / f"{name.name}.py" for name in node.names)]
+    return found
+
+
+def test_all_code_of_the_pass_is_in_its_hash() -> None:
+    found = files_behind(Path(inductor.__file__))
+    assert {"inductor.py", "reuse.py", "maximum_flow.py", "graph.py"} <= {file.name for file in found}
+    assert found <= set(inductor.code_files())
 
 
 @pytest.mark.parametrize(

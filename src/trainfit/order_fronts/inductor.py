@@ -15,6 +15,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,13 @@ def installed(watcher: Watcher | None = None) -> Iterator[None]:
 def _code_hash() -> str:
     """Hash the code that decides the order: compiled code is cached as long as that does not change."""
     hasher = hashlib.sha256()
-    package = Path(__file__).parent.parent
-    own = (Path(__file__), Path(__file__).parent / "scheduler_memory.py")
-    for file in (*sorted((package / "ordering").glob("*.py")), *own):
+    for file in code_files():
         hasher.update(file.read_bytes())
     return hasher.hexdigest()
+
+
+def code_files() -> list[Path]:
+    """Return the files with the code that decides the order."""
+    package = Path(__file__).parent.parent
+    folders = [sorted((package / name).glob("*.py")) for name in ("ordering", "order_fronts")]
+    return [package / "errors.py", package / "maximum_flow.py", *chain(*folders)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainfit.ordering.flow import UNLIMITED, Network
+from trainfit.maximum_flow import UNLIMITED, FlowNetwork
 from trainfit.ordering.problem import Problem
 
 
@@ -63,7 +63,7 @@ def best_closure(problem: Problem, inside: set[int], choice: set[int]) -> set[in
         block for block in blocks if all(node in choice or node in inside for node in problem.members[block])
     ]
     network = _ClosureNetwork(problem, inside, useful)
-    network.most_gain(UNLIMITED)
+    network.most_gain()
     return network.smallest_choice()
 
 
@@ -93,7 +93,7 @@ class _ClosureNetwork:
             if node not in numbers:
                 numbers[node] = 2 + len(useful) + len(numbers)
                 pending += [before for before in problem.predecessors[node] if before not in inside]
-        network = Network(2 + len(useful) + len(numbers))
+        network = FlowNetwork(2 + len(useful) + len(numbers))
         for place, block in enumerate(useful, 2):
             network.connect(0, place, problem.freed[block])
             for member in problem.members[block]:
@@ -113,13 +113,13 @@ class _ClosureNetwork:
     def work(self) -> int:
         return self._network.work
 
-    def most_gain(self, most_work: int) -> tuple[int, bool]:
+    def most_gain(self, most_work: float = UNLIMITED) -> tuple[int, bool]:
         """Return by how much memory can fall at most, and whether that is exact.
 
         A flow that is cut off is smaller than the largest, so that the gain is only overestimated.
         """
         finished = self._network.fill(0, 1, most_work)
-        return self._offered - self._network.sent, finished
+        return self._offered - int(self._network.sent), finished
 
     def smallest_choice(self) -> set[int]:
         """Return the smallest set of nodes with that gain."""

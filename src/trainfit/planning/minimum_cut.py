@@ -3,17 +3,15 @@
 A group of ops makes values (storages). Each value has a question: is it needed in backward? Each group has
 one: is it computed again? A value that is needed, of a group that is not computed again, is kept, which costs
 its bytes times the price. Computing a group again costs its seconds and makes what it reads needed. The
-cheapest answers are the smaller side of a minimum cut, found by augmenting paths in levels (Dinic's
-algorithm).
+cheapest answers are the smaller side of a minimum cut (`maximum_flow.py`).
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate
 
+from trainfit.maximum_flow import UNLIMITED, FlowNetwork
 from trainfit.planning.regions import Group
 
 
@@ -31,20 +29,21 @@ def cheapest(groups: list[Group], seconds_per_byte: float) -> Choice | None:
     """Return the choice with the least `seconds + bytes * price`; None if some value cannot be had at all."""
     first_value = list(accumulate((len(group.sizes) for group in groups), initial=len(groups)))
     source, sink = first_value[-1], first_value[-1] + 1
-    network = _Network(first_value[-1] + 2)
+    network = FlowNetwork(first_value[-1] + 2, _ROUNDING)
     for repeated, group in enumerate(groups):
-        network.connect(repeated, sink, group.seconds if group.repeatable else math.inf)
+        network.connect(repeated, sink, group.seconds if group.repeatable else UNLIMITED)
         for place, (size, saved) in enumerate(zip(group.sizes, group.saved)):
             value = first_value[repeated] + place
             if saved:
-                network.connect(source, value, math.inf)
-            network.connect(value, repeated, size * seconds_per_byte if group.keepable else math.inf)
+                network.connect(source, value, UNLIMITED)
+            network.connect(value, repeated, size * seconds_per_byte if group.keepable else UNLIMITED)
         for maker, place in group.reads:
-            network.connect(repeated, first_value[maker] + place, math.inf)
-    if math.isinf(network.fill(source, sink)):
+            network.connect(repeated, first_value[maker] + place, UNLIMITED)
+    network.fill(source, sink)
+    if network.sent == UNLIMITED:
         return None
     reached = network.reached_from(source)
-    return choice_of(groups, frozenset(n for n in range(len(groups)) if n in reached))
+    return choice_of(groups, frozenset(n for n in range(len(groups)) if reached[n]))
 
 
 def choice_of(groups: list[Group], repeated: frozenset[int]) -> Choice:
@@ -62,74 +61,5 @@ def choice_of(groups: list[Group], repeated: frozenset[int]) -> Choice:
     )
 
 
-class _Network:
-    """A flow network as parallel lists: edge `e` and its reverse `e ^ 1`."""
-
-    def __init__(self, nodes: int) -> None:
-        self.edges: list[list[int]] = [[] for _ in range(nodes)]
-        self.heads: list[int] = []
-        self.room: list[float] = []
-
-    def connect(self, tail: int, head: int, capacity: float) -> None:
-        self.edges[tail].append(len(self.heads))
-        self.edges[head].append(len(self.heads) + 1)
-        self.heads += (head, tail)
-        self.room += (capacity, 0.0)
-
-    def fill(self, source: int, sink: int) -> float:
-        """Send as much as possible from source to sink, and return how much."""
-        total = 0.0
-        while True:
-            levels = self._levels(source)
-            if levels[sink] < 0:
-                return total
-            positions = [0] * len(self.edges)
-            while (sent := self._send(source, sink, levels, positions)) > 0:
-                total += sent
-                if math.isinf(total):
-                    return total
-
-    def reached_from(self, source: int) -> set[int]:
-        """Return the nodes that more could still be sent to."""
-        return {node for node, level in enumerate(self._levels(source)) if level >= 0}
-
-    def _levels(self, source: int) -> list[int]:
-        levels = [-1] * len(self.edges)
-        levels[source] = 0
-        queue = deque([source])
-        while queue:
-            node = queue.popleft()
-            for edge in self.edges[node]:
-                if self.room[edge] > _LEAST and levels[self.heads[edge]] < 0:
-                    levels[self.heads[edge]] = levels[node] + 1
-                    queue.append(self.heads[edge])
-        return levels
-
-    def _send(self, source: int, sink: int, levels: list[int], positions: list[int]) -> float:
-        """Send along one path of rising levels; 0 if there is none left."""
-        path: list[int] = []
-        node = source
-        while node != sink:
-            for position in range(positions[node], len(self.edges[node])):
-                edge = self.edges[node][position]
-                if self.room[edge] > _LEAST and levels[self.heads[edge]] == levels[node] + 1:
-                    positions[node] = position
-                    path.append(edge)
-                    node = self.heads[edge]
-                    break
-            else:
-                positions[node] = len(self.edges[node])
-                if not path:
-                    return 0.0
-                node = self.heads[path.pop() ^ 1]
-                positions[node] += 1
-        amount = min(self.room[edge] for edge in path)
-        for edge in path:
-            if not math.isinf(self.room[edge]):
-                self.room[edge] -= amount
-            self.room[edge ^ 1] += amount
-        return amount
-
-
-_LEAST = 1e-15
+_ROUNDING = 1e-15
 """Seconds: less than this is rounding."""

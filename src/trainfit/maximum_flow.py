@@ -1,49 +1,58 @@
-"""The largest flow through a network in whole numbers, by augmenting paths in levels (Dinic, 1970)."""
+"""The largest flow through a network, by augmenting paths in levels (Dinic, 1970), and the cut it leaves.
+
+Capacities are whole numbers or floats, or `UNLIMITED`. Whole numbers are exact, however large. Floats are
+rounded, so that a network of them says how much counts as nothing (`rounding`).
+"""
 
 from __future__ import annotations
 
-UNLIMITED = 1 << 200
-"""More than any sum of sizes."""
+import math
+
+UNLIMITED = math.inf
 
 
-class Network:
+class FlowNetwork:
     """Edges as parallel lists: edge `e` and its reverse `e ^ 1`."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, rounding: float = 0) -> None:
         """Make a network of that many nodes, without edges."""
         self.edges: list[list[int]] = [[] for _ in range(nodes)]
         self.heads: list[int] = []
-        self.room: list[int] = []
-        self.sent = 0
+        self.room: list[float] = []
+        self.sent: float = 0
         self.work = 0
         """How many edges have been looked at: the same on every machine, unlike time."""
+        self._least = rounding
 
-    def connect(self, tail: int, head: int, capacity: int) -> None:
+    def connect(self, tail: int, head: int, capacity: float) -> None:
         """Add an edge."""
         self.edges[tail].append(len(self.heads))
         self.edges[head].append(len(self.heads) + 1)
         self.heads += (head, tail)
         self.room += (capacity, 0)
 
-    def fill(self, source: int, sink: int, most_work: int) -> bool:
-        """Send as much as possible; say whether all of it was sent before the work was used up."""
+    def fill(self, source: int, sink: int, most_work: float = UNLIMITED) -> bool:
+        """Send as much as possible; say whether all of it was sent before the work was used up.
+
+        What was sent is `sent`; it is `UNLIMITED` if some path has no limit.
+        """
         while True:
             levels = self._levels(source, sink)
-            if levels[sink] < 0:
+            if levels[sink] < 0 or self.sent == UNLIMITED:
                 return True
             if self.work > most_work:
                 return False
             self._fill_levels(source, sink, levels, most_work)
 
     def reached_from(self, source: int) -> list[bool]:
-        """Return which nodes more could still be sent to."""
+        """Return which nodes more could still be sent to: the smallest source side of a minimum cut."""
         return [level >= 0 for level in self._levels(source, -1)]
 
     def _levels(self, source: int, sink: int) -> list[int]:
         levels = [-1] * len(self.edges)
         levels[source] = 0
         frontier = [source]
-        heads, room = self.heads, self.room
+        heads, room, least = self.heads, self.room, self._least
         depth = 0
         while frontier and (sink < 0 or levels[sink] < 0):
             depth += 1
@@ -52,15 +61,15 @@ class Network:
                 self.work += len(self.edges[node])
                 for edge in self.edges[node]:
                     head = heads[edge]
-                    if levels[head] < 0 and room[edge]:
+                    if levels[head] < 0 and room[edge] > least:
                         levels[head] = depth
                         following.append(head)
             frontier = following
         return levels
 
-    def _fill_levels(self, source: int, sink: int, levels: list[int], most_work: int) -> None:
+    def _fill_levels(self, source: int, sink: int, levels: list[int], most_work: float) -> None:
         """Send along paths of rising levels until there is none left."""
-        heads, room, edges = self.heads, self.room, self.edges
+        heads, room, edges, least = self.heads, self.room, self.edges, self._least
         positions = [0] * len(edges)
         path: list[int] = []
         node = source
@@ -68,13 +77,15 @@ class Network:
             if node == sink:
                 amount = min([room[edge] for edge in path])
                 self.sent += amount
+                if amount == UNLIMITED:
+                    return
                 # Go on from where the first edge became full.
                 cut = len(path)
                 for place in range(len(path) - 1, -1, -1):
                     edge = path[place]
                     room[edge] -= amount
                     room[edge ^ 1] += amount
-                    if not room[edge]:
+                    if room[edge] <= least:
                         cut = place
                 node = heads[path[cut] ^ 1]
                 del path[cut:]
@@ -85,7 +96,7 @@ class Network:
             place = positions[node]
             while place < len(outgoing):
                 edge = outgoing[place]
-                if room[edge] and levels[heads[edge]] == deeper:
+                if room[edge] > least and levels[heads[edge]] == deeper:
                     break
                 place += 1
             self.work += place - positions[node] + 1
