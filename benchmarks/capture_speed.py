@@ -10,14 +10,15 @@ with the configuration of Llama-3-8B, bf16, AdamW. Each way runs in a process of
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+from result_files import arguments, write_rows
 from trainfit import Step, StepOptions
 
 WAYS = ("bare", "trainfit", "memtracker")
@@ -55,7 +56,7 @@ def bare() -> dict[str, float]:
         step.run()
         begin = time.perf_counter()
         step.run()
-        return {"step": time.perf_counter() - begin}
+        return {"step_seconds": time.perf_counter() - begin}
 
 
 def trainfit() -> dict[str, float]:
@@ -68,8 +69,8 @@ def trainfit() -> dict[str, float]:
     end = time.perf_counter()
     times = dict(stages)
     return {
-        "step": end - times["recording"],
-        "whole": end - begin,
+        "step_seconds": end - times["recording"],
+        "whole_seconds": end - begin,
         "ops": len(trace.ops),
         "peak_bytes": trace.observed_peak_bytes,
     }
@@ -90,7 +91,7 @@ def memtracker() -> dict[str, float]:
             step.run()
         seconds = time.perf_counter() - begin
         peak = tracker.get_tracker_snapshot("peak")
-    return {"step": seconds, "peak_bytes": sum(device["Total"] for device in peak.values())}
+    return {"step_seconds": seconds, "peak_bytes": sum(device["Total"] for device in peak.values())}
 
 
 def layers() -> dict[str, float]:
@@ -113,14 +114,14 @@ def in_own_process(way: str, *arguments: str) -> dict[str, float]:
     return found
 
 
-def compare(rounds: int) -> None:
+def compare(rounds: int, path: Path | None) -> None:
     results: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(rounds):
         for way in WAYS:
             results[way].append(in_own_process(way))
             print(way, results[way][-1], flush=True)
-    median = {way: statistics.median(r["step"] for r in results[way]) for way in WAYS}
-    whole = statistics.median(r["whole"] for r in results["trainfit"])
+    median = {way: statistics.median(r["step_seconds"] for r in results[way]) for way in WAYS}
+    whole = statistics.median(r["whole_seconds"] for r in results["trainfit"])
     tracker = median["memtracker"]
     print(f"\nLlama-3-8B, batch 1 x 8192, AdamW, median of {rounds}:")
     for label, seconds in (
@@ -131,15 +132,20 @@ def compare(rounds: int) -> None:
     ):
         print(f"  {label:34} {seconds:7.2f} s   {seconds / median['bare']:6.2f} x the bare step")
     print(f"  capture, all of it, is {tracker / whole:.1f} x faster than one step of MemTracker")
+    rows = [{"way": way, "round": n, **r} for way in WAYS for n, r in enumerate(results[way])]
+    write_rows("capture_speed", rows, path)
 
 
-def grow() -> None:
+def grow(path: Path | None) -> None:
+    rows: list[dict[str, str | float]] = []
     for name, count in (("llama-3-8b", 32), ("llama-3-70b", 80), ("llama-3-405b", 126)):
         r = in_own_process("layers", name)
         per_layer = 1000 * r["seconds"] / count
         memory = r["memory_bytes"] / 2**30
         print(f"{name:14} {count:4} layers  {r['seconds']:6.2f} s  {per_layer:6.1f} ms a layer", end="  ")
         print(f"{r['ops']:.0f} ops  {memory:.2f} GiB of memory", flush=True)
+        rows.append({"model": name, "layers": count, **r})
+    write_rows("capture_layers", rows, path)
 
 
 def main() -> None:
@@ -148,13 +154,11 @@ def main() -> None:
 
         print(json.dumps(globals()[sys.argv[2]]()))
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", action="store_true", help="show how time grows with the layers")
     options = parser.parse_args()
-    grow() if options.layers else compare(options.rounds)
+    grow(options.csv) if options.layers else compare(options.rounds, options.csv)
 
 
 if __name__ == "__main__":

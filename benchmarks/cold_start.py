@@ -1,6 +1,6 @@
 """From the shell to the answer for a small model, as a multiple of `import torch`; and a second capture.
 
-    python benchmarks/cold_start.py [--rounds 7] [--target TARGET] [--json FILE]
+    python benchmarks/cold_start.py [--rounds 7] [--target TARGET] [--csv FILE]
 
 In each round three processes run one after another: `import torch`, an estimate for a GPU, an estimate for
 this machine's CPU. Time is that of the processor (user and system), which other work on the machine disturbs
@@ -11,15 +11,15 @@ again and again. Exit code 1 if a ratio is above its bound.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import Any
+
+from result_files import arguments, write_rows
 
 BOUNDS = {"GPU": 2.0, "CPU": 2.5}
 AGAIN = """
@@ -49,12 +49,9 @@ def processor_seconds(command: list[str]) -> tuple[float, float]:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--target", default="gpt2-tiny")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     estimate = [sys.executable, "-m", "trainfit", "estimate", options.target, "--device"]
     commands = {
@@ -73,14 +70,18 @@ def main() -> int:
     for name, (processor, wall) in medians.items():
         ratios = f"{processor / torch_processor:.2f} x import torch (wall clock {wall / torch_wall:.2f} x)"
         print(f"{name:13} {processor:5.2f} s of processor time, {ratios}")
+    rows: list[dict[str, Any]] = [
+        {"what": name, "round": number, "processor_seconds": processor, "wall_seconds": wall}
+        for name, rounds in taken.items()
+        for number, (processor, wall) in enumerate(rounds)
+    ]
     second = [sys.executable, "-c", AGAIN, options.target]
     again = subprocess.run(second, check=True, capture_output=True, text=True).stdout
     for line in again.splitlines():
         device, ops, seconds = line.split()
         print(f"captured again for {device}: {ops} ops in {float(seconds):.2f} s of processor time")
-    if options.json:
-        result = {"medians": medians, "rounds": taken, "again": again.splitlines()}
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        rows.append({"what": f"again, {device}", "processor_seconds": float(seconds), "ops": int(ops)})
+    write_rows("cold_start", rows, options.csv, everything=options.target == "gpt2-tiny")
     return int(any(medians[name][0] > bound * torch_processor for name, bound in BOUNDS.items()))
 
 

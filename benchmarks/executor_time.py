@@ -1,7 +1,6 @@
 """What it costs the host to run regions: our executor beside torch's own checkpointing, on tiny steps.
 
-    python benchmarks/executor_time.py               three models, about a minute
-    python benchmarks/executor_time.py --markdown    the table for docs/benchmarks.md
+    python benchmarks/executor_time.py    three models, about a minute
 
 The steps are so small that operators hardly count: what a step takes longer is Python. Every block is a
 region. `checkpoint` is `torch.utils.checkpoint` as it is, `whole` a plan that keeps nothing; `selective` is
@@ -17,14 +16,11 @@ Exit code 1 if a plan takes more than twice what torch's selective checkpointing
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +28,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import trainfit
+from result_files import arguments, write_rows
 from trainfit import Step, StepOptions
 from trainfit.plans import Plan, RegionKind
 from trainfit.targets.parse import load
@@ -137,24 +134,8 @@ def as_line(r: Result) -> str:
     )
 
 
-def markdown(results: list[Result]) -> str:
-    rows = [
-        "| model | regions | ops in them | step ms | checkpoint | whole | ratio | selective | plan | ratio |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for r in results:
-        whole = f"{r.checkpoint_ms:+.1f} | {r.whole_ms:+.1f} | {r.whole_ratio:.2f}"
-        selective = f"{r.selective_ms:+.1f} | {r.plan_ms:+.1f} | {r.ratio:.2f}"
-        rows.append(f"| {r.name} | {r.regions} | {r.ops} | {r.step_ms:.1f} | {whole} | {selective} |")
-    return "\n".join(rows)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser = arguments(__doc__)
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: list[Result] = []
@@ -162,14 +143,12 @@ def main() -> int:
         results.append(run_case(name))
         print(as_line(results[-1]), flush=True)
     host = region_seconds()
+    counted: dict[str, float] = {}
     for name, way in (("region", "followed"), ("checkpoint", "whole")):
         call, op = host[f"{name}_call"] * 1e3, host[f"{name}_op"] * 1e6
+        counted |= {f"{name}_call_ms": call, f"{name}_op_us": op}
         print(f"counted: {call:.2f} ms per region that is {way}, {op:.0f} µs per op in it")
-    if options.markdown:
-        print(markdown(results))
-    if options.json:
-        rows = {"results": [asdict(r) for r in results], "host": host}
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    write_rows("executor_time", [asdict(result) | counted for result in results], options.csv)
     return 0 if all(result.good for result in results) else 1
 
 

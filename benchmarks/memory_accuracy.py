@@ -2,7 +2,6 @@
 
     python benchmarks/memory_accuracy.py                  all cases, two at a time
     python benchmarks/memory_accuracy.py hf-gpt2 lstm     some cases
-    python benchmarks/memory_accuracy.py --markdown       the table for docs/benchmarks.md
 
 Each case is captured (nothing is run but single operators, to see their workspaces), then really run for a
 warm-up and a measured step; the truth is the profiler's allocation events. Exit code 1 if a bound is missed:
@@ -12,7 +11,6 @@ warm-up and a measured step; the truth is the profiler's allocation events. Exit
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from own_process import CaseFailed, report, run_one
+from result_files import arguments, write_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -134,26 +133,11 @@ def summary(results: list[Result]) -> Iterator[str]:
             )
 
 
-def markdown(results: list[Result]) -> Iterator[str]:
-    yield "| case | kind | predicted bytes | measured bytes | error | notes |"
-    yield "| --- | --- | ---: | ---: | ---: | --- |"
-    for r in sorted(results, key=lambda r: (r.group, r.name)):
-        notes = ["convolutions"] * r.convolutions + ["depends on data"] * r.data_dependent
-        notes += [r.failure] if r.failure else []
-        error = "0" if r.predicted_bytes == r.measured_bytes else f"{100 * r.error:+.4f} %"
-        figures = f"{r.predicted_bytes:,} | {r.measured_bytes:,} | {error}"
-        yield f"| {r.name} | {r.kind} | {figures} | {', '.join(notes)} |"
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("names", nargs="*", help="cases to run (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--threads", type=int, default=1, help="torch threads per case")
-    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
@@ -171,10 +155,7 @@ def main() -> int:
             results.append(result)
             print(as_line(result), flush=True)
     print(*summary(results), sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
-    if options.markdown:
-        print(*markdown(results), sep="\n")
+    write_rows("memory_accuracy", results, options.csv, everything=not options.names)
     return 0 if all(result.good for result in results) else 1
 
 

@@ -1,6 +1,6 @@
 """Compiled for real with inductor's C++ backend: with and without our order, results and measured peak.
 
-    python benchmarks/order_compiled.py [--models NAME ...] [--markdown] [--json FILE]
+    python benchmarks/order_compiled.py [--models NAME ...]
 
 Each model is compiled twice in a process of its own. Loss and gradients of both have to be equal, bit by bit;
 the measured peak (every allocation of torch's CPU allocator) must not be higher with our order, and has to be
@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from order_graphs.branching_models import BRANCHING
+from result_files import arguments, write_rows
 from trainfit import Step, StepOptions
 
 BUILT_IN = {
@@ -115,13 +116,9 @@ def one(name: str) -> dict[str, Any]:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.one:
         print("\n" + json.dumps(one(options.one)))
@@ -134,9 +131,9 @@ def main() -> int:
             print(f"{name}: failed\n{done.stderr[-3000:]}")
             return 1
         rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
-        print(line_of(rows[-1], options.markdown), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        print(line_of(rows[-1]), flush=True)
+    everything = options.models == list(MODELS)
+    write_rows("order_compiled", [row_of(row) for row in rows], options.csv, everything=everything)
     claims = {
         "loss and gradients are equal": all(r["loss_equal"] and r["gradients_equal"] for r in rows),
         "the measured peak is never higher": all(
@@ -151,22 +148,32 @@ def main() -> int:
     return 0 if all(claims.values()) else 1
 
 
-def line_of(row: dict[str, Any], markdown: bool) -> str:
+def row_of(result: dict[str, Any]) -> dict[str, Any]:
+    """Return one model as a row of the CSV file."""
+    largest = max(result["graphs"], key=lambda graph: graph["torch"])
+    return {
+        "model": result["model"],
+        "kernels": "+".join(str(graph["nodes"]) for graph in result["graphs"]),
+        "counted_inductor_bytes": largest["torch"],
+        "counted_bytes": largest["peak"],
+        "bound_bytes": largest["bound"],
+        "inductor_peak_bytes": result["inductor_peak_bytes"],
+        "our_peak_bytes": result["our_peak_bytes"],
+        "equal": result["loss_equal"] and result["gradients_equal"],
+    }
+
+
+def line_of(result: dict[str, Any]) -> str:
     """Return one model as a line: kernels, the largest graph's peak as inductor counts it, measured peaks."""
-    largest = max(row["graphs"], key=lambda graph: graph["torch"])
-    cells = [
-        row["model"],
-        "+".join(str(graph["nodes"]) for graph in row["graphs"]),
-        f"{largest['torch'] / 2**20:.2f} -> {largest['peak'] / 2**20:.2f}",
-        f"{largest['bound'] / 2**20:.2f}",
-        f"{row['inductor_peak_bytes'] / 2**20:.2f} -> {row['our_peak_bytes'] / 2**20:.2f}",
-        f"{row['our_peak_bytes'] / row['inductor_peak_bytes']:.3f}",
-        "yes" if row["loss_equal"] and row["gradients_equal"] else "NO",
-    ]
-    if markdown:
-        return "| " + " | ".join(cells) + " |"
-    return f"{cells[0]:14} kernels {cells[1]:>8}  counted {cells[2]} MiB (bound {cells[3]})  " + (
-        f"measured {cells[4]} MiB ({cells[5]})  equal: {cells[6]}"
+    row = row_of(result)
+    mib = {name: f"{value / 2**20:.2f}" for name, value in row.items() if name.endswith("_bytes")}
+    return (
+        f"{row['model']:14} kernels {row['kernels']:>8}  "
+        f"counted {mib['counted_inductor_bytes']} -> {mib['counted_bytes']} MiB "
+        f"(bound {mib['bound_bytes']})  "
+        f"measured {mib['inductor_peak_bytes']} -> {mib['our_peak_bytes']} MiB "
+        f"({row['our_peak_bytes'] / row['inductor_peak_bytes']:.3f})  "
+        f"equal: {'yes' if row['equal'] else 'NO'}"
     )
 
 

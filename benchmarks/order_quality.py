@@ -1,7 +1,6 @@
 """How good are the orders? Against the exact optimum on small graphs, against torch's own on large ones.
 
     python benchmarks/order_quality.py [--parts abc] [--small 600] [--large 320] [--models NAME ...]
-                                       [--markdown] [--json FILE]
 
 a  Random graphs of 5 to 14 nodes: every peak has to be the smallest possible one, found by trying all orders,
    and every result has to say `optimal`.
@@ -14,22 +13,22 @@ Exit code 1 if a claim is missed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import random
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from order_graphs.brute_force import smallest_peak
 from order_graphs.shapes import SHAPES
 from order_graphs.torch_side import METHODS, torch_graph
+from result_files import arguments, write_rows
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.solve import solve
 from trainfit.ordering.timeline import timeline
@@ -48,6 +47,7 @@ class Comparison:
     peak: int
     bound: int
     method: str
+    proved: bool
     seconds: float
 
     @property
@@ -76,22 +76,29 @@ def compare(kind: str, name: str, graph: BufferGraph) -> Comparison:
     order = {node.name: node for node in theirs.nodes}
     assert theirs.peak([order[step] for step in found.names]) == peak, f"torch counts {name} differently"
     return Comparison(
-        *(kind, name, len(graph.nodes), theirs.peaks(), peak, found.lower_bound_bytes, found.method, seconds)
+        kind,
+        name,
+        len(graph.nodes),
+        theirs.peaks(),
+        peak,
+        found.lower_bound_bytes,
+        found.method,
+        found.optimal,
+        seconds,
     )
 
 
-def small_graphs(count: int) -> tuple[int, int, list[float]]:
-    """Return how many results were the optimum, how many said so, and torch's best against the optimum."""
-    exact = proved = 0
-    ratios = []
+def row_of(comparison: Comparison) -> dict[str, Any]:
+    """Return a graph as a row of the CSV file, with a column for each of torch's methods."""
+    row = asdict(comparison)
+    return {**row.pop("torch_peaks"), **row}
+
+
+def small_graphs(count: int) -> Iterator[Comparison]:
+    """Yield graphs small enough to try every order; the bound is the smallest peak of all of them."""
     for seed in range(count):
         graph = SHAPES["anything"](seed, 5 + seed % 10)
-        best = smallest_peak(graph)
-        found = solve(graph)
-        exact += found.peak_bytes == best
-        proved += found.optimal
-        ratios.append(min(torch_graph(graph).peaks().values()) / best)
-    return exact, proved, ratios
+        yield replace(compare("small", f"small {seed}", graph), bound=smallest_peak(graph))
 
 
 def large_graphs(count: int) -> Iterator[Comparison]:
@@ -104,23 +111,21 @@ def large_graphs(count: int) -> Iterator[Comparison]:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--parts", default="abc")
     parser.add_argument("--small", type=int, default=600)
     parser.add_argument("--large", type=int, default=320)
     parser.add_argument("--models", nargs="*")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     claims: dict[str, bool] = {}
     rows: list[Comparison] = []
     if "a" in options.parts:
-        exact, proved, ratios = small_graphs(options.small)
-        worse = sum(ratio > 1 for ratio in ratios)
+        found = list(small_graphs(options.small))
+        rows += found
+        exact, proved = sum(r.peak == r.bound for r in found), sum(r.proved for r in found)
+        above = [r.best_of_torch / r.bound for r in found if r.best_of_torch > r.bound]
         print(f"a  {options.small} graphs of 5 to 14 nodes: {exact} optimal, {proved} proved optimal")
-        print(f"   torch's best is above the optimum in {worse}, by up to {max(ratios):.3f} times")
+        print(f"   torch's best is above the optimum in {len(above)}, by up to {max(above):.3f} times")
         claims["a: the optimum in all"] = exact == proved == options.small
     if "b" in options.parts:
         found = list(large_graphs(options.large))
@@ -128,7 +133,7 @@ def main() -> int:
         print(
             f"b  {len(found)} graphs of {min(r.nodes for r in found)} to {max(r.nodes for r in found)} nodes"
         )
-        show(summaries(found), options.markdown)
+        show(summaries(found))
         claims["b: never worse than torch's best"] = all(r.peak <= r.best_of_torch for r in found)
         claims["b: better in most"] = sum(r.peak < r.best_of_torch for r in found) > len(found) / 2
     if "c" in options.parts:
@@ -137,12 +142,12 @@ def main() -> int:
         found = [compare("model", name, graph) for name, graph in joint_graphs(options.models)]
         rows += found
         print(f"c  joint graphs of {len(found)} models")
-        show(details(found), options.markdown)
+        show(details(found))
         claims["c: never worse than torch's best"] = all(r.peak <= r.best_of_torch for r in found)
     for claim, holds in claims.items():
         print(f"{'holds ' if holds else 'MISSED'}  {claim}")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    everything = options.parts == "abc" and not options.models
+    write_rows("order_quality", [row_of(row) for row in rows], options.csv, everything=everything)
     return 0 if all(claims.values()) else 1
 
 
@@ -188,12 +193,8 @@ def details(rows: Iterable[Comparison]) -> list[list[str]]:
     return table
 
 
-def show(table: list[list[str]], markdown: bool) -> None:
-    """Print a table, its first line the head; sizes of graphs are MiB."""
-    if markdown:
-        lines = [table[0], ["---", *["---:"] * (len(table[0]) - 1)], *table[1:]]
-        print("\n".join("| " + " | ".join(line) + " |" for line in lines))
-        return
+def show(table: list[list[str]]) -> None:
+    """Print a table, its first line the head; peaks are MiB."""
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     for line in table:
         cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:]))]

@@ -1,7 +1,6 @@
 """How long does ordering take? Against torch's own functions on the same graphs, in the same run.
 
     python benchmarks/order_speed.py [--nodes 5000] [--shapes NAME ...] [--rounds 3] [--without-torch]
-                                     [--markdown] [--json FILE]
 
 For each shape: the three heuristics with the peaks of their orders, ours and torch's, and the whole search at
 its default effort. Seconds are those of the processor (everything runs in one thread), so that other programs
@@ -11,8 +10,6 @@ or our heuristics 0.3 s or more, on any graph of 5,000 nodes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from order_graphs.shapes import SHAPES
 from order_graphs.torch_side import torch_graph
+from result_files import arguments, write_rows
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.problem import peak_of, problem_of
 from trainfit.ordering.results import Order
@@ -48,29 +46,13 @@ def our_heuristics(graph: BufferGraph) -> list[int]:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--nodes", type=int, default=5_000)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without-torch", action="store_true", help="torch's lpmf takes n * n steps")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    head = [
-        "shape",
-        "nodes",
-        "torch's heuristics (s)",
-        "ours (s)",
-        "torch / ours",
-        "default effort (s)",
-        "result",
-    ]
-    if options.markdown:
-        print("| " + " | ".join(head) + " |\n| --- |" + " ---: |" * 5 + " --- |")
-    else:
-        print("  ".join(head))
+    print("shape  nodes  torch's heuristics (s)  ours (s)  torch / ours  default effort (s)  result")
     rows = []
     for shape in options.shapes:
         graph = SHAPES[shape](0, options.nodes)
@@ -79,17 +61,17 @@ def main() -> int:
         orders: list[Order] = []
         solving = fastest(lambda graph=graph, orders=orders: orders.append(solve(graph)), options.rounds)
         quality = orders[-1].quality
-        rows.append({"shape": shape, "nodes": len(graph.nodes), "torch": torch_seconds})
-        rows[-1] |= {"heuristics": seconds, "solve": solving, "quality": quality}
+        rows.append({"shape": shape, "nodes": len(graph.nodes), "torch_seconds": torch_seconds})
+        rows[-1] |= {"heuristic_seconds": seconds, "solve_seconds": solving, "quality": quality}
         cells = [shape, str(len(graph.nodes)), f"{torch_seconds:.2f}", f"{seconds:.3f}"]
         cells += [f"{torch_seconds / seconds:.0f}", f"{solving:.2f}", quality]
-        print("| " + " | ".join(cells) + " |" if options.markdown else "  ".join(cells), flush=True)
-    slowest = max(row["solve"] for row in rows)
-    slowest_heuristics = max(row["heuristics"] for row in rows)
+        print("  ".join(cells), flush=True)
+    slowest = max(row["solve_seconds"] for row in rows)
+    slowest_heuristics = max(row["heuristic_seconds"] for row in rows)
     print(f"slowest: default effort {slowest:.2f} s (bound for 5,000 nodes: {MOST_SECONDS} s), ", end="")
     print(f"heuristics {slowest_heuristics:.3f} s (bound: {MOST_HEURISTIC_SECONDS} s)")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    everything = options.nodes == 5_000 and options.shapes == list(SHAPES) and not options.without_torch
+    write_rows("order_speed", rows, options.csv, everything=everything)
     bounded = options.nodes <= 5_000
     return 1 if bounded and (slowest >= MOST_SECONDS or slowest_heuristics >= MOST_HEURISTIC_SECONDS) else 0
 

@@ -2,7 +2,6 @@
 
     python benchmarks/plan_quality.py                     all built-ins, and steps small enough to try all
     python benchmarks/plan_quality.py gpt2 llama-3-8b     some
-    python benchmarks/plan_quality.py --markdown          the table for docs/benchmarks.md
     python benchmarks/plan_quality.py --executors         with the time that running regions takes the host
 
 Every plan, whoever made it, is replayed on the same trace (H100, roofline): its peak and its time are the
@@ -21,7 +20,6 @@ PyTorch's plans come from its own code (`torch.distributed._tools.sac_ilp`), see
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from own_process import CaseFailed, report, run_one
+from result_files import arguments, write_rows
 
 if TYPE_CHECKING:
     from trainfit import Step, Trace
@@ -258,45 +257,11 @@ def as_line(row: Row) -> str:
     return f"{verdict} {row.case:16} {row.against:24} peak {row.peak_share:7.2%}  {times} gap {row.gap:.2%}"
 
 
-def markdown(rows: list[Row]) -> Iterator[str]:
-    """Yield one line per step: what each other way adds, and what ours adds at its peak."""
-    ways = ("full", "every second block", "greedy", "PyTorch")
-    yield f"| step | {' | '.join(ways)} | largest gap |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for case in dict.fromkeys(row.case for row in rows):
-        own = [row for row in rows if row.case == case]
-        cells = [_cell([row for row in own if row.against.startswith(way)]) for way in ways]
-        gap = max(row.gap for row in own)
-        yield f"| {case} | {' | '.join(cells)} | {gap:.2%} |"
-    exact = [row for row in rows if row.against.startswith("exact")]
-    if exact:
-        yield ""
-        yield "| step | plans | peak of unplanned | optimum | regions | modules |"
-        yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for row in exact:
-        plans = row.against.removeprefix("exact, ").removesuffix(" plans")
-        figures = " | ".join(map(percent, (row.other, row.regions, row.modules)))
-        yield f"| {row.case} | {plans} | {row.peak_share:.1%} | {figures} |"
-
-
-def _cell(rows: list[Row]) -> str:
-    """Return the tightest of a way's comparisons: it, ours by regions, ours by modules."""
-    compared = [row for row in rows if row.other is not None]
-    if not compared:
-        return next((row.note for row in rows), "-")
-    row = min(compared, key=lambda row: row.peak_share)
-    return f"{percent(row.other)} → {percent(row.regions)} ({percent(row.modules)})"
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("names", nargs="*", help="steps to compare on (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="steps at a time")
     parser.add_argument("--executors", action="store_true", help="count what running regions takes the host")
-    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
@@ -315,10 +280,8 @@ def main() -> int:
             print("\n".join(map(as_line, found)), flush=True)
     good = sum(row.good for row in rows)
     print(f"{good} of {len(rows)} comparisons as claimed")
-    if options.markdown:
-        print("\n".join(markdown(rows)))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    table = "plan_quality_executors" if options.executors else "plan_quality"
+    write_rows(table, rows, options.csv, everything=not options.names)
     return 0 if good == len(rows) else 1
 
 

@@ -17,7 +17,6 @@ code 1 if a claim is missed. PyTorch's part needs pulp and pwlf, see torch_sac.p
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -27,6 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
+
+from result_files import arguments, write_rows
 
 if TYPE_CHECKING:
     from trainfit import Step, StepOptions
@@ -179,12 +180,18 @@ def torch_narrow() -> dict[str, float]:
     }
 
 
+ROWS: list[dict[str, str | float]] = []
+"""Every figure of every run, for the CSV file."""
+
+
 def in_own_process(way: str) -> dict[str, float]:
     done = subprocess.run([sys.executable, __file__, "--run-one", way], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{way} failed:\n{done.stderr}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     print(way, {name: round(value, 3) for name, value in found.items()}, flush=True)
+    number = sum(row["way"] == way and row["figure"] == "seconds" for row in ROWS)
+    ROWS.extend({"way": way, "round": number, "figure": name, "value": found[name]} for name in found)
     return found
 
 
@@ -238,9 +245,7 @@ def main() -> int:
 
         print(json.dumps(globals()[sys.argv[2]]()))
         return 0
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=tuple(COMPARISONS), action="append", help="a part of it")
     options = parser.parse_args()
@@ -251,6 +256,7 @@ def main() -> int:
         print(problem, file=sys.stderr)
         return 2
     missed = [name for name in chosen if not COMPARISONS[name](options.rounds)]
+    write_rows("plan_speed", ROWS, options.csv, everything=not options.only)
     return 1 if missed else 0
 
 

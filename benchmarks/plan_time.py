@@ -2,7 +2,6 @@
 
     python benchmarks/plan_time.py                  three cases, about seven minutes each
     python benchmarks/plan_time.py llama-tiny       one of them
-    python benchmarks/plan_time.py --markdown       the table for docs/benchmarks.md
 
 The budget is the peak of full checkpointing plus 20 % of the way to the peak without any. Full checkpointing
 is `torch.utils.checkpoint` around every block. The steps run in turn in one process, with one thread, counted
@@ -20,18 +19,17 @@ prediction is more than 15 % from the measured one, or if the plan's measured pe
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from own_process import CaseFailed, report, run_one
+from result_files import arguments, write_rows
 
 if TYPE_CHECKING:
     import torch
@@ -234,28 +232,10 @@ def as_line(r: Result) -> str:
     )
 
 
-def markdown(results: list[Result]) -> Iterator[str]:
-    yield "| model | step | full checkpointing | our plan | of full | predicted | error | none, full, plan |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    for r in results:
-        peaks = ", ".join(
-            f"{size / 2**20:.1f}" for size in (r.unplanned_peak_bytes, r.full_peak_bytes, r.plan_peak_bytes)
-        )
-        yield (
-            f"| {r.name}, batch {BATCHES[r.name]} | {r.step_seconds:.2f} s | {r.full:+.1%} | "
-            f"{r.plan:+.1%} ± {r.standard_error:.1%} | {r.share_of_full:.0%} | {r.predicted:+.1%} | "
-            f"{r.error:+.1%} | {peaks} MiB |"
-        )
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("names", nargs="*", help=f"cases to run (default: {', '.join(DEFAULT)})")
     parser.add_argument("--rounds", type=int, default=30, help="steps of each kind at least (default: 30)")
-    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
@@ -272,10 +252,8 @@ def main() -> int:
         for name in options.names or DEFAULT:
             results.append(in_own_process(name, options.rounds))
             print(as_line(results[-1]), flush=True)
-    if options.markdown:
-        print("\n".join(markdown(results)))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n", encoding="utf-8")
+    rows = [asdict(result) | {"batch": BATCHES[result.name]} for result in results]
+    write_rows("plan_time", rows, options.csv, everything=not options.names)
     return 0 if all(result.good for result in results) else 1
 
 

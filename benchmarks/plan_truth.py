@@ -2,7 +2,6 @@
 
     python benchmarks/plan_truth.py                 all cases, two at a time
     python benchmarks/plan_truth.py hf-gpt2         some cases
-    python benchmarks/plan_truth.py --markdown      the table for docs/benchmarks.md
 
 For each model four budgets between the smallest reachable peak and the peak without a plan. Every plan is
 applied to the real model on the CPU; the truth is the profiler's allocation events of the second step. Exit
@@ -13,14 +12,13 @@ more than the reserve from the promise without it), or if loss or gradients are 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from own_process import CaseFailed, report, run_one
+from result_files import arguments, write_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -159,26 +157,11 @@ def as_line(result: Result) -> str:
     )
 
 
-def markdown(results: list[Result]) -> Iterator[str]:
-    yield "| case | budget | promised | measured | error | without a plan | added time | results |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
-    for r in results:
-        same = r.failure or ("equal" if r.equal else "NOT EQUAL")
-        yield (
-            f"| {r.name} | {r.budget_bytes:,} | {r.promised_bytes:,} | {r.measured_bytes:,} | "
-            f"{100 * r.error:+.4f} % | {r.unplanned_bytes:,} | {r.added_share:+.1%} | {same} |"
-        )
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("names", nargs="*", help="cases to run (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--threads", type=int, default=1, help="torch threads per case")
-    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
@@ -192,10 +175,8 @@ def main() -> int:
                 print(as_line(result), flush=True)
     good = sum(result.good for result in results)
     print(f"{good} of {len(results)} plans keep what they promise")
-    if options.markdown:
-        print("\n".join(markdown(results)))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n", encoding="utf-8")
+    rows = [asdict(result) | {"error": result.error} for result in results]
+    write_rows("plan_truth", rows, options.csv, everything=not options.names)
     return 0 if good == len(results) else 1
 
 

@@ -1,6 +1,6 @@
 """Capture once, price many: how long a captured step takes to price for another device.
 
-    python benchmarks/pricing_speed.py [--target llama-3-8b] [--rounds 5] [--json FILE]
+    python benchmarks/pricing_speed.py [--target llama-3-8b] [--rounds 5] [--csv FILE]
 
 One capture of Llama-3-8B (batch 1 x 8192), then every GPU of the device table in turn: pricing (roofline),
 scheduling and summing up. The first device also fills what is remembered between devices; it counts too.
@@ -9,14 +9,12 @@ Exit code 1 if any device takes longer than the bound.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import trainfit
+from result_files import arguments, write_rows
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.devices import known_devices
@@ -26,12 +24,9 @@ BOUND_SECONDS = 0.2
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--target", default="llama-3-8b")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     begin = time.perf_counter()
     trace = trainfit.capture(options.target, device="h100")
@@ -46,16 +41,15 @@ def main() -> int:
             step = summarise(schedule(trace, trainfit.price(trace, device)))
             taken.append(time.perf_counter() - begin)
         worst = max(worst, *taken)
-        rows.append({"device": device.name, "seconds": taken, "step_seconds": step.step_seconds})
+        shared = {"step_seconds": step.step_seconds, "capture_seconds": capture_seconds}
+        rows += [{"device": device.name, "round": n, "seconds": s, **shared} for n, s in enumerate(taken)]
         print(
             f"{device.name:20} priced in {1e3 * statistics.median(taken):6.1f} ms "
             f"(slowest {1e3 * max(taken):6.1f} ms): {step.step_seconds:8.3f} s per step predicted"
         )
     print(f"slowest of all {worst:.3f} s, bound {BOUND_SECONDS} s")
     print(f"capture took {capture_seconds / worst:.0f} times as long")
-    if options.json:
-        result = {"capture_seconds": capture_seconds, "worst_seconds": worst, "devices": rows}
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_rows("pricing_speed", rows, options.csv, everything=options.target == "llama-3-8b")
     return 0 if worst < BOUND_SECONDS else 1
 
 

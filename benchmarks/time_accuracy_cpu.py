@@ -2,7 +2,6 @@
 
     python benchmarks/time_accuracy_cpu.py                          all cases, one after another
     python benchmarks/time_accuracy_cpu.py --case hf-gpt2 --case hf-bert
-    python benchmarks/time_accuracy_cpu.py --markdown --json times.json
 
 Each case is captured, and its distinct operators are run alone, in rounds (`--costs measured`). After each
 round the real step runs once, so that a slow second of the machine hits both alike. Predicted is the sum of
@@ -15,7 +14,6 @@ median error 8 %, worst 25 %, every step between 50 ms and 5 s.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
@@ -27,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from own_process import CaseFailed, report, run_one
+from result_files import arguments, write_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -208,28 +207,15 @@ def summary(results: list[Result]) -> Iterator[str]:
         )
 
 
-def markdown(results: list[Result]) -> Iterator[str]:
-    yield "| case | kind | predicted ms | measured ms | error | host | notes |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | --- |"
-    for r in sorted(results, key=lambda r: r.name):
-        notes = [f"{name} by formula" for name in r.unmeasured] + ([r.failure] if r.failure else [])
-        figures = f"{1e3 * r.predicted_seconds:.1f} | {1e3 * r.measured_seconds:.1f} | {100 * r.error:+.1f} %"
-        yield f"| {r.name} | {r.kind} | {figures} | {100 * r.host_share:.0f} % | {', '.join(notes)} |"
-
-
 def is_good(results: list[Result]) -> bool:
     errors = [abs(result.error) for result in results]
     return all(result.good for result in results) and statistics.median(errors) <= MEDIAN_BOUND
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--case", action="append", help="run this case (may be repeated; default: all)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
-    parser.add_argument("--markdown", action="store_true", help="end with a table in Markdown")
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--cache", type=Path, help="the cache file (default: a new one)")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -251,10 +237,7 @@ def main() -> int:
             results.append(in_own_process(name, options.threads, cache))
             print(as_line(results[-1]), flush=True)
     print(*summary(results), sep="\n")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
-    if options.markdown:
-        print(*markdown(results), sep="\n")
+    write_rows("time_accuracy_cpu", results, options.csv, everything=not options.case)
     return 0 if is_good(results) else 1
 
 

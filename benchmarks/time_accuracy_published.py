@@ -1,6 +1,6 @@
 """Predicted step time (roofline) against published step times of GPUs that are not here.
 
-    python benchmarks/time_accuracy_published.py [--rows test|train|all|others] [--cache DIR] [--json FILE]
+    python benchmarks/time_accuracy_published.py [--rows test|train|all|others] [--cache DIR] [--csv FILE]
 
 The constants of the roofline were fitted on the train rows (`benchmarks/calibrate.py`); the bounds are about
 the test rows: other models, which the fit has not seen. Needs the `hf` extra. Captures about a hundred steps,
@@ -11,8 +11,6 @@ it says how wide a range has to be there.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 from published.peer import peer_seconds
 from published.prediction import Prediction, comparable_pairs, is_test, predict, quantile
 from published.rows import OTHER_DEVICES, Row, captured, load_rows
+from result_files import arguments, write_rows
 
 MEDIAN_BOUND = 0.15
 TAIL_BOUND = 0.35
@@ -29,16 +28,12 @@ RATIO_BOUND = 0.05
 
 def main() -> int:
     """Run the benchmark; 1 if a bound is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--rows", choices=("test", "train", "all", "others"), default="all")
     parser.add_argument("--cache", type=Path, help="keep captured steps in this folder")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--markdown", action="store_true", help="print the table for docs/benchmarks.md")
     options = parser.parse_args()
     if options.rows == "others":
-        return other_devices(options.cache)
+        return other_devices(options.cache, options.csv)
     predictions: list[Prediction] = []
     peers: list[Prediction] = []
     left_out: list[tuple[Row, str]] = []
@@ -49,43 +44,51 @@ def main() -> int:
         else:
             predictions.append(predict(row, found))
             peers.append(Prediction(row, peer_seconds(row, found)))
-    print_rows(predictions, peers, options.markdown)
+    print_rows(predictions, peers)
     for row, reason in left_out:
         print(f"not expressed: {row.id}: {reason}")
     result = summary(predictions)
     result["peer"] = {name: figures for name, figures in summary(peers).items() if name != "bounds"}
-    result["left_out"] = {row.id: reason for row, reason in left_out}
     print_summary(result)
-    if options.json:
-        result["rows"] = [
-            {
-                "id": p.row.id,
-                "test": is_test(p.row),
-                "predicted": p.seconds,
-                "peer": peer.seconds,
-                "measured": p.row.measured_seconds,
-            }
-            for p, peer in zip(predictions, peers)
-        ]
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    table = [
+        {
+            "id": p.row.id,
+            "family": p.row.family,
+            "split": split_of(p.row),
+            "predicted_seconds": p.seconds,
+            "peer_seconds": peer.seconds,
+            "published_seconds": p.row.measured_seconds,
+        }
+        for p, peer in zip(predictions, peers)
+    ]
+    write_rows("time_accuracy_published", table, options.csv, everything=options.rows == "all")
     return 0 if all(result["bounds"].values()) else 1
 
 
-def other_devices(cache: Path | None) -> int:
+def other_devices(cache: Path | None, path: Path | None) -> int:
     """Print the factor that four of five rows are within, by maker; rows of one sample wait for the host."""
     factors: dict[str, list[float]] = {}
+    rows = []
     for row, found in captured(load_rows(OTHER_DEVICES), cache, lambda text: print(text, file=sys.stderr)):
         if isinstance(found, str):
             print(f"not expressed: {row.id}: {found}")
             continue
-        ratio = predict(row, found).ratio
+        prediction = predict(row, found)
+        ratio, batch = prediction.ratio, row.data["config"]["batch_per_gpu"]
+        rows.append({"id": row.id, "device": row.device.name, "batch": batch})
+        rows[-1] |= {"predicted_seconds": prediction.seconds, "published_seconds": row.measured_seconds}
         print(f"{row.device.name:16} {row.id:45} predicted / published {ratio:.2f}")
-        if row.data["config"]["batch_per_gpu"] > 1:
+        if batch > 1:
             maker = "NVIDIA" if row.device.architecture.startswith("sm_") else "AMD"
             factors.setdefault(maker, []).append(max(ratio, 1 / ratio))
     for maker, found_factors in factors.items():
         print(f"{maker}: {len(found_factors)} rows, four of five within {quantile(found_factors, 0.8):.2f} x")
+    write_rows("time_other_devices", rows, path)
     return 0
+
+
+def split_of(row: Row) -> str:
+    return "test" if is_test(row) else "train"
 
 
 def summary(predictions: list[Prediction]) -> dict[str, Any]:
@@ -113,29 +116,24 @@ def summary(predictions: list[Prediction]) -> dict[str, Any]:
     return result
 
 
-def print_rows(predictions: list[Prediction], peers: list[Prediction], markdown: bool) -> None:
-    """Print one line per family, or per row on a terminal."""
-    if not markdown:
-        for p, peer in zip(predictions, peers):
-            split = "test " if is_test(p.row) else "train"
-            print(
-                f"{split} {p.row.id:45} {p.row.measured_seconds * 1e3:10.1f} ms published "
-                f"{p.seconds * 1e3:10.1f} ms predicted {p.ratio - 1:+7.1%}  "
-                f"RuntimeEstimator {peer.ratio - 1:+7.1%}"
-            )
-        return
-    print("| model and GPU | split | rows | median ratio | worst error | RuntimeEstimator: median ratio |")
-    print("| --- | --- | ---: | ---: | ---: | ---: |")
+def print_rows(predictions: list[Prediction], peers: list[Prediction]) -> None:
+    """Print one line per row, then one per model and GPU."""
+    for p, peer in zip(predictions, peers):
+        print(
+            f"{split_of(p.row):5} {p.row.id:45} {p.row.measured_seconds * 1e3:10.1f} ms published "
+            f"{p.seconds * 1e3:10.1f} ms predicted {p.ratio - 1:+7.1%}  "
+            f"RuntimeEstimator {peer.ratio - 1:+7.1%}"
+        )
     families: dict[str, list[tuple[Prediction, Prediction]]] = {}
     for p, peer in zip(predictions, peers):
         families.setdefault(p.row.family, []).append((p, peer))
     for family, members in families.items():
-        split = "test" if is_test(members[0][0].row) else "train"
         ratio, peer_ratio = (statistics.median(pair[side].ratio for pair in members) for side in (0, 1))
         worst = max((p for p, _ in members), key=lambda p: p.error)
         print(
-            f"| {family} | {split} | {len(members)} | {ratio:.2f} | {worst.ratio - 1:+.1%} | "
-            f"{peer_ratio:.2f} |"
+            f"{split_of(members[0][0].row):5} {family:45} {len(members):3} rows, "
+            f"median predicted / published {ratio:.2f}, worst error {worst.ratio - 1:+.1%}; "
+            f"RuntimeEstimator {peer_ratio:.2f}"
         )
 
 

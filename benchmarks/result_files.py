@@ -1,0 +1,258 @@
+"""The rows of a benchmark as a CSV file: `benchmarks/results/NAME.csv`, written whole or not at all.
+
+`TABLES` says what the columns of each file mean. Two more are in all of them: the day of the run, and the
+versions of what was measured and of what it was compared with. A run of everything writes to the folder; a
+run of some cases only writes where `--csv` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import math
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+LIBRARIES = ("torch", "transformers", "numpy", "scipy", "highspy", "pulp", "pwlf")
+
+TABLES: dict[str, dict[str, str]] = {
+    "memory_accuracy": {
+        "name": "the case",
+        "group": "built-in models, transformers' architectures, or training patterns",
+        "kind": "the family of models, or what the pattern is about",
+        "convolutions": "whether it has convolutions, whose kernels allocate memory inside themselves",
+        "data_dependent": "whether its memory depends on the values of tensors",
+        "predicted_bytes": "the predicted peak",
+        "measured_bytes": "the peak of the profiler's allocation events",
+        "persistent_difference": "bytes alive before the step, predicted minus measured",
+        "ops": "operators in the trace",
+        "capture_seconds": "wall-clock time of capture and simulation",
+        "assumptions": "how many assumptions the capture had to make",
+        "failure": "why there is no figure",
+    },
+    "cold_start": {
+        "what": "`import torch`, an estimate for a GPU or for the CPU, or a step captured again",
+        "round": "which round; of what is captured again the median",
+        "processor_seconds": "user and system time",
+        "wall_seconds": "wall-clock time",
+        "ops": "operators in the trace",
+    },
+    "capture_speed": {
+        "way": "bare fake step, trainfit, or MemTracker",
+        "round": "which round",
+        "step_seconds": "wall-clock time of one steady step",
+        "whole_seconds": "from the model's construction to the checked trace",
+        "ops": "operators in the trace",
+        "peak_bytes": "the peak that was found",
+    },
+    "capture_layers": {
+        "model": "a built-in Llama, batch 1 x 8192, for an H100",
+        "layers": "its blocks",
+        "seconds": "wall-clock time of its capture",
+        "ops": "operators in the trace",
+        "memory_bytes": "largest resident memory of the process",
+    },
+    "time_accuracy_published": {
+        "id": "the row of published/step_times.json",
+        "family": "model and GPU",
+        "split": "`train`: the constants were fitted on it; `test`: they were not",
+        "predicted_seconds": "the step, by roofline",
+        "peer_seconds": "the step, by the roofline of torch's RuntimeEstimator",
+        "published_seconds": "the step, as published",
+    },
+    "time_other_devices": {
+        "id": "the row of published/other_devices.json",
+        "device": "a GPU that no constant was fitted on",
+        "batch": "samples per GPU; with one sample the GPU waits for the host",
+        "predicted_seconds": "the step, by roofline",
+        "published_seconds": "the step, as published",
+    },
+    "time_accuracy_cpu": {
+        "name": "the case",
+        "kind": "the family of models",
+        "predicted_seconds": "the sum of its operators, timed alone, and of the host's time around them",
+        "measured_seconds": "median of the real steps, in the time that the thread ran",
+        "wall_seconds": "the same steps in wall-clock time",
+        "measured_spread": "half the distance between the quartiles, relative to the median",
+        "steps": "how many real steps ran",
+        "ops": "operators in the trace",
+        "host_share": "of the predicted time: what the host takes around the operators",
+        "unmeasured_share": "of the predicted time: operators that cannot run alone, priced by the roofline",
+        "unmeasured": "those operators",
+        "page_faults": "per real step",
+        "measuring_seconds": "wall-clock time of timing the operators",
+        "failure": "why there is no figure",
+    },
+    "pricing_speed": {
+        "device": "a GPU of the device table",
+        "round": "which round",
+        "seconds": "wall-clock time of pricing, scheduling and summing up one captured step",
+        "step_seconds": "the predicted step",
+        "capture_seconds": "wall-clock time of the capture",
+    },
+    "order_quality": {
+        "kind": "`small`: every order was tried; the shape of a random graph; or `model`",
+        "name": "the graph",
+        "nodes": "how many nodes it has",
+        "baseline": "peak bytes of the given order",
+        "lpmf": "peak bytes of torch's least peak first",
+        "bfs": "peak bytes of torch's breadth first",
+        "dfs": "peak bytes of torch's depth first",
+        "peak": "peak bytes of our order",
+        "bound": "bytes that no order is below; for `small` graphs the smallest peak of all orders",
+        "method": "which of our methods found the order",
+        "proved": "whether the result says that it is optimal",
+        "seconds": "wall-clock time of our search",
+    },
+    "order_compiled": {
+        "model": "the compiled model",
+        "kernels": "in each of its graphs",
+        "counted_inductor_bytes": "peak of its largest graph in inductor's order, as the pass counts it",
+        "counted_bytes": "the same in our order",
+        "bound_bytes": "what no order of that graph is below",
+        "inductor_peak_bytes": "measured peak of the step in inductor's order",
+        "our_peak_bytes": "measured peak of the step in our order",
+        "equal": "whether loss and gradients are equal, bit by bit",
+    },
+    "order_speed": {
+        "shape": "the shape of the random graph",
+        "nodes": "how many nodes it has",
+        "torch_seconds": "processor time of torch's three heuristics",
+        "heuristic_seconds": "processor time of ours",
+        "solve_seconds": "processor time of the whole search at its default effort",
+        "quality": "what the result says about itself",
+    },
+    "plan_quality": {
+        "case": "the step",
+        "against": "the other way whose peak is our budget, or how far the budget is on the way to no plan",
+        "budget_bytes": "what the plans may use",
+        "peak_share": "the budget as a share of the peak without a plan",
+        "other": "time that the other way adds, as a share of the step without a plan",
+        "regions": "time that `regions` adds",
+        "modules": "time that `modules` adds",
+        "gap": "how much of the step the best possible plan could save at most",
+        "good": "whether the claims hold",
+        "note": "why there is no figure",
+    },
+    "plan_speed": {
+        "way": "what ran",
+        "round": "which round",
+        "figure": "a duration in seconds, or what the plan is like",
+        "value": "its value",
+    },
+    "plan_truth": {
+        "name": "the case",
+        "share": "how far the budget is on the way from the smallest reachable peak to that without a plan",
+        "reserve_bytes": "what the promise sets aside, because memory depends on data",
+        "budget_bytes": "what the plan may use",
+        "promised_bytes": "what it promises",
+        "measured_bytes": "the peak of the profiler's allocation events, with the plan",
+        "unplanned_bytes": "the same without a plan",
+        "regions": "how many regions the plan has",
+        "added_share": "predicted added time, as a share of the step without a plan",
+        "equal": "whether loss, gradients and parameters are equal, bit by bit",
+        "error": "of the promise without its reserve, relative to the measured peak",
+        "failure": "why there is no figure",
+    },
+    "plan_time": {
+        "name": "the built-in model",
+        "batch": "samples per step",
+        "step_seconds": "median of the step without a plan",
+        "full": "measured overhead of full checkpointing, as a share of the step",
+        "plan": "measured overhead of our plan",
+        "standard_error": "of the plan's overhead",
+        "predicted": "predicted overhead of our plan",
+        "budget_bytes": "what the plan may use",
+        "unplanned_peak_bytes": "measured peak without a plan",
+        "full_peak_bytes": "measured peak with full checkpointing",
+        "plan_peak_bytes": "measured peak with our plan",
+        "rounds": "how often each kind of step ran",
+        "failure": "why there is no figure",
+    },
+    "executor_time": {
+        "name": "the model, every block a region",
+        "regions": "how many regions",
+        "ops": "operators in them",
+        "step_ms": "the step as it is",
+        "checkpoint_ms": "what torch's checkpointing adds",
+        "whole_ms": "what a plan that keeps nothing adds",
+        "selective_ms": "what torch's selective checkpointing adds",
+        "plan_ms": "what a plan with the same decisions adds",
+        "region_call_ms": "what trainfit counts on this machine per region that is followed",
+        "region_op_us": "and per op in it",
+        "checkpoint_call_ms": "what it counts per region that keeps nothing",
+        "checkpoint_op_us": "and per op in it",
+    },
+}
+TABLES["plan_quality_executors"] = TABLES["plan_quality"]
+
+RUN = {"date": "when it ran", "versions": "with what"}
+"""The last columns of every file."""
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser that shows a script's docstring and knows `--csv`."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    text = "write the rows to this file (default: benchmarks/results/, if everything was run)"
+    parser.add_argument("--csv", type=Path, metavar="FILE", help=text)
+    return parser
+
+
+def write_rows(
+    table: str, rows: Iterable[Any], path: Path | None = None, *, everything: bool = True
+) -> Path | None:
+    """Write rows, mappings or dataclasses, and return where; nowhere if it is a part and no path is given.
+
+    What a row does not have is left empty; a column that `TABLES` does not explain is an error.
+    """
+    if path is None and not everything:
+        return None
+    columns = [*TABLES[table], *RUN]
+    run = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "versions": versions()}
+    target = path or RESULTS / f"{table}.csv"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(target.name + ".part")
+    try:
+        with draft.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({**run, **_cells(row)} for row in rows)
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+    print(f"rows written to {target}")
+    return target
+
+
+def versions() -> str:
+    """Return Python, trainfit and the libraries that are installed, with their versions."""
+    found = [f"python {platform.python_version()}"]
+    for library in ("trainfit", *LIBRARIES):
+        try:
+            found.append(f"{library} {metadata.version(library)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return "; ".join(found)
+
+
+def _cells(row: Any) -> dict[str, Any]:
+    values: Mapping[str, Any] = asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
+    return {name: _cell(value) for name, value in values.items()}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    if isinstance(value, (list, tuple)):
+        return "; ".join(map(str, value))
+    assert value is None or isinstance(value, (str, int, float)), value
+    return value
