@@ -34,7 +34,9 @@ from result_files import arguments, write_rows
 if TYPE_CHECKING:
     import torch
 
-    from trainfit import Step
+    from trainfit import Step, Trace
+    from trainfit.costs.table import CostTable
+    from trainfit.plans import Plan
 
 BATCHES = {"gpt2-tiny": 48, "llama-tiny": 48, "bert-tiny": 64, "vit-tiny": 256, "resnet-18": 16}
 """Built-in models, at batches whose steps take seconds: Python's share, which changes most from one minute to
@@ -108,25 +110,94 @@ def error_of_median(values: list[float]) -> float:
     return statistics.stdev(medians)
 
 
+def three_steps(build: Callable[[], Step], blocks: list[str], plan: Plan) -> tuple[Callable[[], Step], ...]:
+    """Return what builds the step as it is, with full checkpointing, and with the plan."""
+    import trainfit
+
+    def in_full() -> Step:
+        built = build()
+        checkpoint_blocks(built.model, blocks)
+        return built
+
+    def planned() -> Step:
+        built = build()
+        trainfit.apply(built.model, plan)
+        return built
+
+    return build, in_full, planned
+
+
+class Turns:
+    """Steps that run in turn: as it is, with full checkpointing, as it is, with our plan, and so on."""
+
+    def __init__(self, ways: tuple[Callable[[], Step], ...]) -> None:
+        from trainfit.timing.clocks import cpu_clock
+
+        self.clock = cpu_clock()
+        self.steps = [way() for way in ways]
+        self.times: list[list[float]] = [[] for _ in self.steps]
+        for step in self.steps * 2:
+            step.run()
+
+    def run(self, *ways: int) -> None:
+        for way in ways:
+            begin = self.clock()
+            self.steps[way].run()
+            self.times[way].append(self.clock() - begin)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.times[1])
+
+    @property
+    def overheads(self) -> list[list[float]]:
+        """Of full checkpointing and of the plan: each run beside the mean of its two neighbours as it is."""
+        plain, *others = self.times
+        # The neighbours of the n-th of the first are the plain ones 2n and 2n + 1, of the second one later.
+        return [
+            [2 * own / (plain[2 * n + place] + plain[2 * n + place + 1]) - 1 for n, own in enumerate(way)]
+            for place, way in enumerate(others)
+        ]
+
+
+def measured_in_turn(trace: Trace, costs: CostTable, turns: Turns, rounds: int) -> CostTable:
+    """Time the operators again in turn with the steps, Python's share before and after; return the costs."""
+    from trainfit.costs import this_machine
+    from trainfit.costs.constants import CALIBRATED
+    from trainfit.costs.measured import measured_costs
+    from trainfit.costs.roofline import Roofline
+    from trainfit.costs.table import Host
+
+    hosts = [this_machine.host(refresh=True)]
+    again = measured_costs(
+        trace,
+        costs.device,
+        host=hosts[0],
+        fallback=Roofline(costs.device, CALIBRATED, trace.tf32).price,
+        refresh=True,
+        between=lambda: turns.run(0, 1, 0, 2),
+        budget_seconds=MEASURING_SECONDS,
+    )
+    turns.run(*(0, 1, 0, 2) * (rounds - turns.rounds), 0)
+    hosts.append(this_machine.host(refresh=True))
+    seconds_of = {field.name: [getattr(host, field.name) for host in hosts] for field in fields(Host)[1:]}
+    host = replace(hosts[0], **{name: statistics.fmean(both) for name, both in seconds_of.items()})
+    return replace(again, host=host)
+
+
 def run_case(name: str, rounds: int) -> Result:
     """Plan one case and run its three steps in turn, in this process."""
     import torch
 
     import trainfit
     from trainfit import StepOptions
-    from trainfit.costs import this_machine
-    from trainfit.costs.constants import CALIBRATED
-    from trainfit.costs.measured_costs import measured_costs
-    from trainfit.costs.roofline import Roofline
     from trainfit.costs.schedule import schedule
-    from trainfit.costs.table import Host
     from trainfit.measuring import measure_step
     from trainfit.planning.baselines import baselines, blocks_of
     from trainfit.planning.replay import replayed
     from trainfit.planning.solve import Planner
     from trainfit.plans import Plan
     from trainfit.targets.parse import load
-    from trainfit.timing.clocks import cpu_clock
 
     class RememberingPlanner(Planner):
         chosen: ClassVar[dict[Plan, Sequence[int]]] = {}
@@ -147,67 +218,25 @@ def run_case(name: str, rounds: int) -> Result:
     assert isinstance(plan, Plan)
     seconds = schedule(trace, costs).marginal_seconds.tolist()
     blocks = [trace.module_name(r.module).partition(".")[2] for r in blocks_of(trace, seconds)]
-
-    def in_full() -> Step:
-        built = build()
-        checkpoint_blocks(built.model, blocks)
-        return built
-
-    def planned() -> Step:
-        built = build()
-        trainfit.apply(built.model, plan)
-        return built
-
-    ways = (build, in_full, planned)
-    peaks = [measure_step(way, "cpu", timed=0).peak_bytes for way in ways]
-    steps = [way() for way in ways]
-    for step in steps * 2:
-        step.run()
-    clock = cpu_clock()
-    times: list[list[float]] = [[] for _ in steps]
-
-    def run(*ways: int) -> None:
-        for way in ways:
-            begin = clock()
-            steps[way].run()
-            times[way].append(clock() - begin)
-
-    hosts = [this_machine.host(refresh=True)]
-    again = measured_costs(
-        trace,
-        costs.device,
-        host=hosts[0],
-        fallback=Roofline(costs.device, CALIBRATED, trace.tf32).price,
-        refresh=True,
-        between=lambda: run(0, 1, 0, 2),
-        budget_seconds=MEASURING_SECONDS,
-    )
-    run(*(0, 1, 0, 2) * (rounds - len(times[1])), 0)
-    hosts.append(this_machine.host(refresh=True))
-    seconds_of = {field.name: [getattr(host, field.name) for host in hosts] for field in fields(Host)[1:]}
-    host = replace(hosts[0], **{name: statistics.fmean(both) for name, both in seconds_of.items()})
+    ways = three_steps(build, blocks, plan)
+    unplanned, in_full, planned = (measure_step(way, "cpu", timed=0).peak_bytes for way in ways)
+    turns = Turns(ways)
+    again = measured_in_turn(trace, costs, turns, rounds)
     effects = [e for number in planner.chosen[plan] for e in planner.problem.options[number].effects]
-    step_seconds, planned_seconds = (
-        replayed(trace, replace(again, host=host), way).step_seconds for way in ((), effects)
-    )
-    plain, *others = times
-    # The neighbours of the n-th of the first are the plain ones 2n and 2n + 1, of the second one later.
-    overheads = [
-        [2 * own / (plain[2 * n + place] + plain[2 * n + place + 1]) - 1 for n, own in enumerate(way)]
-        for place, way in enumerate(others)
-    ]
+    step_seconds, planned_seconds = (replayed(trace, again, way).step_seconds for way in ((), effects))
+    of_full, of_plan = turns.overheads
     return Result(
         name,
-        step_seconds=statistics.median(times[0]),
-        full=statistics.median(overheads[0]),
-        plan=statistics.median(overheads[1]),
-        standard_error=error_of_median(overheads[1]),
+        step_seconds=statistics.median(turns.times[0]),
+        full=statistics.median(of_full),
+        plan=statistics.median(of_plan),
+        standard_error=error_of_median(of_plan),
         predicted=planned_seconds / step_seconds - 1,
         budget_bytes=budget,
-        unplanned_peak_bytes=peaks[0],
-        full_peak_bytes=peaks[1],
-        plan_peak_bytes=peaks[2],
-        rounds=len(times[1]),
+        unplanned_peak_bytes=unplanned,
+        full_peak_bytes=in_full,
+        plan_peak_bytes=planned,
+        rounds=turns.rounds,
     )
 
 

@@ -20,12 +20,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from own_process import CaseFailed, report, run_one
 from result_files import arguments, write_rows
+
+if TYPE_CHECKING:
+    from trainfit import Step
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -91,12 +95,42 @@ class Result:
         )
 
 
+class RealSteps:
+    """A step that is built when it is first run, and what each run of it took."""
+
+    def __init__(self, build: Callable[[], Step]) -> None:
+        from trainfit.timing.clocks import cpu_clock
+
+        self.build = build
+        self.built: Step | None = None
+        self.clock = cpu_clock()
+        self.times: list[float] = []
+        self.wall: list[float] = []
+        self.faults: list[int] = []
+
+    def run(self) -> None:
+        """Run the step once and write down its time and its page faults."""
+        import torch
+
+        if self.built is None:
+            # After the first round, so that what the rounds keep does not lie between the step's tensors.
+            torch.manual_seed(0)
+            self.built = self.build()
+            for _ in range(WARM_UPS):
+                self.built.run()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        begin, wall_begin = self.clock(), time.perf_counter()
+        self.built.run()
+        self.times.append(self.clock() - begin)
+        self.wall.append(time.perf_counter() - wall_begin)
+        self.faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+
 def run_case(name: str, threads: int, cache: Path) -> Result:
     """Predict and measure one case in this process, in turn."""
     import torch
 
     from cases import all_cases
-    from trainfit import Step
     from trainfit.capturing import capture
     from trainfit.costs import this_machine
     from trainfit.costs.constants import CALIBRATED
@@ -104,33 +138,13 @@ def run_case(name: str, threads: int, cache: Path) -> Result:
     from trainfit.costs.roofline import Roofline
     from trainfit.costs.schedule import schedule
     from trainfit.devices import this_cpu
-    from trainfit.timing.clocks import cpu_clock
 
     torch.set_num_threads(threads)
     case = all_cases()[name]
     device, _ = this_machine.with_speed(this_cpu(), cache_path=cache)
     host, _ = this_machine.host(cache_path=cache)
     trace = capture(case.build, target=name)
-    built: list[Step] = []
-    clock = cpu_clock()
-    times: list[float] = []
-    wall: list[float] = []
-    faults: list[int] = []
-
-    def run_step() -> None:
-        if not built:
-            # After the first round, so that what the rounds keep does not lie between the step's tensors.
-            torch.manual_seed(0)
-            built.append(case.build())
-            for _ in range(WARM_UPS):
-                built[0].run()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        begin, wall_begin = clock(), time.perf_counter()
-        built[0].run()
-        times.append(clock() - begin)
-        wall.append(time.perf_counter() - wall_begin)
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-
+    real = RealSteps(case.build)
     begin = time.perf_counter()
     table = measured_costs(
         trace,
@@ -139,29 +153,29 @@ def run_case(name: str, threads: int, cache: Path) -> Result:
         fallback=Roofline(device, CALIBRATED, trace.tf32).price,
         refresh=True,
         cache_path=cache,
-        between=run_step,
+        between=real.run,
     )
-    measuring = time.perf_counter() - begin - sum(wall)
+    measuring = time.perf_counter() - begin - sum(real.wall)
     plan = schedule(trace, table)
     unmeasured: dict[str, float] = {}
     for op in trace.ops:
         signature, cost = trace.signatures[op.signature], table.costs[op.signature]
         if not signature.view and cost.source != "measured":
             unmeasured[signature.name] = unmeasured.get(signature.name, 0.0) + cost.seconds
-    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+    low, middle, high = statistics.quantiles(real.times, n=4, method="inclusive")
     return Result(
         name,
         case.kind,
         predicted_seconds=plan.step_seconds,
         measured_seconds=middle,
-        wall_seconds=statistics.median(wall),
+        wall_seconds=statistics.median(real.wall),
         measured_spread=(high - low) / 2 / middle,
-        steps=len(times),
+        steps=len(real.times),
         ops=len(trace.ops),
         host_share=float(plan.host_seconds.sum()) / plan.step_seconds,
         unmeasured_share=sum(unmeasured.values()) / plan.step_seconds,
         unmeasured=sorted(unmeasured, key=lambda name: -unmeasured[name]),
-        page_faults=round(statistics.median(faults)),
+        page_faults=round(statistics.median(real.faults)),
         measuring_seconds=measuring,
     )
 

@@ -25,8 +25,6 @@ LONG_FILES = {
     "planning/regions.py",
 }
 LONG_FUNCTIONS = {
-    "benchmarks/plan_time.py: run_case",
-    "benchmarks/time_accuracy_cpu.py: run_case",
     "src/trainfit/capturing/session.py: capture",
     "src/trainfit/cli.py: plan",
     "src/trainfit/verification.py: verify_step",
