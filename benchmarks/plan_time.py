@@ -164,7 +164,7 @@ def measured_in_turn(trace: Trace, costs: CostTable, turns: Turns, rounds: int) 
     """Time the operators again in turn with the steps, Python's share before and after; return the costs."""
     from trainfit.costs import this_machine
     from trainfit.costs.constants import CALIBRATED
-    from trainfit.costs.measured import measured_costs
+    from trainfit.costs.measured_costs import measured_costs
     from trainfit.costs.roofline import Roofline
     from trainfit.costs.table import Host
 

@@ -25,7 +25,7 @@ LIBRARIES = ("torch", "transformers", "numpy", "scipy", "highspy", "pulp", "pwlf
 TABLES: dict[str, dict[str, str]] = {
     "memory_accuracy": {
         "name": "the case",
-        "group": "built-in models, transformers' architectures, or training patterns",
+        "group": "`builtin`: our models; `huggingface`: architectures of transformers; `pattern`: ways to train",
         "kind": "the family of models, or what the pattern is about",
         "convolutions": "whether it has convolutions, whose kernels allocate memory inside themselves",
         "data_dependent": "whether its memory depends on the values of tensors",
@@ -39,7 +39,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "cold_start": {
         "what": "`import torch`, an estimate for a GPU or for the CPU, or a step captured again",
-        "round": "which round; of what is captured again the median",
+        "round": "which round; nothing where it is a median of five",
         "processor_seconds": "user and system time",
         "wall_seconds": "wall-clock time",
         "ops": "operators in the trace",

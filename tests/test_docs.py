@@ -16,7 +16,7 @@ import trainfit
 from trainfit import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 TRAININGS = {
     "train_with_plan.py": "the losses are the same",
     "hf_trainer.py": "losses and trained weights are the same, bit by bit",
