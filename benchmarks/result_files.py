@@ -25,7 +25,7 @@ LIBRARIES = ("torch", "transformers", "numpy", "scipy", "highspy", "pulp", "pwlf
 TABLES: dict[str, dict[str, str]] = {
     "memory_accuracy": {
         "name": "the case",
-        "group": "`builtin`: our models; `huggingface`: architectures of transformers; `pattern`: ways to train",
+        "group": "`builtin`, `huggingface` (architectures of transformers) or `pattern` (ways to train)",
         "kind": "the family of models, or what the pattern is about",
         "convolutions": "whether it has convolutions, whose kernels allocate memory inside themselves",
         "data_dependent": "whether its memory depends on the values of tensors",

@@ -30,12 +30,10 @@ LONG_FUNCTIONS = {
     "src/trainfit/verification.py: verify_step",
 }
 FILE_NAMES_TWICE = {
-    "attention.py",
     "results.py",
     "solve.py",
 }
 CLASS_NAMES_TWICE = {
-    "Attention",
     "ModuleCall",
     "Moment",
     "SavedTensor",
@@ -47,7 +45,6 @@ INCOMPLETE_LISTS = {
     "capturing/retarget",
     "planning",
     "report",
-    "work",
 }
 
 MODEL_PARTS = {"Block", "SelfAttention"}
@@ -114,11 +111,16 @@ def test_no_class_name_occurs_twice() -> None:
     expect(twice, CLASS_NAMES_TWICE, "names of several classes")
 
 
+def test_exceptions_are_of_packages_that_exist() -> None:
+    assert set(PACKAGES) >= INCOMPLETE_LISTS
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_lists_its_files(package: str) -> None:
-    """Every file and folder of a package is in backticks in its docstring, as `name` or `name.py`."""
+    """Every file and folder of a package is in its docstring: in backticks, or first in a line of a list."""
     text = ast.get_docstring(ast.parse(SOURCES[f"{package}/__init__.py"])) or ""
-    listed = {word.removesuffix(".py").strip("/") for word in re.findall(r"`([\w./]+)`", text)}
+    words = re.findall(r"`([\w./]+)`", text) + re.findall(r"^([\w./]+)  ", text, re.MULTILINE)
+    listed = {word.removesuffix(".py").strip("/") for word in words}
     folder = PACKAGE / package
     inside = {file.stem for file in folder.glob("*.py")} - {"__init__"}
     inside |= {file.parent.name for file in folder.glob("*/__init__.py")}
