@@ -111,9 +111,10 @@ def _planned(
 ) -> dict[str, float]:
     """Plan from nothing, as the command line does, and say how long each stage took."""
     from trainfit.api import choose
+    from trainfit.api.request import Request
 
     begin = time.perf_counter()
-    result = choose.plan_step(target, budget=budget, device=DEVICE, options=options)
+    result = choose.plan_step(Request(target, DEVICE, options), budget=budget)
     seconds = time.perf_counter() - begin
     plan = result.plan
     return {

@@ -9,6 +9,7 @@ from torch import nn
 import trainfit
 from trainfit.advice import Advice, advice
 from trainfit.api import choose
+from trainfit.api.request import Request
 from trainfit.simulate import simulate
 
 
@@ -33,7 +34,7 @@ def test_a_fused_kernel_leaves_what_was_computed() -> None:
 @pytest.mark.parametrize("target", ["gpt2-tiny", "vit-tiny"])
 def test_no_plan_gets_below_its_bound(target: str) -> None:
     trace = trainfit.capture(target, device="h100", options=trainfit.StepOptions(batch=8))
-    smallest = choose.plan_step(trace, device="h100", budget=1).plan.peak_bytes
+    smallest = choose.plan_step(Request(trace, "h100"), budget=1).plan.peak_bytes
     least = advised(trace)["plan"].peak_bytes
     assert least <= smallest < simulate(trace).peak_bytes
     assert smallest <= 1.25 * least  # and it is worth saying
@@ -55,7 +56,7 @@ def test_with_a_fused_kernel_plans_do_get_lower() -> None:
         )
         for optimizer in ("adamw-foreach", "adamw-fused")
     }
-    smallest = {name: choose.plan_step(trace, device="h100", budget=1) for name, trace in traces.items()}
+    smallest = {name: choose.plan_step(Request(trace, "h100"), budget=1) for name, trace in traces.items()}
     found = {one.kind: one for one in advice(smallest["adamw-foreach"].timeline, planned=True)}
     least = found["optimizer kernels"].peak_bytes
     assert least <= smallest["adamw-fused"].plan.peak_bytes < smallest["adamw-foreach"].plan.peak_bytes

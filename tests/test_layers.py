@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "trainfit"
 # one line may know each other. What is inside a folder is the folder's own business.
 LAYERS = (
     "errors",
-    "units  arguments  user_errors  architectures  maximum_flow",
+    "units  arguments  user_errors  architectures  maximum_flow  doing",
     "settings",
     "trace  trace_check  simulate",
     "operators",

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 import trainfit
 from trainfit.api import choose
+from trainfit.api.request import Request
 from trainfit.devices import find_device, known_devices
 from trainfit.order_fronts.answer import order_anything
 from trainfit.report.orders import order_view
@@ -43,7 +44,9 @@ def views() -> dict[str, RenderableType]:
     return {
         "estimate": estimate_view(estimate),
         "too large": estimate_view(too_large),
-        "plan": plan_view(choose.plan_step(trace, device="h100", budget=estimate.peak_bytes * 9 // 10)),
+        "plan": plan_view(
+            choose.plan_step(Request(trace, "h100"), budget=estimate.peak_bytes * 9 // 10)
+        ),
         "frontier": frontier_view(trainfit.frontier(trace, device="h100", points=2)),
         "verify": verification_view(verification),
         "devices": devices_view(known_devices()),

@@ -7,17 +7,14 @@ interrupted. torch takes seconds to import, so everything that needs it is impor
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
 from trainfit import __version__
 from trainfit import cli_options as given
-from trainfit.cli_running import asked_for, default_device, present, step_options, user_errors, working
-
-if TYPE_CHECKING:
-    from trainfit.costs.pricing import CostSource
-    from trainfit.planning.requests import Solver
+from trainfit.cli_running import command, present, working
+from trainfit.doing import doing
 
 app = typer.Typer(
     name="trainfit",
@@ -40,20 +37,10 @@ def trainfit(
         raise typer.Exit
 
 
-@app.command()
+@command(app)
 def estimate(
     target: given.Target,
-    device: given.DeviceName = None,
-    batch: given.Batch = None,
-    seq: given.Seq = None,
-    image_size: given.ImageSize = None,
-    dtype: given.Dtype = None,
-    optimizer: given.Optimizer = None,
-    set: given.Set = None,
-    task: given.Task = None,
-    steps: given.StepsLookedAt = None,
-    costs: given.Costs = "roofline",
-    refresh: given.Refresh = False,
+    asked: given.RequestFlags,
     json: given.JsonFile = None,
     save_trace: given.SaveTrace = None,
 ) -> None:
@@ -74,50 +61,25 @@ def estimate(
     logging in them happen, except that no tensors are written and no older
     files are removed.
     """
-    with user_errors():
-        with working(json, save_trace=save_trace) as report:
-            from trainfit import store
-            from trainfit.api import predict
-            from trainfit.report import json_result, text_estimates
+    with working(json, save_trace=save_trace):
+        from trainfit import store
+        from trainfit.api import predict
+        from trainfit.report import json_result, text_estimates
 
-            found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
-            result = predict.estimate(
-                target,
-                device=found,
-                options=options,
-                task=task,
-                steps=steps,
-                costs=cast("CostSource", costs),
-                refresh=refresh,
-                progress=report,
-                measuring=report.measuring,
-            )
-            if save_trace is not None:
-                report("saving the trace")
-                store.save_trace(result.trace, save_trace)
-        present(json, lambda: json_result.estimate_json(result), lambda: text_estimates.estimate_view(result))
+        result = predict.estimate_step(asked.request(target))
+        if save_trace is not None:
+            doing("saving the trace")
+            store.save_trace(result.trace, save_trace)
+    present(json, lambda: json_result.estimate_json(result), lambda: text_estimates.estimate_view(result))
 
 
-@app.command()
+@command(app)
 def plan(
     target: given.Target,
+    *,
     budget: given.Budget = None,
-    device: given.DeviceName = None,
-    batch: given.Batch = None,
-    seq: given.Seq = None,
-    image_size: given.ImageSize = None,
-    dtype: given.Dtype = None,
-    optimizer: given.Optimizer = None,
-    set: given.Set = None,
-    task: given.Task = None,
-    steps: given.StepsLookedAt = None,
-    costs: given.Costs = "roofline",
-    refresh: given.Refresh = False,
-    seconds: given.PlanSeconds = 30.0,
-    solver: given.SolverName = "regions",
-    ac_unit: given.AcUnit = None,
-    fsdp_unit: given.FsdpUnit = None,
-    world_size: given.WorldSize = 1,
+    asked: given.RequestFlags,
+    solver: given.SolverFlags,
     output: given.Output = None,
     json: given.JsonFile = None,
 ) -> None:
@@ -135,53 +97,22 @@ def plan(
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
     trainfit.apply(model, plan).
     """
-    with user_errors():
-        with working(json, output=output) as report:
-            from trainfit import plan_store
-            from trainfit.api import choose
-            from trainfit.errors import BudgetTooSmall
-            from trainfit.planning.infeasible import too_small
-            from trainfit.report import json_result, text_plans
+    with working(json, output=output):
+        from trainfit import plan_store
+        from trainfit.api import choose
+        from trainfit.report import json_result, text_plans
 
-            found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
-            result = choose.plan_step(
-                target,
-                budget=budget,
-                device=found,
-                options=options,
-                task=task,
-                steps=steps,
-                costs=cast("CostSource", costs),
-                refresh=refresh,
-                seconds_limit=seconds,
-                solver=cast("Solver", solver),
-                ac_units=ac_unit or None,
-                fsdp_units=fsdp_unit or (),
-                world_size=world_size,
-                progress=report,
-                measuring=report.measuring,
-            )
-        if output is not None and result.feasible:
-            plan_store.save_plan(result.plan, output)
-        present(json, lambda: json_result.plan_json(result), lambda: text_plans.plan_view(result))
-        if not result.feasible:
-            raise BudgetTooSmall(too_small(result), result.plan.peak_bytes)
+        result = choose.plan_step(asked.request(target), budget=budget, **solver.arguments())
+    if output is not None and result.feasible:
+        plan_store.save_plan(result.plan, output)
+    present(json, lambda: json_result.plan_json(result), lambda: text_plans.plan_view(result))
+    choose.refuse_infeasible(result)
 
 
-@app.command()
+@command(app)
 def frontier(
     target: given.Target,
-    device: given.DeviceName = None,
-    batch: given.Batch = None,
-    seq: given.Seq = None,
-    image_size: given.ImageSize = None,
-    dtype: given.Dtype = None,
-    optimizer: given.Optimizer = None,
-    set: given.Set = None,
-    task: given.Task = None,
-    steps: given.StepsLookedAt = None,
-    costs: given.Costs = "roofline",
-    refresh: given.Refresh = False,
+    asked: given.RequestFlags,
     points: given.Points = 16,
     json: given.JsonFile = None,
 ) -> None:
@@ -192,46 +123,16 @@ def frontier(
       trainfit frontier gpt2 --batch 8 --device a100-40gb
       trainfit frontier llama-3-8b --device h100 --json frontier.json
     """
-    with user_errors():
-        with working(json) as report:
-            from trainfit.api import choose
-            from trainfit.report import json_result, text_plans
+    with working(json):
+        from trainfit.api import choose
+        from trainfit.report import json_result, text_plans
 
-            found, options = asked_for(device, batch, seq, image_size, dtype, optimizer, set)
-            result = choose.frontier(
-                target,
-                device=found,
-                options=options,
-                task=task,
-                steps=steps,
-                costs=cast("CostSource", costs),
-                refresh=refresh,
-                points=points,
-                progress=report,
-                measuring=report.measuring,
-            )
-        present(json, lambda: json_result.frontier_json(result), lambda: text_plans.frontier_view(result))
+        result = choose.frontier_step(asked.request(target), points)
+    present(json, lambda: json_result.frontier_json(result), lambda: text_plans.frontier_view(result))
 
 
-@app.command()
-def verify(
-    target: given.Target,
-    batch: given.Batch = None,
-    seq: given.Seq = None,
-    image_size: given.ImageSize = None,
-    dtype: given.Dtype = None,
-    optimizer: given.Optimizer = None,
-    set: given.Set = None,
-    task: given.Task = None,
-    steps: given.StepsLookedAt = None,
-    plan: given.PlanFile = None,
-    costs: given.Costs = "measured",
-    refresh: given.Refresh = False,
-    force: given.Force = False,
-    eager: given.Eager = False,
-    runs: given.Runs = None,
-    json: given.JsonFile = None,
-) -> None:
+@command(app)
+def verify(target: given.Target, asked: given.VerifyFlags, json: given.JsonFile = None) -> None:
     """Run the real step on this machine and compare measured peak memory and time with the predicted ones.
 
     On a CPU the measure is every allocation that the profiler sees, on a GPU
@@ -246,44 +147,24 @@ def verify(
       trainfit verify resnet-18 --batch 4 --dtype bf16-autocast
       trainfit verify gpt2-tiny --plan plan.json
     """
-    with user_errors():
-        with working(json) as report:
-            from trainfit.api import prove
-            from trainfit.report import json_result, text_verification
+    with working(json):
+        from trainfit.api import prove
+        from trainfit.report import json_result, text_verification
 
-            options = step_options(default_device(), batch, seq, image_size, dtype, optimizer, set)
-            result = prove.verify(
-                target,
-                options=options,
-                task=task,
-                steps=steps,
-                plan=plan,
-                costs=cast("CostSource", costs),
-                refresh=refresh,
-                force=force,
-                eager=eager,
-                runs=runs,
-                progress=report,
-                measuring=report.measuring,
-            )
-        present(
-            json,
-            lambda: json_result.verification_json(result),
-            lambda: text_verification.verification_view(result),
-        )
+        result = prove.verify_step(asked.request(target), **asked.arguments())
+    present(
+        json,
+        lambda: json_result.verification_json(result),
+        lambda: text_verification.verification_view(result),
+    )
 
 
-@app.command()
+@command(app)
 def order(
     graph_or_target: given.GraphOrTarget,
+    *,
     graph: given.GraphKind = "joint",
-    batch: given.Batch = None,
-    seq: given.Seq = None,
-    image_size: given.ImageSize = None,
-    dtype: given.Dtype = None,
-    optimizer: given.Optimizer = None,
-    set: given.Set = None,
-    task: given.Task = None,
+    step: given.StepFlags,
     seconds: given.OrderSeconds = None,
     json: given.JsonFile = None,
 ) -> None:
@@ -298,25 +179,22 @@ def order(
     To compile a model in the better order, write trainfit.order.install() before
     torch.compile.
     """
-    with user_errors():
-        with working(json) as report:
-            from trainfit.order_fronts.answer import is_graph_file, order_anything
-            from trainfit.report import orders
+    with working(json):
+        from trainfit.order_fronts.answer import is_graph_file, order_anything
+        from trainfit.report import orders
 
-            options = None
-            if not is_graph_file(graph_or_target):
-                report("loading torch")
-                options = step_options("cpu", batch, seq, image_size, dtype, optimizer, set)
-            result = order_anything(
-                graph_or_target, graph=graph, options=options, task=task, seconds=seconds, progress=report
-            )
-        present(json, lambda: orders.order_json(result), lambda: orders.order_view(result))
+        result = order_anything(
+            graph_or_target,
+            graph=graph,
+            options=None if is_graph_file(graph_or_target) else step.options(),
+            task=step.task,
+            seconds=seconds,
+        )
+    present(json, lambda: orders.order_json(result), lambda: orders.order_view(result))
 
 
-@app.command()
-def devices(
-    name: given.DeviceArgument = None,
-) -> None:
+@command(app)
+def devices(name: given.DeviceArgument = None) -> None:
     """List the devices that --device knows, or everything known about one.
 
     [bold]Examples[/bold]
@@ -325,12 +203,11 @@ def devices(
       trainfit devices "NVIDIA H100 80GB HBM3"
       trainfit devices my-device.json
     """
-    with user_errors():
-        from trainfit.devices import find_device, known_devices
-        from trainfit.report.tables import show
-        from trainfit.report.text_devices import device_view, devices_view
+    from trainfit.devices import find_device, known_devices
+    from trainfit.report.tables import show
+    from trainfit.report.text_devices import device_view, devices_view
 
-        show(devices_view(known_devices()) if name is None else device_view(find_device(name)))
+    show(devices_view(known_devices()) if name is None else device_view(find_device(name)))
 
 
 def main() -> None:

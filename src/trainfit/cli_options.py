@@ -1,10 +1,20 @@
-"""The options of the command line, each once: what it is called, and the help that it has."""
+"""The options of the command line, each once: what it is called, and the help that it has.
+
+Options that belong together are the fields of one object, which a command takes as one parameter
+(`cli_running.command`).
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+if TYPE_CHECKING:
+    from trainfit.api.request import Request
+    from trainfit.costs.pricing import CostSource
+    from trainfit.models.recipe import StepOptions
 
 Target = Annotated[
     str,
@@ -206,6 +216,102 @@ Runs = Annotated[
     int | None,
     typer.Option("--runs", metavar="N", show_default=False, help="Time at most N steps. Default: 10."),
 ]
+
+
+@dataclass(frozen=True)
+class StepFlags:
+    """What can be asked of a step."""
+
+    batch: Batch = None
+    seq: Seq = None
+    image_size: ImageSize = None
+    dtype: Dtype = None
+    optimizer: Optimizer = None
+    set: Set = None
+    task: Task = None
+
+    def options(self) -> StepOptions:
+        """Return what was asked of the step; its own checks say what is wrong with it."""
+        from trainfit.models.recipe import StepOptions
+        from trainfit.targets.given_values import read_assignments
+
+        # StepOptions checks the choices itself.
+        chosen: dict[str, Any] = {"dtype": self.dtype, "optimizer": self.optimizer}
+        return StepOptions(
+            batch=self.batch,
+            seq=self.seq,
+            image_size=self.image_size,
+            set=read_assignments(self.set or ()),
+            **chosen,
+        )
+
+    def request(
+        self, target: str, device: str | None, steps: int | None, costs: str, refresh: bool
+    ) -> Request:
+        """Return the step on the device that was named, or on that of this machine."""
+        from trainfit.api.request import Request, default_device
+
+        source = cast("CostSource", costs)  # checked by the request
+        return Request(target, device or default_device(), self.options(), self.task, steps, source, refresh)
+
+
+@dataclass(frozen=True)
+class RequestFlags:
+    """A step on a device, and where its times come from."""
+
+    device: DeviceName = None
+    step: StepFlags = StepFlags()
+    steps: StepsLookedAt = None
+    costs: Costs = "roofline"
+    refresh: Refresh = False
+
+    def request(self, target: str) -> Request:
+        """Return the request that the API takes."""
+        return self.step.request(target, self.device, self.steps, self.costs, self.refresh)
+
+
+@dataclass(frozen=True)
+class SolverFlags:
+    """How a plan is looked for."""
+
+    seconds: PlanSeconds = 30.0
+    solver: SolverName = "regions"
+    ac_unit: AcUnit = None
+    fsdp_unit: FsdpUnit = None
+    world_size: WorldSize = 1
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them as `api.choose.plan_step` takes them."""
+        return {
+            "seconds_limit": self.seconds,
+            "solver": self.solver,
+            "ac_units": self.ac_unit or None,
+            "fsdp_units": self.fsdp_unit or (),
+            "world_size": self.world_size,
+        }
+
+
+@dataclass(frozen=True)
+class VerifyFlags:
+    """A step that is run for real on this machine, and how."""
+
+    step: StepFlags = StepFlags()
+    steps: StepsLookedAt = None
+    plan: PlanFile = None
+    costs: Costs = "measured"
+    refresh: Refresh = False
+    force: Force = False
+    eager: Eager = False
+    runs: Runs = None
+
+    def request(self, target: str) -> Request:
+        """Return the request that the API takes."""
+        return self.step.request(target, None, self.steps, self.costs, self.refresh)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the rest as `api.prove.verify_step` takes it."""
+        return {"plan": self.plan, "force": self.force, "eager": self.eager, "runs": self.runs}
+
 
 HELP = """Does a PyTorch training step fit, and how long does it take, before a GPU is rented?
 

@@ -1,38 +1,83 @@
-"""Running a command: one message for a mistake, a spinner meanwhile, one result at the end."""
+"""Running a command: its options as objects, one message for a mistake, progress meanwhile, one result."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 
+from trainfit.doing import doing, heard_by
 from trainfit.errors import TrainfitError, UserCodeError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from trainfit.devices import Device
-    from trainfit.models.recipe import StepOptions
-    from trainfit.report.progress import Reporter
-
 INTERRUPTED = 130
 
 
+def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command: objects of options are filled, and mistakes become exit codes.
+
+    Where a parameter is a dataclass (`cli_options`), the command line has its fields as options in its place.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            with user_errors():
+                function(**{p.name: _filled(p.annotation, p.name, given) for p in parameters})
+
+        flat = [option for parameter in parameters for option in _options(parameter)]
+        run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+        return app.command()(run)
+
+    return decorate
+
+
+def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Yield the options that a parameter stands for: itself, or the fields of its object."""
+    if not is_dataclass(parameter.annotation):
+        yield parameter
+        return
+    hints = get_type_hints(parameter.annotation, include_extras=True)
+    for field in fields(parameter.annotation):
+        yield from _options(
+            parameter.replace(name=field.name, annotation=hints[field.name], default=field.default)
+        )
+
+
+def _filled(kind: Any, name: str, given: dict[str, Any]) -> Any:
+    """Return what was given for a parameter, as the object that it takes."""
+    if not isinstance(kind, type) or not is_dataclass(kind):
+        return given[name]
+    hints = get_type_hints(kind)
+    return kind(**{f.name: _filled(hints[f.name], f.name, given) for f in fields(kind)})
+
+
 @contextlib.contextmanager
-def working(json: str | None, **files: str | None) -> Iterator[Reporter]:
+def working(json: str | None, **files: str | None) -> Iterator[None]:
     """Show what is being done, with files that cannot be written refused before it begins."""
     from trainfit.report import json_result, progress
 
     for name, path in {"json": json, **files}.items():
         if path is not None:
             json_result.check_destination(path, f"--{name.replace('_', '-')}")
-    with _standard_output_for(json), progress.spinner() as report:
-        report("loading torch")
-        yield report
+    with (
+        _standard_output_for(json),
+        progress.spinner() as reporter,
+        heard_by(reporter, reporter.measuring),
+    ):
+        doing("loading torch")
+        yield
 
 
 def present(
@@ -45,39 +90,6 @@ def present(
         json_result.write_json(as_json(), json)
     if json != json_result.STANDARD_OUTPUT:
         tables.show(view())
-
-
-def asked_for(device: str | None, *step: Any) -> tuple[Device, StepOptions]:
-    """Return the device that was named, or that of this machine, and what was asked of the step on it."""
-    from trainfit.devices import find_device
-
-    found = find_device(device or default_device())
-    return found, step_options(found.kind, *step)
-
-
-def step_options(
-    device: str,
-    batch: int | None,
-    seq: int | None,
-    image_size: int | None,
-    dtype: str | None,
-    optimizer: str | None,
-    set: list[str] | None,
-) -> StepOptions:
-    """Return what was asked of the step; its own checks say what is wrong with it."""
-    from trainfit.models.recipe import StepOptions
-    from trainfit.targets.given_values import read_assignments
-
-    # StepOptions checks the choices itself.
-    chosen: dict[str, Any] = {"dtype": dtype, "optimizer": optimizer, "set": read_assignments(set or ())}
-    return StepOptions(batch=batch, seq=seq, image_size=image_size, device=device, **chosen)
-
-
-def default_device() -> str:
-    """Return the GPU if there is one."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager

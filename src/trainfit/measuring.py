@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trainfit.capturing.compiled import compilations, noticed
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.surroundings import Surroundings
+from trainfit.doing import doing
 from trainfit.errors import StepError
 from trainfit.plan_comparison import planned
 from trainfit.plans import Plan
@@ -136,7 +137,9 @@ def _measured_once(
     gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
     observe = _observe_cuda if kind == "cuda" else _observe_cpu
     with _nothing_remembered(), stance, seeded(), no_cycle_collection():
+        doing("running until it is steady, and once more to count every allocation")
         seen = observe(compiler.watching(build), steps, least)
+        doing("timing it")
         with (meter or LoadMeter()).watching() as watch:
             times, notes = _timed_runs(seen, timed)
     runs = RunCounts(seen.warm_ups, 1, len(times))

@@ -1,33 +1,28 @@
-"""Run the real step on this machine and compare what was measured with what was predicted."""
+"""What was measured of the real step on this machine beside what was predicted; and the real runs for it."""
 
 from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from trainfit import capturing
 from trainfit.capturing.compiled import is_compiler_error
-from trainfit.costs.pricing import CostSource, Measuring, price_trace
-from trainfit.costs.schedule import schedule
 from trainfit.devices import Device
+from trainfit.doing import as_part_of, doing
 from trainfit.errors import MemoryGuard, StepError
-from trainfit.measuring import TIMED_RUNS, Measurement, measure_step
+from trainfit.measuring import Measurement, measure_step
 from trainfit.plan_comparison import SameResults, compare_results
-from trainfit.plan_origin import plan_differences
 from trainfit.plans import Plan
-from trainfit.settings import UNKNOWN_SETTINGS, Difference, Settings
-from trainfit.simulate import Timeline, simulate
+from trainfit.settings import Difference
+from trainfit.simulate import Timeline
 from trainfit.step import Step
 from trainfit.timing.load import LoadMeter, busiest, busy_warning
-from trainfit.trace import CATEGORIES, Trace
+from trainfit.trace import CATEGORIES, Steps, Trace
 from trainfit.units import format_bytes
 from trainfit.user_errors import raise_as_user_error
-from trainfit.workspace.measured import THOROUGH
 
 _LONGEST = 300
 """Characters that are shown of a compiler's message."""
@@ -107,89 +102,33 @@ class Verification:
         return (self.predicted_peak_bytes - self.measured.peak_bytes) / max(self.measured.peak_bytes, 1)
 
 
-def verify_step(
+def run_for_real(
     build: Callable[[], Step],
-    device: Device,
+    kind: str,
+    steps: Steps,
     *,
-    target: str,
-    settings: Settings = UNKNOWN_SETTINGS,
-    plan: Plan | None = None,
-    costs: CostSource = "measured",
-    refresh: bool = False,
-    steps: int | None = None,
-    force: bool = False,
-    eager: bool = False,
-    timed_runs: int = TIMED_RUNS,
-    progress: Callable[[str], None] | None = None,
-    measuring: Measuring | None = None,
-    meter: LoadMeter | None = None,
-) -> Verification:
-    """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced.
-
-    With a plan, the promise is the plan's, and the step also runs without it: results have to be the same.
-    What the step compiles runs compiled, unless `eager`; predicted is the eager step.
-    """
-    begin = time.perf_counter()
-    report = progress or (lambda stage: None)
-    trace = capturing.capture(
-        build,
-        device=device,
-        target=target,
-        settings=settings,
-        limits=THOROUGH,
-        steps=steps,
-        progress=progress,
-        guard=None if force else lambda needed: guard_memory(device, {"the real step": needed}),
-    )
-    timeline = simulate(trace)
-    captured = time.perf_counter()
-    if not force:
-        guard_memory(device, _needed_bytes(timeline, plan))
-    table = price_trace(trace, device, costs=costs, refresh=refresh, progress=measuring)
-    priced = time.perf_counter()
-    report("real run")
-    comparison = None
+    plan: Plan | None,
+    timed: int,
+    eager: bool,
+    meter: LoadMeter | None,
+) -> tuple[Measurement, Comparison | None]:
+    """Measure the step on a kind of device; with a plan also without it, and compare the results of both."""
+    measure = functools.partial(measure_step, build, kind, steps=steps, timed=timed, eager=eager, meter=meter)
     try:
-        measure = functools.partial(
-            measure_step,
-            build,
-            device.kind,
-            steps=trace.steps,
-            timed=timed_runs,
-            eager=eager,
-            meter=meter,
-        )
-        measured = measure(plan)
-        if plan is not None:
-            report("real run without the plan")
+        with as_part_of("the real step" if plan is None else "the real step with the plan"):
+            measured = measure(plan)
+        if plan is None:
+            return measured, None
+        with as_part_of("the real step without the plan"):
             baseline = measure()
-            report("comparing results")
-            comparison = Comparison(plan, baseline, compare_results(build, plan))
+        doing("comparing the results of both")
+        return measured, Comparison(plan, baseline, compare_results(build, plan))
     except Exception as error:
         _raise_compiler_error(error)
         raise_as_user_error(error, "the real step")
-    end = time.perf_counter()
-    return Verification(
-        target=target,
-        device=device,
-        trace=trace,
-        predicted_peak_bytes=timeline.peak_bytes if plan is None else plan.peak_bytes,
-        predicted_persistent_bytes=timeline.persistent_bytes,
-        predicted_seconds=schedule(trace, table).step_seconds if plan is None else plan.step_seconds,
-        measured=measured,
-        warnings=_of_real_runs(trace.warnings) + table.warnings + _notes(measured, comparison),
-        comparison=comparison,
-        plan_differences=plan_differences(plan, trace, device.name) if plan is not None else (),
-        seconds={
-            "capture": captured - begin,
-            "price": priced - captured,
-            "measure": end - priced,
-            "total": end - begin,
-        },
-    )
 
 
-def _needed_bytes(timeline: Timeline, plan: Plan | None) -> dict[str, int]:
+def needed_bytes(timeline: Timeline, plan: Plan | None) -> dict[str, int]:
     """Return what each real run is predicted to need; with a plan, the step also runs without it.
 
     When their results are compared, those of the first run are still there: gradients, parameters, buffers.
@@ -230,7 +169,7 @@ def _raise_compiler_error(error: BaseException) -> None:
         ) from error
 
 
-def _of_real_runs(warnings: tuple[str, ...]) -> tuple[str, ...]:
+def said_of_real_runs(warnings: tuple[str, ...]) -> tuple[str, ...]:
     """Say of what the capture did not do to files that the real runs have done it."""
     skipped = [warning for warning in warnings if _SKIPPED in warning]
     if not skipped:
@@ -247,7 +186,7 @@ _SKIPPED, _REASON = " was skipped", ": a capture "
 """In every note about files that a capture leaves alone (`capturing/disk/`); its line follows in brackets."""
 
 
-def _notes(measured: Measurement, comparison: Comparison | None) -> tuple[str, ...]:
+def notes_on(measured: Measurement, comparison: Comparison | None) -> tuple[str, ...]:
     """Say what the measured figures suffered from."""
     runs = [measured] if comparison is None else [measured, comparison.baseline]
     busy = busy_warning(

@@ -15,6 +15,7 @@ from workbench import DEVICE, workbench
 
 from trainfit import capturing, plan_store, store
 from trainfit.api import choose, predict
+from trainfit.api.request import Request
 from trainfit.applying import attach_plan
 from trainfit.devices import find_device, read_device
 from trainfit.errors import PlanError, TrainfitError, UserCodeError
@@ -109,7 +110,7 @@ def _use_trace(path: Path) -> None:
     json_result.write_json(json_result.estimate_json(estimate), str(again))
     order_anything(trace)
     budget = (estimate.peak_bytes + trace.persistent_bytes) // 2
-    result = choose.plan_step(trace, budget=max(budget, 1), device=device, seconds_limit=1.0)
+    result = choose.plan_step(Request(trace, device), budget=max(budget, 1), seconds_limit=1.0)
     _shown(plan_view(result))
     json_result.write_json(json_result.plan_json(result), str(again))
 
@@ -147,7 +148,7 @@ def _use_device(path: Path) -> None:
     _shown(estimate_view(estimate))
     json_result.write_json(json_result.estimate_json(estimate), str(path))
     if device.default_budget_bytes > 0:
-        _shown(plan_view(choose.plan_step(trace, device=device)))
+        _shown(plan_view(choose.plan_step(Request(trace, device))))
 
 
 def _use_graph(path: Path) -> None:

@@ -24,6 +24,7 @@ from unittest import mock
 import trainfit
 from trainfit import capturing, cli, plan_store
 from trainfit.api import choose, prove
+from trainfit.api.request import Request
 from trainfit.costs import measured_costs as measured
 from trainfit.costs import this_machine
 from trainfit.costs.constants import CALIBRATED
@@ -176,12 +177,13 @@ class Workbench:
             found = self.traces["h100" if kind == "cuda" else "cpu"]
             return replace(found, target=target, settings=settings, architecture=architecture)
 
-        def verify(build: Any, device: Device, *, target: str, plan: Plan | None, **_: Any) -> Any:
-            return replace(self.verified[plan is not None], target=target)
+        def run_for_real(*_: Any, plan: Plan | None, **__: Any) -> Any:
+            found = self.verified[plan is not None]
+            return found.measured, found.comparison and replace(found.comparison, plan=plan)
 
         with (
             mock.patch.object(capturing, "capture", capture),
-            mock.patch.object(prove, "verify_step", verify),
+            mock.patch.object(prove, "run_for_real", run_for_real),
             mock.patch.object(joint, "joint_graph_without_memory", lambda build: self.joint),
         ):
             yield
@@ -202,7 +204,7 @@ DEVICE = {
 
 def small_plan(trace: Trace, device: Device) -> Plan:
     """Return a plan that has regions."""
-    least = choose.plan_step(trace, budget=1, device=device).plan
+    least = choose.plan_step(Request(trace, device), budget=1).plan
     assert least.regions
     return least
 

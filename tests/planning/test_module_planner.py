@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import trainfit
 from trainfit import Trace, cli
 from trainfit.api import choose
+from trainfit.api.request import Request
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError
@@ -107,8 +108,9 @@ def test_several_processes_divide_the_states_and_count_what_is_gathered(trace: T
     whole, part = simulate(trace), simulate(divided(trace, 4))
     states = sum(s.bytes for s in trace.storages if s.persistent and s.category in STATES)
     assert part.persistent_bytes == pytest.approx(whole.persistent_bytes - states * 3 / 4, rel=1e-3)
+    request = Request(trace, H100)
     result = choose.plan_step(
-        trace, budget="150MiB", device=H100, solver="modules", world_size=4, fsdp_units=["blocks.*"]
+        request, budget="150MiB", solver="modules", world_size=4, fsdp_units=["blocks.*"]
     )
     assert result.plan.world_size == 4
     assert result.plan.peak_bytes <= result.plan.budget_bytes

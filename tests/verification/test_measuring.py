@@ -13,7 +13,9 @@ from fake_machine import FakeMachine
 from torch import nn
 
 from trainfit import measuring, verification
-from trainfit.api.prove import verify
+from trainfit.api import request
+from trainfit.api.prove import verify, verify_step
+from trainfit.api.request import Request
 from trainfit.capturing import capture, session
 from trainfit.capturing.compiled import noticed
 from trainfit.devices import find_device
@@ -23,7 +25,7 @@ from trainfit.plans import Plan
 from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Steps
-from trainfit.verification import Verification, verify_step
+from trainfit.verification import Verification
 
 CPU = find_device("cpu")
 
@@ -63,18 +65,19 @@ def plain(calls: list[int] | None = None) -> Step:
 
 def verified(build: Callable[[], Step], **options: Any) -> Verification:
     options = {"costs": "roofline", "meter": FakeMachine(0.0).meter(), **options}
-    return verify_step(build, CPU, target="net", **options)
+    request = Request(build, CPU, costs=options.pop("costs"), steps=options.pop("steps", None))
+    return verify_step(request, **options)
 
 
 def test_refresh_measures_operators_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    price = verification.price_trace
+    price = request.price_trace
 
     def noted(*args: Any, refresh: bool = False, **kwargs: Any) -> Any:
         asked.append(refresh)
         return price(*args, refresh=False, **kwargs)
 
-    monkeypatch.setattr(verification, "price_trace", noted)
+    monkeypatch.setattr(request, "price_trace", noted)
     for refresh in (False, True):
         verify(plain, costs="roofline", refresh=refresh, runs=1)
     assert asked == [False, True]
@@ -101,7 +104,7 @@ def test_a_plan_doubles_the_runs_and_compares_twice() -> None:
     calls: list[int] = []
     trace = capture(plain)
     calls.clear()
-    found = verified(lambda: plain(calls), plan=no_regions(simulate(trace).peak_bytes), timed_runs=2)
+    found = verified(lambda: plain(calls), plan=no_regions(simulate(trace).peak_bytes), runs=2)
     assert found.comparison is not None
     assert found.runs == {"total": 10, "warm_up": 2, "observed": 2, "timed": 4, "compared": 2}
     hollow = len(calls) - found.runs["total"]

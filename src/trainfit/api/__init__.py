@@ -1,1 +1,6 @@
-"""The Python API, which the command line calls: `predict`, `choose`, `prove`, each loaded when it is used."""
+"""The Python API, which the command line calls too. Its files are loaded when they are used.
+
+`request.py` is what every question about a step begins with: its device, its trace, its prices, a stopwatch.
+`predict.py` has `capture`, `price` and `estimate`; `choose.py` has `plan` and `frontier`; `prove.py` has
+`verify`.
+"""

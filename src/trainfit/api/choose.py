@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from trainfit.api.predict import Build, Progress, traced
-from trainfit.costs.pricing import CostSource, Measuring, check_source, price_trace
-from trainfit.devices import Device, find_device
+from trainfit.api.request import Build, Request
+from trainfit.costs.pricing import CostSource
+from trainfit.devices import Device
+from trainfit.doing import Measuring, Progress, doing, heard_by
 from trainfit.errors import BudgetTooSmall, OptionError
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.baselines import baselines
@@ -19,6 +19,8 @@ from trainfit.planning.results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.solve import Infeasible, Planner
 from trainfit.plans import Plan
 from trainfit.trace import Trace
+
+_MOST_POINTS = 200
 
 
 def plan(
@@ -45,84 +47,66 @@ def plan(
     (`ac_units`), of those that FSDP shards (`fsdp_units`: no AC unit lies around one), and a `world_size`
     that divides parameters, gradients and optimizer state. In names `*` is any one part, as in `blocks.*`.
     """
+    request = Request(target, device, options, task, steps, costs)
     result = plan_step(
-        target,
+        request,
         budget=budget,
-        device=device,
-        options=options,
-        task=task,
-        steps=steps,
-        costs=costs,
         seconds_limit=seconds_limit,
         solver=solver,
         ac_units=ac_units,
         fsdp_units=fsdp_units,
         world_size=world_size,
     )
-    if not result.feasible:
-        raise BudgetTooSmall(too_small(result), result.plan.peak_bytes)
+    refuse_infeasible(result)
     return result.plan
 
 
+def refuse_infeasible(result: PlanResult) -> None:
+    """Raise `BudgetTooSmall`, with what the smallest peak consists of, if the plan does not fit."""
+    if not result.feasible:
+        raise BudgetTooSmall(too_small(result), result.plan.peak_bytes)
+
+
 def plan_step(
-    target: str | Build | Trace,
+    request: Request,
     *,
     budget: int | str | None = None,
-    device: str | Device = "cpu",
-    options: StepOptions | None = None,
-    task: str | None = None,
-    steps: int | None = None,
-    costs: CostSource = "roofline",
-    refresh: bool = False,
     seconds_limit: float = 30.0,
     solver: Solver = "regions",
     ac_units: Sequence[str] | None = None,
     fsdp_units: Sequence[str] = (),
     world_size: int = 1,
-    progress: Progress | None = None,
-    measuring: Measuring | None = None,
 ) -> PlanResult:
     """Plan, and return the plan with its timeline and the usual alternatives beside it."""
-    begin = time.perf_counter()
-    report = progress or (lambda stage: None)
-    found = device if isinstance(device, Device) else find_device(device)
-    check_source(costs, found)
-    budget_bytes = bytes_of_budget(budget, found)
+    device, watch = request.device, request.watch
+    budget_bytes = bytes_of_budget(budget, device)
     check_solver(solver, ac_units, fsdp_units, world_size)
-    trace = traced(target, found, options, task, steps, progress)
-    captured = time.perf_counter()
-    table = price_trace(trace, found, costs=costs, refresh=refresh, progress=measuring)
-    priced = time.perf_counter()
-    report("trade-offs of every region")
+    trace = request.trace()
+    table = request.price(trace)
+    doing("finding what each region could save, and for what time")
     planner: Planner | ModulePlanner
     if solver == "modules":
         planner = ModulePlanner(trace, table, ac_units, fsdp_units, world_size)
     else:
         planner = Planner(trace, table)
-    report("solving")
+    doing("solving for the fastest plan")
     answer = planner.plan(budget_bytes, seconds_limit=seconds_limit)
-    solved = time.perf_counter()
-    report("comparing")
+    watch.lap("solve")
+    doing("comparing with the usual ways to checkpoint")
     chosen = answer.smallest if isinstance(answer, Infeasible) else answer
     compared = baselines(planner.trace, table, budget_bytes)
-    end = time.perf_counter()
+    watch.lap("compare")
     return PlanResult(
         plan=chosen,
         feasible=not isinstance(answer, Infeasible),
-        device=found,
+        device=device,
         trace=trace,
         costs=table,
         timeline=planner.timeline_of(chosen),
-        margin_bytes=found.margin_bytes if budget is None else 0,
+        margin_bytes=device.margin_bytes if budget is None else 0,
         baselines=compared,
         warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(chosen, table),
-        seconds={
-            "capture": captured - begin,
-            "price": priced - captured,
-            "solve": solved - priced,
-            "compare": end - solved,
-            "total": end - begin,
-        },
+        seconds=watch.seconds,
     )
 
 
@@ -140,27 +124,25 @@ def frontier(
     measuring: Measuring | None = None,
 ) -> Frontier:
     """Return the plans between the smallest reachable peak and no plan at all that no other plan beats."""
+    with heard_by(progress, measuring):
+        return frontier_step(Request(target, device, options, task, steps, costs, refresh), points)
+
+
+def frontier_step(request: Request, points: int) -> Frontier:
+    """Plan for so many budgets."""
     if not 1 <= points <= _MOST_POINTS:
         raise OptionError(f"--points must be from 1 to {_MOST_POINTS}, got {points}.")
-    begin = time.perf_counter()
-    report = progress or (lambda stage: None)
-    found = device if isinstance(device, Device) else find_device(device)
-    check_source(costs, found)
-    trace = traced(target, found, options, task, steps, progress)
-    captured = time.perf_counter()
-    table = price_trace(trace, found, costs=costs, refresh=refresh, progress=measuring)
-    report("trade-offs of every region")
+    trace = request.trace()
+    table = request.price(trace)
+    doing("finding what each region could save, and for what time")
     planner = Planner(trace, table)
-    report("solving")
+    doing(f"solving for {points} budgets")
     plans = planner.frontier(points)
-    end = time.perf_counter()
+    request.watch.lap("solve")
     return Frontier(
-        device=found,
+        device=request.device,
         trace=trace,
         points=tuple(FrontierPoint(plan.peak_bytes, plan.step_seconds, plan) for plan in plans),
-        baselines=baselines(trace, table, found.default_budget_bytes),
-        seconds={"capture": captured - begin, "solve": end - captured, "total": end - begin},
+        baselines=baselines(trace, table, request.device.default_budget_bytes),
+        seconds=request.watch.seconds,
     )
-
-
-_MOST_POINTS = 200

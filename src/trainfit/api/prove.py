@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import torch
-
-from trainfit.api.predict import Build, Progress, check_steps, resolve
-from trainfit.costs.pricing import CostSource, Measuring, check_source
-from trainfit.devices import find_device
+from trainfit.api.request import Build, Request, default_device
+from trainfit.costs.pricing import CostSource
+from trainfit.costs.schedule import schedule
+from trainfit.doing import Measuring, Progress, heard_by
 from trainfit.errors import OptionError, PlanError
 from trainfit.measuring import TIMED_RUNS
 from trainfit.models.recipe import StepOptions
+from trainfit.plan_origin import plan_differences
 from trainfit.plan_store import load_plan
 from trainfit.plans import Plan
-from trainfit.verification import Verification, verify_step
+from trainfit.simulate import simulate
+from trainfit.timing.load import LoadMeter
+from trainfit.verification import (
+    Verification,
+    guard_memory,
+    needed_bytes,
+    notes_on,
+    run_for_real,
+    said_of_real_runs,
+)
+from trainfit.workspace.measured import THOROUGH
+
+_MOST_RUNS = 1000
 
 
 def verify(
@@ -36,11 +48,62 @@ def verify(
     compared too. What the step compiles runs compiled, unless `eager`. At most `runs` steps are timed.
     With `refresh`, operators whose time is remembered are measured again.
     """
+    with heard_by(progress, measuring):
+        request = Request(target, default_device(), options, task, steps, costs, refresh)
+        return verify_step(request, plan=plan, force=force, eager=eager, runs=runs)
+
+
+def verify_step(
+    request: Request,
+    *,
+    plan: Plan | str | None = None,
+    force: bool = False,
+    eager: bool = False,
+    runs: int | None = None,
+    meter: LoadMeter | None = None,
+) -> Verification:
+    """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced.
+
+    With a plan, the promise is the plan's, and the step also runs without it: results have to be the same.
+    What the step compiles runs compiled, unless `eager`; predicted is the eager step.
+    """
     if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
         raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")
-    device = find_device("cuda" if torch.cuda.is_available() else "cpu")
-    check_steps(steps)
-    check_source(costs, device)
+    plan = _usable(plan)
+    device = request.device
+    guard = None if force else lambda needed: guard_memory(device, {"the real step": needed})
+    trace = request.trace(limits=THOROUGH, guard=guard)
+    timeline = simulate(trace)
+    if not force:
+        guard_memory(device, needed_bytes(timeline, plan))
+    table = request.price(trace)
+    measured, comparison = run_for_real(
+        request.resolved.build,
+        device.kind,
+        trace.steps,
+        plan=plan,
+        timed=runs or TIMED_RUNS,
+        eager=eager,
+        meter=meter,
+    )
+    request.watch.lap("measure")
+    return Verification(
+        target=trace.target,
+        device=device,
+        trace=trace,
+        predicted_peak_bytes=timeline.peak_bytes if plan is None else plan.peak_bytes,
+        predicted_persistent_bytes=timeline.persistent_bytes,
+        predicted_seconds=schedule(trace, table).step_seconds if plan is None else plan.step_seconds,
+        measured=measured,
+        warnings=said_of_real_runs(trace.warnings) + table.warnings + notes_on(measured, comparison),
+        comparison=comparison,
+        plan_differences=plan_differences(plan, trace, device.name) if plan is not None else (),
+        seconds=request.watch.seconds,
+    )
+
+
+def _usable(plan: Plan | str | None) -> Plan | None:
+    """Return the plan, read from its file if need be; refuse one whose figures are for several processes."""
     if isinstance(plan, str):
         plan = load_plan(plan)
     if plan is not None and plan.world_size > 1:
@@ -48,22 +111,4 @@ def verify(
             f"the plan's figures are for one of {plan.world_size} processes that divide the model, but "
             "verify runs a step in one process; plan without a world size to compare them with it."
         )
-    resolved = resolve(target, device, options, task)
-    return verify_step(
-        resolved.build,
-        device,
-        target=resolved.name,
-        settings=resolved.settings,
-        plan=plan,
-        costs=costs,
-        refresh=refresh,
-        steps=steps,
-        force=force,
-        eager=eager,
-        timed_runs=runs or TIMED_RUNS,
-        progress=progress,
-        measuring=measuring,
-    )
-
-
-_MOST_RUNS = 1000
+    return plan

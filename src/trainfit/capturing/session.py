@@ -33,6 +33,7 @@ from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values
 from trainfit.devices import Device
+from trainfit.doing import doing
 from trainfit.errors import CaptureError, StepError, TrainfitError, UserCodeError
 from trainfit.profiler import no_cycle_collection
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
@@ -48,7 +49,6 @@ CUDA_BLOCK_BYTES = 512
 """torch's CUDA allocator hands out memory in multiples of this."""
 _MOST_CORRECTIONS = 16
 Build = Callable[[], Step]
-Progress = Callable[[str], None]
 Guard = Callable[[int], None]
 """Called with the most bytes that the step has had alive so far, before its operators are run for real."""
 
@@ -175,7 +175,6 @@ def capture(
     settings: Settings = UNKNOWN_SETTINGS,
     limits: Limits = QUICK,
     steps: int | None = None,
-    progress: Progress | None = None,
     guard: Guard | None = None,
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of the worst run.
@@ -188,7 +187,6 @@ def capture(
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use;
     `guard` may refuse that, for a step that is too large anyway.
     """
-    report = progress or (lambda stage: None)
     kind = device.kind if isinstance(device, Device) else device
     know_everything, host_by_default = False, kind == "cuda"
     with _one_at_a_time(), heard_between_destructors(), eager_only():
@@ -204,7 +202,7 @@ def capture(
             )
             session.before_operators = guard or session.before_operators
             try:
-                traces = _attempt(build, session, target, limits, surroundings, report, steps)
+                traces = _attempt(build, session, target, limits, surroundings, steps)
             except TrainfitError:
                 if not session.names_no_device:
                     raise
@@ -241,7 +239,6 @@ def _attempt(
     target: str,
     limits: Limits,
     surroundings: Surroundings,
-    report: Progress,
     steps: int | None = None,
 ) -> list[Trace] | None:
     """Build the step, run it, and return the traces of its worst runs, one for each course; largest first.
@@ -255,20 +252,20 @@ def _attempt(
 
     session.disk.begin = surroundings.file_time
     with seeded(), session.active():
-        report("building the model")
+        doing("building the model")
         with session.values.while_building():
             step = _user_code(session, build, "building the step")
         _refuse_unusable(step, surroundings)
         session.modules.begin_with(step.model)
         runs = Runs(session, step, target, lambda run: _user_code(session, run, "the step"), settled)
-        report("first step")
+        doing("running the first step")
         runs.warm_up(steps)
         if session.names_no_device:
             return None
         _refuse_without_backward(runs)
         if not settled():
             return None
-        report("recording")
+        doing("recording a step")
         try:
             runs.look(steps)
         except NotSettled:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.costs.this_machine import machine_of, refuse_absent
 from trainfit.devices import Device
+from trainfit.doing import Measuring
 from trainfit.measured_cache import Entry, MeasuredCache, key_of
 from trainfit.timing.load import LoadMeter, busiest, busy_warning, is_busy
 from trainfit.trace import Signature, Trace
@@ -35,9 +36,6 @@ _STEADY = 0.5
 _COMPANY = 40
 """With fewer operators than this in a round, each finds its code warmer than in a step: others join in."""
 
-Progress = Callable[[int, int, str], None]
-"""Called with the calls made, the calls planned, and the operator that was called."""
-
 
 def measured_costs(
     trace: Trace,
@@ -46,7 +44,7 @@ def measured_costs(
     fallback: Callable[[Signature], OpCost],
     host: Host,
     refresh: bool = False,
-    progress: Progress | None = None,
+    progress: Measuring | None = None,
     cache_path: Path | None = None,
     between: Callable[[], object] | None = None,
     budget_seconds: float = BUDGET_SECONDS,
@@ -80,7 +78,7 @@ def _look_up(
     device: Device,
     cache: MeasuredCache,
     refresh: bool,
-    progress: Progress | None,
+    progress: Measuring | None,
     between: Callable[[], object] | None,
     budget_seconds: float,
     meter: LoadMeter,
@@ -139,7 +137,7 @@ def _measure(
     batch: Sequence[Situation],
     company: Sequence[Situation],
     budget_seconds: float,
-    progress: Progress | None,
+    progress: Measuring | None,
     between: Callable[[], object] | None,
 ) -> dict[Situation, Entry]:
     timings = bench.time(batch, budget_seconds, company=company, progress=progress, between=between)

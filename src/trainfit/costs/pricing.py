@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -11,13 +10,12 @@ from trainfit.costs.roofline import Roofline, host_of, roofline_costs
 from trainfit.costs.table import CostTable
 from trainfit.costs.this_machine import refuse_absent
 from trainfit.devices import Device
+from trainfit.doing import doing, measuring
 from trainfit.errors import OptionError
 from trainfit.timing.load import LoadMeter, busiest, busy_warning
 from trainfit.trace import Trace
 
 CostSource = Literal["roofline", "measured"]
-Measuring = Callable[[int, int, str], None]
-"""Called while operators are measured: how many are done, of how many, and which is next."""
 
 
 def check_source(costs: str, device: Device) -> None:
@@ -34,7 +32,6 @@ def price_trace(
     *,
     costs: CostSource = "roofline",
     refresh: bool = False,
-    progress: Measuring | None = None,
 ) -> CostTable:
     """Return the cost of every signature of the trace, which was captured for this kind of device."""
     check_source(costs, device)
@@ -54,8 +51,9 @@ def price_trace(
         return replace(roofline_costs(trace, device), host=host, warnings=warnings)
     from trainfit.costs.measured_costs import measured_costs  # needs torch
 
+    doing("measuring the step's operators")
     fallback = Roofline(device, CALIBRATED, trace.tf32).price
     table = measured_costs(
-        trace, device, host=host, fallback=fallback, refresh=refresh, progress=progress, meter=meter
+        trace, device, host=host, fallback=fallback, refresh=refresh, progress=measuring(), meter=meter
     )
     return replace(table, warnings=warnings + table.warnings)

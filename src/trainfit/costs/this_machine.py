@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainfit.costs.table import Host
 from trainfit.devices import Device, this_cpu
+from trainfit.doing import as_part_of, doing
 from trainfit.errors import DeviceError
 from trainfit.measured_cache import Figures, Machine, MeasuredCache
 from trainfit.timing.load import LoadMeter
@@ -82,6 +83,7 @@ def _measure_rates() -> dict[str, float]:
     from trainfit.timing.rates import copy_rate, product_rate
     from trainfit.workspace.processor_faults import kernels_die
 
+    doing("measuring how fast this processor and its memory are, to be remembered")
     rates = {
         "fp32": product_rate(torch.float32),
         "bandwidth": copy_rate(this_machines_caches().last_bytes),
@@ -108,4 +110,5 @@ def host(
 def _measure_host() -> dict[str, float]:
     from trainfit.timing.host import host_seconds
 
-    return host_seconds()
+    with as_part_of("measuring what Python takes around operators, to be remembered"):
+        return host_seconds()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainfit.doing import doing
 from trainfit.errors import OptionError
 from trainfit.order_fronts.eager import trace_graph
 from trainfit.ordering.graph import BufferGraph
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from trainfit.models.recipe import StepOptions
     from trainfit.step import Step
 
-Progress = Callable[[str], None]
 GRAPHS = ("joint", "eager")
 
 
@@ -49,7 +49,6 @@ def order_anything(
     options: StepOptions | None = None,
     task: str | None = None,
     seconds: float | None = None,
-    progress: Progress | None = None,
 ) -> OrderResult:
     """Find the order with the smallest peak.
 
@@ -60,21 +59,20 @@ def order_anything(
     if graph not in GRAPHS:
         raise OptionError(f"--graph must be one of {', '.join(GRAPHS)}, got {graph!r}.")
     begin = time.perf_counter()
-    report = progress or (lambda stage: None)
     if isinstance(given, BufferGraph):
         found = _Found("graph", "graph", given)
     elif isinstance(given, Trace):
         found = _of_trace(given)
     elif is_graph_file(given):
-        report("reading the graph")
+        doing("reading the graph")
         found = _Found(str(given), "file", load_graph(given))
     elif _is_fx_module(given):
         found = _of_module(given)
     else:
-        report("tracing the step")
-        found = _of_step(given, graph, options, task, progress)
+        doing("tracing the step")
+        found = _of_step(given, graph, options, task)
     captured = time.perf_counter()
-    report("ordering")
+    doing("looking for the best order")
     order = solve(found.graph, seconds=seconds)
     freest = solve(found.released_at_last_use, seconds=seconds) if found.released_at_last_use else None
     end = time.perf_counter()
@@ -137,7 +135,6 @@ def _of_step(
     graph: str,
     options: StepOptions | None,
     task: str | None,
-    progress: Progress | None,
 ) -> _Found:
     import torch
 
@@ -156,8 +153,6 @@ def _of_step(
     if graph == "eager":
         from trainfit.capturing import capture
 
-        return _of_trace(
-            capture(target.build, target=target.name, settings=target.settings, progress=progress)
-        )
+        return _of_trace(capture(target.build, target=target.name, settings=target.settings))
     module = joint_graph_without_memory(target.build)
     return _Found(target.name, "joint", buffer_graph(module), torch.__version__)

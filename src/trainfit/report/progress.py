@@ -20,14 +20,16 @@ class Reporter:
     def __init__(self, update: Callable[..., Any]) -> None:
         """Remember the function that shows things."""
         self._update = update
+        self._stage = ""
 
     def __call__(self, stage: str) -> None:
         """A stage begins."""
+        self._stage = stage
         self._update(description=stage, total=None)
 
     def measuring(self, done: int, total: int, name: str) -> None:
-        """So many of the operators are measured, and this one is next."""
-        self._update(description=f"measuring {done + 1} of {total}: {name}", completed=done, total=total)
+        """So many parts of the stage are done, and this was the last of them."""
+        self._update(description=f"{self._stage}: {done} of {total}, {name}", completed=done, total=total)
 
 
 @contextlib.contextmanager

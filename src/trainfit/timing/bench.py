@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from trainfit.doing import Measuring
 from trainfit.timing.caller import REFUSED, Caller
 from trainfit.timing.locality import FAR, Caches, Locality, localities, this_machines_caches
 from trainfit.timing.memory import Memory, free_bytes
-from trainfit.timing.rounds import Progress, Rounds, Timing
+from trainfit.timing.rounds import Rounds, Timing
 from trainfit.trace import Signature, Trace
 from trainfit.workspace.measured import THOROUGH, measure_operators
 
@@ -57,7 +58,7 @@ class Bench:
         budget_seconds: float,
         *,
         company: Sequence[Situation] = (),
-        progress: Progress | None = None,
+        progress: Measuring | None = None,
         between: Callable[[], object] | None = None,
     ) -> list[Timing | None]:
         """Time operators for about so many seconds; None for those that cannot be run alone.

@@ -18,6 +18,7 @@ from torch import nn
 
 from trainfit.applying import applied
 from trainfit.capturing import capture
+from trainfit.doing import doing
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.timing.clocks import cpu_clock
 from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
@@ -50,6 +51,7 @@ def region_seconds() -> dict[str, float]:
     """
     tiny = [_captured(family, TINY) for family in _FAMILIES]
     medium = [_captured(family, MEDIUM) for family in _FAMILIES]
+    doing("what running regions takes")
     call, _ = _call_and_op(tiny, _FOLLOWED)
     followed = _longer(medium, is_block, _MEDIUM_ROUNDS, _FOLLOWED)
     op = max((followed.seconds - call * followed.regions) / followed.ops, 0.0)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainfit.doing import Measuring
 from trainfit.timing.caller import REFUSED, Caller
 from trainfit.timing.clocks import timed_on
 
@@ -26,8 +27,6 @@ _MOST_ROUNDS = 40
 _CALLS_BETWEEN_BASELINES = 16
 _UNNOTICED_FAULTS = 4
 
-Progress = Callable[[int, int, str], None]
-"""Called with the calls made, the calls planned, and the operator that was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Rounds:
     def run(
         self,
         budget_seconds: float,
-        progress: Progress | None = None,
+        progress: Measuring | None = None,
         after_round: Callable[[], object] | None = None,
     ) -> None:
         """Run a round to warm up, and then rounds until there are enough or the budget is spent."""
@@ -81,7 +80,7 @@ class Rounds:
             if rounds >= _MOST_ROUNDS or (rounds >= enough and spent > budget_seconds):
                 return
 
-    def run_round(self, *, timed: bool = True, progress: Progress | None = None, planned: int = 1) -> None:
+    def run_round(self, *, timed: bool = True, progress: Measuring | None = None, planned: int = 1) -> None:
         """Call every operator once; the first that fails on its inputs is never called again."""
         with _undisturbed():
             for number, caller in enumerate(self._callers):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from trainfit.doing import doing
 from trainfit.measured_cache import Machine, MeasuredCache
 from trainfit.operators.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
 from trainfit.operators.names import base_name
@@ -71,6 +72,7 @@ def measure_operators(signatures: Sequence[Signature], limits: Limits) -> list[M
 def _measure(operators: Sequence[Signature]) -> dict[Signature, Measured | None]:
     """Run each operator once; what failed for reasons that may pass is left out."""
     measured: dict[Signature, Measured | None] = {}
+    doing(f"running {len(operators)} operators alone, to see what memory their kernels take")
     with profile_allocations() as log:
         ran = {operator: _run(operator, str(number), log) for number, operator in enumerate(operators)}
     for number, (operator, results) in enumerate(ran.items()):

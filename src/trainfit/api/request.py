@@ -1,0 +1,126 @@
+"""What every question about a step begins with: its device, a trace that fits it, its prices, a stopwatch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from trainfit import capturing
+from trainfit.architectures import same_kernels
+from trainfit.costs.pricing import CostSource, check_source, price_trace
+from trainfit.costs.table import CostTable
+from trainfit.devices import Device, find_device
+from trainfit.errors import OptionError, StepError
+from trainfit.models.recipe import StepOptions
+from trainfit.step import Step
+from trainfit.targets import Target, load
+from trainfit.trace import Trace
+
+Build = Callable[..., Step]
+
+_MOST_STEPS = 10_000
+
+
+def default_device() -> str:
+    """Return the device of this machine: the GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Stopwatch:
+    """Wall time by stage: what has passed since the last lap belongs to the stage that the next one names."""
+
+    def __init__(self) -> None:
+        """Start."""
+        self._begin = self._last = time.perf_counter()
+        self._stages: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """End a stage, or add to one that ended before."""
+        now = time.perf_counter()
+        self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each stage, and in `total` all until now."""
+        return {**self._stages, "total": time.perf_counter() - self._begin}
+
+
+class Request:
+    """A step on a device. What makes no sense about it is refused before the step is captured."""
+
+    def __init__(
+        self,
+        target: str | Build | Trace,
+        device: str | Device = "cpu",
+        options: StepOptions | None = None,
+        task: str | None = None,
+        steps: int | None = None,
+        costs: CostSource = "roofline",
+        refresh: bool = False,
+    ) -> None:
+        """Find the device and start the stopwatch; `trainfit.estimate` says what the rest means."""
+        self.watch = Stopwatch()
+        self.target = target
+        self.device = device if isinstance(device, Device) else find_device(device)
+        self.costs = costs
+        check_source(costs, self.device)
+        if steps is not None and (type(steps) is not int or not 1 <= steps <= _MOST_STEPS):
+            raise OptionError(f"--steps must be a whole number from 1 to {_MOST_STEPS:,}, got {steps!r}.")
+        self._options, self._task, self._steps, self._refresh = options, task, steps, refresh
+
+    @cached_property
+    def resolved(self) -> Target:
+        """What the target names, with the options that it gets on this device."""
+        options = self._options
+        if options is not None and not isinstance(options, StepOptions):
+            raise OptionError(
+                "options is a trainfit.StepOptions, as in options=trainfit.StepOptions(batch=8), "
+                f"got {type(options).__name__}."
+            )
+        assert not isinstance(self.target, Trace), "a trace is captured already"
+        return load(self.target, replace(options or StepOptions(), device=self.device.kind), self._task)
+
+    def trace(self, **how: Any) -> Trace:
+        """Return the trace of the step: captured now, unless it is one already, which has to fit the device.
+
+        `how` are further arguments of `capturing.capture`.
+        """
+        if isinstance(self.target, Trace):
+            _refuse_other_device(self.target, self.device)
+            trace = self.target
+        else:
+            trace = capturing.capture(
+                self.resolved.build,
+                device=self.device,
+                target=self.resolved.name,
+                settings=self.resolved.settings,
+                steps=self._steps,
+                **how,
+            )
+        self.watch.lap("capture")
+        return trace
+
+    def price(self, trace: Trace) -> CostTable:
+        """Return what every distinct operator of the trace costs on the device."""
+        table = price_trace(trace, self.device, costs=self.costs, refresh=self._refresh)
+        self.watch.lap("price")
+        return table
+
+
+def _refuse_other_device(trace: Trace, device: Device) -> None:
+    if trace.device != device.kind:
+        raise StepError(
+            f"the trace was captured for {trace.device}, but {device.name} is a {device.kind} device; "
+            "capture again for this device."
+        )
+    if trace.architecture and not same_kernels(trace.architecture, device.architecture):
+        raise StepError(
+            f"the trace was captured for {trace.architecture}, and the step chooses other kernels on "
+            f"{device.name} ({device.architecture or 'unknown architecture'}); capture again for this device."
+        )

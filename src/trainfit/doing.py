@@ -1,0 +1,64 @@
+"""What is being done at the moment: whatever takes long says it here, and whoever waits listens.
+
+Without a listener nothing happens. The command line shows what it hears (`report/progress.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+Progress = Callable[[str], None]
+"""Called with the name of each stage as it begins."""
+Measuring = Callable[[int, int, str], None]
+"""Called while a stage of many parts goes on: how many are done, of how many, and which it was."""
+
+
+class _Listener(NamedTuple):
+    progress: Progress | None = None
+    measuring: Measuring | None = None
+    outer: str = ""
+    """The stages that this one is a part of."""
+
+
+_NOBODY = _Listener()
+_listener = ContextVar("listener", default=_NOBODY)
+
+
+def doing(stage: str) -> None:
+    """Say that a stage begins."""
+    listener = _listener.get()
+    if listener.progress is not None:
+        listener.progress(listener.outer + stage)
+
+
+def measuring() -> Measuring | None:
+    """Return whom to tell how far a stage of many parts has come; None if nobody listens."""
+    return _listener.get().measuring
+
+
+@contextlib.contextmanager
+def as_part_of(stage: str) -> Iterator[None]:
+    """Say that a stage begins, and of whatever is said inside that it is a part of this stage."""
+    doing(stage)
+    listener = _listener.get()
+    token = _listener.set(listener._replace(outer=f"{listener.outer}{stage}: "))
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextlib.contextmanager
+def heard_by(progress: Progress | None, measuring: Measuring | None = None) -> Iterator[None]:
+    """Tell these functions what is being done inside; without any, whoever listened before goes on."""
+    if progress is None and measuring is None:
+        yield
+        return
+    token = _listener.set(_Listener(progress, measuring))
+    try:
+        yield
+    finally:
+        _listener.reset(token)
