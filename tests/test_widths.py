@@ -44,9 +44,7 @@ def views() -> dict[str, RenderableType]:
     return {
         "estimate": estimate_view(estimate),
         "too large": estimate_view(too_large),
-        "plan": plan_view(
-            choose.plan_step(Request(trace, "h100"), budget=estimate.peak_bytes * 9 // 10)
-        ),
+        "plan": plan_view(choose.plan_step(Request(trace, "h100"), budget=estimate.peak_bytes * 9 // 10)),
         "frontier": frontier_view(trainfit.frontier(trace, device="h100", points=2)),
         "verify": verification_view(verification),
         "devices": devices_view(known_devices()),

@@ -28,7 +28,6 @@ _CALLS_BETWEEN_BASELINES = 16
 _UNNOTICED_FAULTS = 4
 
 
-
 @dataclass(frozen=True, slots=True)
 class Timing:
     """The median of an operator's calls, without the call from Python, and how far the calls are apart."""
