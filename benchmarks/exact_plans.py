@@ -13,7 +13,8 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice, choice_of
-from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.model_calls import candidate_calls
+from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed as replay_of
 from trainfit.trace import Trace
 

@@ -34,8 +34,8 @@ from result_files import arguments, write_rows
 if TYPE_CHECKING:
     from trainfit import Step, Trace
     from trainfit.costs.table import CostTable
-    from trainfit.planning.module_planner import ModulePlanner
-    from trainfit.planning.solve import Planner
+    from trainfit.planning.modules.unit_planner import ModulePlanner
+    from trainfit.planning.planner import Planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -121,8 +121,8 @@ def built_ins() -> tuple[str, ...]:
 def run_case(name: str, *, executors: bool) -> list[Row]:
     """Compare on one step, in this process."""
     import trainfit
-    from trainfit.planning.module_planner import ModulePlanner
-    from trainfit.planning.solve import Planner
+    from trainfit.planning.modules.unit_planner import ModulePlanner
+    from trainfit.planning.planner import Planner
 
     small = small_steps()
     larger = trainfit.StepOptions(batch=4, optimizer="adamw-fused") if name in LARGER_BATCH else None

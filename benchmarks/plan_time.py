@@ -194,8 +194,8 @@ def run_case(name: str, rounds: int) -> Result:
     from trainfit.costs.schedule import schedule
     from trainfit.measuring import measure_step
     from trainfit.planning.baselines import baselines, blocks_of
+    from trainfit.planning.planner import Planner
     from trainfit.planning.replay import replayed
-    from trainfit.planning.solve import Planner
     from trainfit.plans import Plan
     from trainfit.targets.parse import load
 

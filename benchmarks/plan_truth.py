@@ -98,7 +98,7 @@ def run_case(name: str, threads: int) -> list[Result]:
     from trainfit.devices import find_device
     from trainfit.measuring import measure_step
     from trainfit.plan_comparison import compare_results
-    from trainfit.planning.solve import Planner
+    from trainfit.planning.planner import Planner
     from trainfit.plans import Plan
     from trainfit.workspace.measured import THOROUGH
 

@@ -21,7 +21,8 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.model_calls import candidate_calls
+from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import CATEGORIES, Trace
 

@@ -14,7 +14,7 @@ import trainfit
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
 from trainfit.plan_origin import other_model, other_step, plan_differences
-from trainfit.planning.solve import Planner
+from trainfit.planning.planner import Planner
 from trainfit.report.json_result import verification_json
 from trainfit.settings import Difference, Settings
 

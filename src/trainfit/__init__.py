@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trainfit.ordering.results import Order
     from trainfit.ordering.simulator_json import load_graph, save_graph
     from trainfit.plan_store import load_plan, save_plan
-    from trainfit.planning.results import Frontier
+    from trainfit.planning.plan_results import Frontier
     from trainfit.plans import Plan
     from trainfit.simulate import Timeline
     from trainfit.step import Step
@@ -88,7 +88,7 @@ _HOME = {
     "trainfit.ordering.results": ("Order",),
     "trainfit.ordering.simulator_json": ("load_graph", "save_graph"),
     "trainfit.plan_store": ("load_plan", "save_plan"),
-    "trainfit.planning.results": ("Frontier",),
+    "trainfit.planning.plan_results": ("Frontier",),
     "trainfit.plans": ("Plan",),
     "trainfit.simulate": ("Timeline",),
     "trainfit.step": ("Step",),

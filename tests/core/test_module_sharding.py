@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trace_text import trace
 
-from trainfit.planning.module_sharding import divided, gathered_by, with_gathered
+from trainfit.planning.modules.sharding import divided, gathered_by, with_gathered
 from trainfit.simulate import simulate
 
 SHARDED = """

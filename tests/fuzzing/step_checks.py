@@ -20,7 +20,7 @@ from trainfit.applying import attach_plan
 from trainfit.costs.roofline import roofline_costs
 from trainfit.measuring import measure_step
 from trainfit.plan_comparison import SameResults, compare_results
-from trainfit.planning.solve import Planner
+from trainfit.planning.planner import Planner
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 from trainfit.workspace.measured import THOROUGH

@@ -16,11 +16,12 @@ from trainfit.costs.table import CostTable, OpCost
 from trainfit.devices import find_device
 from trainfit.planning.certify import host_warnings
 from trainfit.planning.effects import Effect, effect_of
+from trainfit.planning.full_recompute import full_recompute
 from trainfit.planning.master import MasterProblem, Option
-from trainfit.planning.regions import candidate_calls, region_graph
+from trainfit.planning.model_calls import candidate_calls
+from trainfit.planning.planner import Planner
+from trainfit.planning.regions import region_graph
 from trainfit.planning.replay import executor_seconds, replayed
-from trainfit.planning.solve import Planner
-from trainfit.planning.whole import everything_again
 from trainfit.plans import Plan
 
 CALL, OP = 1e-3, 1e-4
@@ -68,9 +69,9 @@ def all_again(trace: Trace, *, whole: bool) -> list[Effect]:
     graphs = [region_graph(trace, call, [1.0] * len(trace.ops)) for call in candidate_calls(trace)]
     layers = [g for g in graphs if g is not None and trace.modules[g.module].class_name == "Sequential"]
     assert len(layers) == 4
-    effects = [effect_of(trace, layer, everything_again(layer)) for layer in layers]
-    assert all(effect.whole for effect in effects)
-    return [replace(effect, whole=whole) for effect in effects]
+    effects = [effect_of(trace, layer, full_recompute(layer)) for layer in layers]
+    assert all(effect.by_torch for effect in effects)
+    return [replace(effect, by_torch=whole) for effect in effects]
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.planning.between import fastest_within, with_points_between
-from trainfit.planning.curves import curve_of
+from trainfit.planning.curves import curve_of, fastest_within, with_points_between
 from trainfit.planning.minimum_cut import Choice, cheapest
 from trainfit.planning.regions import Group
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.planning.module_milp import ModuleProblem, ModuleUnit, Moment
-from trainfit.planning.module_sac_stats import OpStats, SacStats, trade_off
+from trainfit.planning.modules.milp import ModuleProblem, ModuleUnit, Stretch
+from trainfit.planning.modules.sac_stats import OpStats, SacStats, trade_off
 
 MIB = 1 << 20
 
@@ -38,7 +38,7 @@ def test_two_layers_by_hand() -> None:
     """At the peak both are away. Cheap bytes go first: all of the first layer before any of the second."""
     cheap = unit((1.0, 100, True), away=(10, 90))
     dear = unit((5.0, 100, True), away=(20, 80))
-    problem = ModuleProblem([cheap, dear], [Moment(50, 40 * MIB, 260 * MIB)])
+    problem = ModuleProblem([cheap, dear], [Stretch(50, 40 * MIB, 260 * MIB)])
     assert solved(problem, 300) == ({}, 0.0)
     shares, seconds = solved(problem, 250) or ({}, -1.0)
     assert shares == {0: pytest.approx(0.5)} and seconds == pytest.approx(0.5)
@@ -50,19 +50,19 @@ def test_two_layers_by_hand() -> None:
 def test_a_unit_frees_nothing_before_its_forward_is_done_or_after_its_backward_has_begun() -> None:
     layer = unit((1.0, 100, True), away=(10, 90))
     for op, possible in ((9, False), (10, True), (89, True), (90, False)):
-        assert (solved(ModuleProblem([layer], [Moment(op, 0, 100 * MIB)]), 50) is not None) == possible
+        assert (solved(ModuleProblem([layer], [Stretch(op, 0, 100 * MIB)]), 50) is not None) == possible
 
 
 def test_only_what_autograd_would_have_kept_is_freed() -> None:
     """Half of the bytes are not saved by autograd: the first half of what is discarded frees nothing."""
     layer = unit((1.0, 100, True), (1.0, 100, False), away=(0, 10))
-    shares, seconds = solved(ModuleProblem([layer], [Moment(5, 0, 100 * MIB)]), 50) or ({}, -1.0)
+    shares, seconds = solved(ModuleProblem([layer], [Stretch(5, 0, 100 * MIB)]), 50) or ({}, -1.0)
     assert shares == {0: pytest.approx(0.75)} and seconds == pytest.approx(1.5)
 
 
 def test_inputs_that_are_held_count_against_a_unit() -> None:
     layer = unit((1.0, 100, True), away=(0, 10), held=30)
-    problem = ModuleProblem([layer], [Moment(5, 0, 100 * MIB)])
+    problem = ModuleProblem([layer], [Stretch(5, 0, 100 * MIB)])
     assert solved(problem, 29) is None
     shares, _ = solved(problem, 30) or ({}, -1.0)
     assert shares == {0: pytest.approx(1.0)}
@@ -71,23 +71,23 @@ def test_inputs_that_are_held_count_against_a_unit() -> None:
 def test_units_are_never_nested() -> None:
     outer = unit((4.0, 100, True), away=(10, 90))
     inner = unit((1.0, 50, True), away=(8, 92), around=(0,))
-    problem = ModuleProblem([outer, inner], [Moment(50, 0, 100 * MIB)])
+    problem = ModuleProblem([outer, inner], [Stretch(50, 0, 100 * MIB)])
     assert set((solved(problem, 50) or ({}, 0.0))[0]) == {1}
     assert set((solved(problem, 20) or ({}, 0.0))[0]) == {0}
 
 
 def test_states_are_divided_by_the_world_size() -> None:
     layer = unit((1.0, 10, True), away=(0, 10))
-    moments = [Moment(5, 80 * MIB, 20 * MIB)]
-    assert solved(ModuleProblem([layer], moments), 95) is not None
-    assert solved(ModuleProblem([layer], moments), 85) is None
-    assert solved(ModuleProblem([layer], moments, processes=4), 40) == ({}, 0.0)
-    assert solved(ModuleProblem([layer], moments, processes=4), 29) is None
+    stretches = [Stretch(5, 80 * MIB, 20 * MIB)]
+    assert solved(ModuleProblem([layer], stretches), 95) is not None
+    assert solved(ModuleProblem([layer], stretches), 85) is None
+    assert solved(ModuleProblem([layer], stretches, processes=4), 40) == ({}, 0.0)
+    assert solved(ModuleProblem([layer], stretches, processes=4), 29) is None
 
 
 def test_the_smallest_peak_discards_everything() -> None:
     layers = [unit((1.0, 100, True), away=(n, 100 - n)) for n in range(3)]
-    found = ModuleProblem(layers, [Moment(50, 0, 300 * MIB)]).smallest_peak(seconds_limit=10.0)
+    found = ModuleProblem(layers, [Stretch(50, 0, 300 * MIB)]).smallest_peak(seconds_limit=10.0)
     assert found.shares == {n: pytest.approx(1.0, abs=0.01) for n in range(3)}
 
 
@@ -108,10 +108,10 @@ def random_problem(seed: int) -> ModuleProblem:
         outer = len(units)
         units.append(one((first, last), ()))
         units += [one((first - 1, last + 1), (outer,)) for _ in range(numbers.randint(0, 2))]
-    moments = [
-        Moment(n, 10 * numbers.randint(0, 5) * MIB, numbers.randint(60, 160) * MIB) for n in (8, 30, 50)
+    stretches = [
+        Stretch(n, 10 * numbers.randint(0, 5) * MIB, numbers.randint(60, 160) * MIB) for n in (8, 30, 50)
     ]
-    return ModuleProblem(units, moments, processes=numbers.choice((1, 2)))
+    return ModuleProblem(units, stretches, processes=numbers.choice((1, 2)))
 
 
 def tried(problem: ModuleProblem, budget_mib: float) -> float:
@@ -140,14 +140,14 @@ def _grid(problem: ModuleProblem, inside: list[int], budget: float) -> float:
         if min(freed.values(), default=0) < 0:
             continue
         fits = all(
-            problem.peak_bytes(moment)
+            problem.peak_bytes(stretch)
             - sum(
                 size
                 for n, size in freed.items()
-                if problem.units[n].away_from <= moment.op < problem.units[n].away_until
+                if problem.units[n].away_from <= stretch.op < problem.units[n].away_until
             )
             <= budget + 1
-            for moment in problem.moments
+            for stretch in problem.stretches
         )
         if fits:
             best = min(best, sum(c.seconds * c.seconds_share(share) for c, share in zip(curves, shares)))
@@ -158,7 +158,7 @@ def _grid(problem: ModuleProblem, inside: list[int], budget: float) -> float:
 @given(st.integers(0, 2**32), st.floats(0.4, 1.0))
 def test_no_set_of_units_on_a_grid_of_shares_is_better(seed: int, tightness: float) -> None:
     problem = random_problem(seed)
-    budget = tightness * max(map(problem.peak_bytes, problem.moments)) / MIB
+    budget = tightness * max(map(problem.peak_bytes, problem.stretches)) / MIB
     found, best = solved(problem, budget), tried(problem, budget)
     if found is None:
         assert best == float("inf")
@@ -170,7 +170,7 @@ def test_no_set_of_units_on_a_grid_of_shares_is_better(seed: int, tightness: flo
 @given(st.integers(0, 2**32))
 def test_more_memory_never_costs_time(seed: int) -> None:
     problem = random_problem(seed)
-    peak = max(map(problem.peak_bytes, problem.moments)) / MIB
+    peak = max(map(problem.peak_bytes, problem.stretches)) / MIB
     before = float("inf")
     for part in range(4, 11):
         found = solved(problem, peak * part / 10)

@@ -16,9 +16,9 @@ from trainfit.api.request import Request
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError
-from trainfit.planning.module_planner import ModulePlanner
-from trainfit.planning.module_sharding import divided, gathered_by
-from trainfit.planning.solve import Infeasible, Planner
+from trainfit.planning.modules.sharding import divided, gathered_by
+from trainfit.planning.modules.unit_planner import ModulePlanner
+from trainfit.planning.planner import Infeasible, Planner
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.planning.module_policy import optimal_policy
-from trainfit.planning.module_sac_stats import OpStats, SacStats, greedy_order, trade_off, units_of
+from trainfit.planning.modules.policy import optimal_policy
+from trainfit.planning.modules.sac_stats import OpStats, SacStats, greedy_order, trade_off, units_of
 
 
 def random_stats(seed: int, most: int = 9) -> SacStats:
@@ -84,7 +84,7 @@ def test_the_curve_is_convex_and_below_every_policy(seed: int) -> None:
     if not stats.bytes or not stats.seconds:
         return
     curve = trade_off(stats)
-    slopes = [segment.slope for segment in curve.segments]
+    slopes = [line.slope for line in curve.lines]
     assert all(earlier <= later + 1e-9 for earlier, later in itertools.pairwise(slopes))
     for stored, saved in policies(stats):
         share = (stats.bytes - stored) / stats.bytes
@@ -103,7 +103,7 @@ def test_a_module_by_hand() -> None:
     )
     assert [unit.ops for unit in greedy_order(stats)] == [(2,), (1,), (0,)]
     assert trade_off(stats).breakpoints == ((0.0, 0.0), (0.5, 0.2), (1.0, 1.0))
-    assert [(s.slope, s.intercept) for s in trade_off(stats).segments] == [
+    assert [(s.slope, s.intercept) for s in trade_off(stats).lines] == [
         (pytest.approx(0.4), pytest.approx(0.0)),
         (pytest.approx(1.6), pytest.approx(-0.6)),
     ]

@@ -18,9 +18,10 @@ from trainfit.costs.schedule import schedule
 from trainfit.devices import find_device
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import choice_of
-from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.model_calls import candidate_calls
+from trainfit.planning.planner import Infeasible, Planner
+from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
-from trainfit.planning.solve import Infeasible, Planner
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 

@@ -16,12 +16,13 @@ from trainfit import Step, Trace
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
 from trainfit.plan_comparison import compare_results
-from trainfit.planning.baselines import baselines, everything_again
+from trainfit.planning.baselines import baselines, full_recompute
 from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Solution
-from trainfit.planning.regions import candidate_calls, region_graph
+from trainfit.planning.model_calls import candidate_calls
+from trainfit.planning.planner import Infeasible, Planner
+from trainfit.planning.regions import region_graph
 from trainfit.planning.rewrite import rewritten
-from trainfit.planning.solve import Infeasible, Planner
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 
@@ -101,7 +102,7 @@ def test_full_checkpointing_is_what_torch_does(trace: Trace) -> None:
     graphs = [region_graph(trace, call, seconds) for call in candidate_calls(trace)]
     blocks = [g for g in graphs if g is not None and trace.modules[g.module].class_name == "Block"]
     assert len(blocks) == 4
-    replayed = rewritten(trace, [effect_of(trace, block, everything_again(block)) for block in blocks])
+    replayed = rewritten(trace, [effect_of(trace, block, full_recompute(block)) for block in blocks])
     replayed.check()
     predicted, expected = simulate(replayed).peak_bytes, simulate(real).peak_bytes
     assert simulate(trace).peak_bytes > 1.2 * expected

@@ -14,7 +14,7 @@ import trainfit
 from trainfit import Step
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
-from trainfit.planning.solve import Planner
+from trainfit.planning.planner import Planner
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 

@@ -14,10 +14,10 @@ from trainfit.devices import find_device
 from trainfit.measuring import measure_step
 from trainfit.plan_comparison import compare_results
 from trainfit.planning.effects import effect_of
+from trainfit.planning.full_recompute import full_recompute
+from trainfit.planning.planner import Planner
 from trainfit.planning.regions import region_graph
-from trainfit.planning.solve import Planner
 from trainfit.planning.weight_casts import is_kept_by_autocast
-from trainfit.planning.whole import everything_again
 from trainfit.settings import is_cast_to
 from trainfit.workspace.measured import THOROUGH
 
@@ -42,7 +42,7 @@ def test_the_second_call_casts_the_weights_again_when_it_is_computed_again() -> 
     assert not first.casts and len(second.casts) == 4  # two weights, two biases
     assert all(is_kept_by_autocast(trace, storage) for storage in second.casts)
     assert second.casts.isdisjoint(second.inputs)
-    effect = effect_of(trace, second, everything_again(second))
+    effect = effect_of(trace, second, full_recompute(second))
     casts = [op for op in effect.segment if op not in second.ops]
     assert sorted(storage for op in casts for storage in trace.ops[op].creates) == sorted(second.casts)
     # Each comes before what reads it.

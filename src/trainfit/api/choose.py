@@ -13,10 +13,10 @@ from trainfit.models.recipe import StepOptions
 from trainfit.planning.baselines import baselines
 from trainfit.planning.certify import host_warnings
 from trainfit.planning.infeasible import too_small
-from trainfit.planning.module_planner import ModulePlanner
+from trainfit.planning.modules.unit_planner import ModulePlanner
+from trainfit.planning.plan_results import Frontier, FrontierPoint, PlanResult
+from trainfit.planning.planner import Infeasible, Planner
 from trainfit.planning.requests import Solver, bytes_of_budget, check_solver
-from trainfit.planning.results import Frontier, FrontierPoint, PlanResult
-from trainfit.planning.solve import Infeasible, Planner
 from trainfit.plans import Plan
 from trainfit.trace import Trace
 

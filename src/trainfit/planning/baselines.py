@@ -2,7 +2,7 @@
 
 - `keep everything`: no checkpointing.
 - `full`: every block under `torch.utils.checkpoint`, as Hugging Face's `gradient_checkpointing_enable` does.
-- `every second block`: half of the blocks, so.
+- `every second block`: the same for half of the blocks.
 - `greedy`: blocks one after the other, by bytes freed per second added, until the step fits.
 
 They are priced like regions that we leave to torch: nothing is followed op by op.
@@ -18,10 +18,11 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.certify import reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
-from trainfit.planning.regions import RegionGraph, block_families, region_graph
+from trainfit.planning.full_recompute import full_recompute
+from trainfit.planning.model_calls import block_families
+from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
 from trainfit.planning.rewrite import rewritten
-from trainfit.planning.whole import everything_again
 from trainfit.simulate import simulate
 from trainfit.trace import Trace
 
@@ -40,7 +41,7 @@ def baselines(trace: Trace, costs: CostTable, budget_bytes: int) -> tuple[Baseli
     """Replay each of the usual ways; those that need blocks are left out if the model has none."""
     seconds = schedule(trace, costs).marginal_seconds.tolist()
     blocks = list(blocks_of(trace, seconds))
-    full = [effect_of(trace, block, everything_again(block), by_torch=True) for block in blocks]
+    full = [effect_of(trace, block, full_recompute(block), by_torch=True) for block in blocks]
     found = [_replayed("keep everything", trace, costs, [])]
     if full:
         found.append(_replayed("full", trace, costs, full))
@@ -55,16 +56,12 @@ def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
         [
             graph
             for call in calls
-            if (graph := region_graph(trace, call, seconds)) is not None and _freed(graph)
+            if (graph := region_graph(trace, call, seconds)) is not None and graph.freeable_bytes
         ]
         for calls in block_families(trace)
     ]
     if any(families):
-        yield from max(families, key=lambda members: sum(map(_freed, members)))
-
-
-def _freed(region: RegionGraph) -> int:
-    return sum(group.bytes for group in region.groups if group.needed)
+        yield from max(families, key=lambda members: sum(m.freeable_bytes for m in members))
 
 
 def _greedy(
@@ -82,7 +79,7 @@ def _greedy(
     """
 
     def worth(effect: Effect) -> float:
-        return _freed(effect.region) / max(effect.choice.seconds, 1e-12)
+        return effect.region.freeable_bytes / max(effect.choice.seconds, 1e-12)
 
     ordered = sorted(full, key=worth, reverse=True)
     too_few, enough = 0, len(ordered)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
-from trainfit.planning.regions import calls_in_pass
+from trainfit.planning.model_calls import calls_in_pass
 from trainfit.planning.replay import replayed
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.simulate import Timeline
@@ -174,5 +174,5 @@ def _region(trace: Trace, effect: Effect, call: int, place: int, kinds: dict[Reg
         kept_bytes=sum(kept),
         recompute_seconds=sum(effect.region.groups[n].seconds for n in own if n in effect.choice.repeated),
         continues=call != effect.region.calls[0],
-        whole=effect.whole,
+        whole=effect.by_torch,
     )

@@ -2,17 +2,38 @@
 
 Every vertex of the curve's convex hull is the cheapest choice for some price per byte, so the hull is found
 exactly by asking for the cheapest choice at the slope between two known vertices, until no vertex is new.
+
+Where many regions are alike, some take one vertex and some the next, and together they come close to any
+point between. A region that is the only one of its kind cannot do that: its points between the vertices are
+found one by one, each as the fastest choice within so many bytes.
+
+Sets        groups g of ops, values v that they make (`regions.py`)
+Data        seconds[g], bytes[v], the bytes that may be kept
+Variables   repeated[g]    whether the group is computed again (binary)
+            kept[v]        whether the value is kept
+Constraints saved          a value that autograd saved is kept if its group is not computed again
+            read           so is one that a group reads which is computed again
+            within         the bytes of what is kept are within the limit
+Objective   minimise the seconds of what is computed again
 """
 
 from __future__ import annotations
 
-from trainfit.planning.minimum_cut import Choice, cheapest
+from collections.abc import Iterable
+
+from trainfit.planning.highs import Program
+from trainfit.planning.minimum_cut import Choice, cheapest, choice_of
 from trainfit.planning.regions import Group
 
 _MOST_POINTS = 40
 _NEARLY_FREE = 1e-18
 _PRICELESS = 1e3
 """Seconds per byte: so low that time decides, and so high that bytes decide."""
+_MOST_VALUES = 60
+"""In a region with more, several blocks in a row, the hull has points enough."""
+_SECONDS_LIMIT = 2.0
+_GAP_SHARE = 1e-4
+"""Of the region's seconds."""
 
 
 def curve_of(groups: list[Group]) -> list[Choice]:
@@ -33,7 +54,7 @@ def curve_of(groups: list[Group]) -> list[Choice]:
         if (between.bytes, between.seconds) not in points:
             points[between.bytes, between.seconds] = between
             pending += [(low, between), (between, high)]
-    return _undominated(sorted(points.values(), key=lambda point: (point.bytes, point.seconds)))
+    return _undominated(points.values())
 
 
 def _below(point: Choice, end: Choice, price: float) -> bool:
@@ -42,9 +63,65 @@ def _below(point: Choice, end: Choice, price: float) -> bool:
     return point.seconds + price * point.bytes < line * (1 - 1e-9)
 
 
-def _undominated(points: list[Choice]) -> list[Choice]:
+def with_points_between(groups: list[Group], hull: list[Choice], most: int) -> list[Choice]:
+    """Return the hull with at most so many points between its ends, evenly over the bytes; fewest first."""
+    most = min(most, 2 * len(groups))
+    values = sum(len(group.storages) for group in groups)
+    if len(hull) < 2 or most < 1 or values > _MOST_VALUES:
+        return hull
+    low, high = hull[0].bytes, hull[-1].bytes
+    found = {(choice.bytes, choice.seconds): choice for choice in hull}
+    limit = high
+    for number in reversed(range(1, most + 1)):
+        # Below what the last answer took: another would be the same.
+        limit = min(low + (high - low) * number // (most + 1), limit - 1)
+        if limit <= low:
+            break
+        choice = fastest_within(groups, limit)
+        if choice is not None:
+            found[choice.bytes, choice.seconds] = choice
+            limit = choice.bytes
+    return _undominated(found.values())
+
+
+def fastest_within(groups: list[Group], limit_bytes: int) -> Choice | None:
+    """Return the choice with the least recomputation among those that keep at most so many bytes."""
+    program = Program()
+    repeated = [
+        program.continuous(0.0, 0.0)
+        if not (group.repeatable and group.storages)
+        else program.binary(group.seconds)
+        for group in groups
+    ]
+    kept = {
+        (number, place): program.continuous(0.0, 1.0 if group.keepable else 0.0)
+        for number, group in enumerate(groups)
+        for place in range(len(group.sizes))
+    }
+    for number, group in enumerate(groups):
+        for place, saved in enumerate(group.saved):
+            if saved:
+                program.at_most("saved", [(kept[number, place], -1.0), (repeated[number], -1.0)], -1.0)
+        for value in group.reads:
+            terms = [(repeated[number], 1.0), (kept[value], -1.0), (repeated[value[0]], -1.0)]
+            program.at_most("read", terms, 0.0)
+    scale = max(limit_bytes, 1)
+    sizes = [(column, groups[number].sizes[place] / scale) for (number, place), column in kept.items()]
+    program.at_most("within", sizes, limit_bytes / scale)
+    seconds = sum(group.seconds for group in groups)
+    answer = program.minimise(seconds_limit=_SECONDS_LIMIT, gap=_GAP_SHARE * seconds)
+    if not answer.feasible:
+        return None
+    choice = choice_of(
+        groups, frozenset(number for number, column in enumerate(repeated) if answer.values[column] > 0.5)
+    )
+    return choice if choice.bytes <= limit_bytes else None
+
+
+def _undominated(points: Iterable[Choice]) -> list[Choice]:
+    """Return the points that no other beats in both bytes and seconds, fewest bytes first."""
     found: list[Choice] = []
-    for point in points:
+    for point in sorted(points, key=lambda point: (point.bytes, point.seconds)):
         if not found or point.seconds < found[-1].seconds:
             found.append(point)
     return found

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from trainfit.planning.full_recompute import is_full_recompute
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, moves_statistics, remaining_holds, values_read
 from trainfit.planning.weight_casts import with_casts
-from trainfit.planning.whole import is_whole
 from trainfit.recomputation import starts_stream
 from trainfit.trace import Interval, Trace
 
@@ -63,8 +63,8 @@ class Effect:
     """What the executor holds until the region's release: since which op of forward, and its bytes."""
     held_again: tuple[tuple[int, int, int], ...] = ()
     """What it holds in the segment only: from which position to before which, and its bytes."""
-    whole: bool = False
-    """Whether torch alone computes it again (`whole.py`)."""
+    by_torch: bool = False
+    """Whether torch alone computes it again (`full_recompute.py`)."""
 
     def decision(self, op: int) -> str:
         """Return what happens to an op of the region."""
@@ -98,8 +98,8 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
         )
         for number in made_again
     }
-    whole = by_torch or is_whole(trace, region, choice)
-    effect = Effect(region, choice, insert, segment, until, {}, copies, whole=whole)
+    by_torch = by_torch or is_full_recompute(trace, region, choice)
+    effect = Effect(region, choice, insert, segment, until, {}, copies, by_torch=by_torch)
     return replace(
         effect,
         ends={number: end for number, end, _ in ends_of(trace, (effect,))},
@@ -153,7 +153,7 @@ def _states(trace: Trace, effect: Effect) -> Iterator[tuple[int, int]]:
     """Yield the states that draws of the region start from."""
     if trace.device != "cpu":
         return
-    if effect.whole:
+    if effect.by_torch:
         if any(_is_random(trace, op) for op in effect.region.ops):
             yield effect.region.start, _CPU_GENERATOR_BYTES
         return
@@ -188,7 +188,7 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
         again = [(position, op) for position, op in enumerate(effect.segment) if op in ops]
         draws = [position for position, op in again if _is_random(trace, op)]
         if draws:
-            yield 0 if effect.whole else draws[0], again[-1][0] + 1, _CPU_GENERATOR_BYTES
+            yield 0 if effect.by_torch else draws[0], again[-1][0] + 1, _CPU_GENERATOR_BYTES
     for position, op in enumerate(effect.segment):
         if moves_statistics(trace.op_name(op)):
             persistent = {s for s in trace.ops[op].reads if trace.storages[s].category == "buffer"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfit.advice import advice
 from trainfit.estimates import peak_of
-from trainfit.planning.results import PlanResult
+from trainfit.planning.plan_results import PlanResult
 from trainfit.units import format_bytes
 
 

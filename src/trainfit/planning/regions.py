@@ -7,8 +7,7 @@ again together. A group with effects outside of the region (running statistics) 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +77,11 @@ class RegionGraph:
     def call(self) -> int:
         """The first of its calls."""
         return self.calls[0]
+
+    @property
+    def freeable_bytes(self) -> int:
+        """What autograd saved inside and would not have to keep if everything were computed again."""
+        return sum(group.bytes for group in self.groups if group.needed)
 
     @property
     def ops(self) -> range:
@@ -324,57 +328,3 @@ def _find(leader: dict[int, int], op: int) -> int:
 def _join(leader: dict[int, int], first: int, second: int) -> None:
     a, b = _find(leader, first), _find(leader, second)
     leader[max(a, b)] = min(a, b)
-
-
-def candidate_calls(trace: Trace) -> Iterator[int]:
-    """Yield the module calls that may be regions: those of the model whose results backward needs.
-
-    A module outside of the model's tree (a loss of its own) is not reached when a plan is applied.
-    """
-    for number, call in enumerate(trace.calls):
-        worth = not call.recompute and call.backward_start >= 0 and call.forward_end > call.forward_start
-        if worth and call.module in trace.in_model:
-            yield number
-
-
-def block_families(trace: Trace) -> Iterator[list[int]]:
-    """Yield the calls of blocks, family by family: numbered modules of one class in one container."""
-    families: dict[tuple[str, str], list[int]] = {}
-    for number in candidate_calls(trace):
-        module = trace.modules[trace.calls[number].module]
-        container, _, last = module.name.rpartition(".")
-        if last.isdecimal():
-            families.setdefault((container, module.class_name), []).append(number)
-    yield from (members for members in families.values() if len(members) > 1)
-
-
-def calls_in_pass(trace: Trace) -> dict[int, int]:
-    """Return, for each call of a module, which of its module's calls it is in one pass over the model.
-
-    A pass begins when the model is called, and when forward goes on after a backward: that is how a model
-    that runs a plan counts. A step that accumulates gradients has several; a plan cannot tell them apart.
-    """
-    backwards = _beginnings_of_backward(trace)
-    counts: dict[tuple[int, int, int], int] = {}
-    found: dict[int, int] = {}
-    begun = 0
-    for number, call in enumerate(trace.calls):
-        if call.recompute:
-            continue
-        begun += call.module == trace.model
-        place = (call.module, begun, bisect_right(backwards, call.forward_start))
-        found[number] = counts.get(place, 0)
-        counts[place] = found[number] + 1
-    return found
-
-
-def passes_in_step(trace: Trace) -> int:
-    """Return how often the model is called in the step."""
-    return sum(call.module == trace.model and not call.recompute for call in trace.calls)
-
-
-def _beginnings_of_backward(trace: Trace) -> list[int]:
-    phases = [op.phase for op in trace.ops]
-    return [
-        n for n, phase in enumerate(phases) if phase == "backward" and (n == 0 or phases[n - 1] != "backward")
-    ]

@@ -15,7 +15,7 @@ import numpy as np
 from trainfit.costs.schedule import Seconds, schedule
 from trainfit.costs.table import CostTable, Host
 from trainfit.planning.effects import Effect
-from trainfit.planning.rewrite import Layout, rewritten
+from trainfit.planning.rewrite import Renumbering, rewritten
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import Trace
 
@@ -40,18 +40,18 @@ def replayed(trace: Trace, costs: CostTable, effects: Sequence[Effect]) -> Repla
 def executor_seconds(effect: Effect, host: Host) -> float:
     """Return what the host needs to run a region under a plan, besides the ops themselves."""
     region = effect.region
-    if effect.whole:
+    if effect.by_torch:
         return len(region.calls) * host.checkpoint_call + len(region.ops) * host.checkpoint_op
     return len(region.calls) * host.region_call + len(region.ops) * host.region_op
 
 
 def _executor_seconds(trace: Trace, effects: Sequence[Effect], host: Host) -> Seconds:
     """Return the executor's time for each op of the new trace: half in forward, half before the segment."""
-    layout = Layout(trace, effects)
+    new = Renumbering(trace, effects)
     found = np.zeros(len(trace.ops) + sum(len(effect.segment) for effect in effects))
     for effect in effects:
         half = executor_seconds(effect, host) / 2
-        ops = [layout.start(op) for op in effect.region.ops]
+        ops = [new.start(op) for op in effect.region.ops]
         found[ops] += half / len(ops)
-        found[min(layout.segment_start[id(effect)], len(found) - 1)] += half
+        found[min(new.segment_start[id(effect)], len(found) - 1)] += half
     return found

@@ -16,13 +16,13 @@ from trainfit.trace import Interval, Op, Storage, Trace
 
 def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
     """Return the trace with the regions' recomputation in it; the regions must not overlap."""
-    layout = Layout(trace, effects)
-    storages = [_moved(storage, layout) for storage in trace.storages]
+    new = Renumbering(trace, effects)
+    storages = [_moved(storage, new) for storage in trace.storages]
     for number, end, effect in ends_of(trace, effects):
-        storages[number] = _with_end(storages[number], layout.after(end, effect))
-    copies = _copies(trace, effects, layout, storages)
-    storages += _held(effects, layout)
-    ops = _ops(trace, effects, layout, copies)
+        storages[number] = _with_end(storages[number], new.after(end, effect))
+    copies = _copies(trace, effects, new, storages)
+    storages += _held(effects, new)
+    ops = _ops(trace, effects, new, copies)
     result = replace(
         trace,
         ops=tuple(ops),
@@ -30,10 +30,10 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
         calls=tuple(
             replace(
                 call,
-                forward_start=layout.start(call.forward_start),
-                forward_end=layout.end(call.forward_end),
-                backward_start=layout.start(call.backward_start) if call.backward_start >= 0 else -1,
-                backward_end=layout.end(call.backward_end) if call.backward_end >= 0 else -1,
+                forward_start=new.start(call.forward_start),
+                forward_end=new.end(call.forward_end),
+                backward_start=new.start(call.backward_start) if call.backward_start >= 0 else -1,
+                backward_end=new.end(call.backward_end) if call.backward_end >= 0 else -1,
             )
             for call in trace.calls
         ),
@@ -43,7 +43,7 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
     return replace(result, observed_peak_bytes=max(simulate(result).live_bytes, default=0))
 
 
-class Layout:
+class Renumbering:
     """Where the ops of the original trace and of the segments are in the new one."""
 
     def __init__(self, trace: Trace, effects: Sequence[Effect]) -> None:
@@ -74,25 +74,25 @@ class Layout:
         return self.segment_start[id(effect)] + min(moment.position, len(effect.segment))
 
 
-def _moved(storage: Storage, layout: Layout) -> Storage:
-    if storage.end is not None and storage.end <= layout.first_insert:
+def _moved(storage: Storage, new: Renumbering) -> Storage:
+    if storage.end is not None and storage.end <= new.first_insert:
         return storage  # nothing has moved yet; most storages of forward are gone by then
     if storage.start < 0 and storage.end is None and not storage.resizes:
-        return replace(storage, holders=tuple(_moved_hold(hold, layout) for hold in storage.holders))
+        return replace(storage, holders=tuple(_moved_hold(hold, new) for hold in storage.holders))
     return Storage(
         bytes=storage.bytes,
         category=storage.category,
-        producer=layout.start(storage.producer) if storage.producer >= 0 else -1,
-        start=layout.start(storage.start) if storage.start >= 0 else storage.start,
-        end=None if storage.end is None else layout.end(storage.end),
-        holders=tuple(_moved_hold(hold, layout) for hold in storage.holders),
-        resizes=tuple((layout.start(time) if time >= 0 else time, size) for time, size in storage.resizes),
+        producer=new.start(storage.producer) if storage.producer >= 0 else -1,
+        start=new.start(storage.start) if storage.start >= 0 else storage.start,
+        end=None if storage.end is None else new.end(storage.end),
+        holders=tuple(_moved_hold(hold, new) for hold in storage.holders),
+        resizes=tuple((new.start(time) if time >= 0 else time, size) for time, size in storage.resizes),
     )
 
 
-def _moved_hold(hold: Interval, layout: Layout) -> Interval:
-    start = layout.start(hold.start) if hold.start >= 0 else hold.start
-    return Interval(hold.holder, start, None if hold.end is None else max(layout.end(hold.end), start))
+def _moved_hold(hold: Interval, new: Renumbering) -> Interval:
+    start = new.start(hold.start) if hold.start >= 0 else hold.start
+    return Interval(hold.holder, start, None if hold.end is None else max(new.end(hold.end), start))
 
 
 def _with_end(storage: Storage, end: int | None) -> Storage:
@@ -103,15 +103,15 @@ def _with_end(storage: Storage, end: int | None) -> Storage:
 
 
 def _copies(
-    trace: Trace, effects: Sequence[Effect], layout: Layout, storages: list[Storage]
+    trace: Trace, effects: Sequence[Effect], new: Renumbering, storages: list[Storage]
 ) -> dict[tuple[int, int], int]:
     """Add the storages that are made again; return their numbers by effect and original storage."""
     numbers: dict[tuple[int, int], int] = {}
     for effect in effects:
-        start = layout.segment_start[id(effect)]
+        start = new.segment_start[id(effect)]
         for number, (position, moment) in effect.copies.items():
             made = start + position
-            end = layout.after(moment, effect)
+            end = new.after(moment, effect)
             assert end is not None
             end = max(end, made + 1)
             numbers[id(effect), number] = len(storages)
@@ -128,21 +128,21 @@ def _copies(
     return numbers
 
 
-def _held(effects: Sequence[Effect], layout: Layout) -> Iterator[Storage]:
+def _held(effects: Sequence[Effect], new: Renumbering) -> Iterator[Storage]:
     """Yield what the executor itself holds, as storages that no operator has made."""
     for effect in effects:
-        segment = layout.segment_start[id(effect)]
-        spans = [(layout.start(op), layout.end(effect.region.release), size) for op, size in effect.held]
+        segment = new.segment_start[id(effect)]
+        spans = [(new.start(op), new.end(effect.region.release), size) for op, size in effect.held]
         spans += [(segment + first, segment + last, size) for first, last, size in effect.held_again]
         for start, end, size in spans:
             yield Storage(size, "activation", -1, start, end, (Interval("program", start, end),))
 
 
 def _ops(
-    trace: Trace, effects: Sequence[Effect], layout: Layout, copies: dict[tuple[int, int], int]
+    trace: Trace, effects: Sequence[Effect], new: Renumbering, copies: dict[tuple[int, int], int]
 ) -> list[Op]:
     ops: list[Op] = []
-    pending = list(reversed(layout.ordered))
+    pending = list(reversed(new.ordered))
     # Which effect replaces a storage for the ops of backward that differentiate its region.
     region_of = {op: effect for effect in effects for op in effect.region.ops}
     for number, op in enumerate(trace.ops):
@@ -152,9 +152,9 @@ def _ops(
         effect_here = region_of.get(op.forward_op)
         if effect_here is not None:
             reads = tuple(copies.get((id(effect_here), storage), storage) for storage in op.reads)
-            ops.append(replace(op, reads=reads, forward_op=layout.start(op.forward_op)))
-        elif op.forward_op >= layout.first_insert:
-            ops.append(replace(op, forward_op=layout.start(op.forward_op)))
+            ops.append(replace(op, reads=reads, forward_op=new.start(op.forward_op)))
+        elif op.forward_op >= new.first_insert:
+            ops.append(replace(op, forward_op=new.start(op.forward_op)))
         else:
             ops.append(op)
     assert not pending, "every segment has its place"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
     from trainfit.devices import Device
     from trainfit.estimates import Estimate
-    from trainfit.planning.results import Frontier, PlanResult
+    from trainfit.planning.plan_results import Frontier, PlanResult
     from trainfit.verification import Verification
 
 SCHEMA = 1

@@ -13,7 +13,7 @@ from trainfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from trainfit.planning.baselines import Baseline
-    from trainfit.planning.results import Frontier, PlanResult
+    from trainfit.planning.plan_results import Frontier, PlanResult
     from trainfit.plans import Plan, Region
 
 _MOST_KINDS = 10

@@ -1,6 +1,6 @@
 """Which ops of a module to store when only a share of its bytes may be: a knapsack.
 
-Sets        units u of ops that share a fate (`module_sac_stats.py`)
+Sets        units u of ops that share a fate (`sac_stats.py`)
 Data        bytes[u], seconds[u]     what storing it takes, what computing it again takes
             share                    of the module's bytes that may be stored
 Variables   stored[u]                whether the unit is stored (binary)
@@ -12,7 +12,7 @@ Objective   maximise the seconds of what is stored: it is not computed again
 from __future__ import annotations
 
 from trainfit.planning.highs import Program
-from trainfit.planning.module_sac_stats import SacStats, units_of
+from trainfit.planning.modules.sac_stats import SacStats, units_of
 
 _SECONDS_LIMIT = 10.0
 _GAP_SHARE = 1e-4

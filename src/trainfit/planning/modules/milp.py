@@ -1,13 +1,13 @@
 """Which modules to checkpoint and how much of each to discard: the formulation of PyTorch's `sac_milp`.
 
 Sets        units i                module calls that may be checkpointed
-            moments t              one per stretch of the step between two ends of such calls
+            stretches t            one per stretch of the step between two ends of such calls
             away(t)                units whose forward is done at t and whose backward has not begun
 Data        bytes[i], seconds[i]   what storing, or computing again, all of its ops takes
             saved[i]               what autograd keeps of them without checkpointing
             held[i]                inputs that a unit keeps and that would otherwise be gone by backward
             rebuilt[i]             what rebuilding a unit needs above what its backward needs anyway
-            slope, intercept[i,s]  segments of the trade-off: share discarded -> share of the seconds
+            slope, intercept[i,s]  lines of the trade-off: share discarded -> share of the seconds
             states[t]              parameters, gradients and optimizer state
             others[t]              everything else that is alive, such as activations and their gradients
             processes              that the states are divided among (the world size)
@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfit.planning.highs import Answer, Program
-from trainfit.planning.module_sac_stats import TradeOff
+from trainfit.planning.modules.sac_stats import TradeOff
 
 _NOTHING = 1e-6
 """MiB: less than this is the solver's rounding."""
@@ -61,7 +61,7 @@ class ModuleUnit:
 
 
 @dataclass(frozen=True)
-class Moment:
+class Stretch:
     """The op of a stretch of the step that needs the most bytes, without a plan."""
 
     op: int
@@ -86,7 +86,7 @@ class ModuleProblem:
     """The data of the problem; solved for as many budgets as wanted."""
 
     units: Sequence[ModuleUnit]
-    moments: Sequence[Moment]
+    stretches: Sequence[Stretch]
     processes: int = 1
 
     def solve(self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float) -> ModuleSolution:
@@ -99,14 +99,14 @@ class ModuleProblem:
         """Return units with about the smallest modelled peak."""
         model = _Model(self, priced=False)
         model.fits(None)
-        largest = max((self.peak_bytes(moment) for moment in self.moments), default=0.0)
+        largest = max((self.peak_bytes(stretch) for stretch in self.stretches), default=0.0)
         return model.solution(
             model.program.minimise(seconds_limit=seconds_limit, gap=1e-3 * largest / _MEBIBYTE)
         )
 
-    def peak_bytes(self, moment: Moment) -> float:
-        """Return what a moment needs without a plan."""
-        return moment.states_bytes / self.processes + moment.other_bytes
+    def peak_bytes(self, stretch: Stretch) -> float:
+        """Return what a stretch needs without a plan."""
+        return stretch.states_bytes / self.processes + stretch.other_bytes
 
 
 class _Model:
@@ -144,8 +144,8 @@ class _Model:
 
     def _curve(self, number: int, curve: TradeOff) -> None:
         unit, share, time = self.unit[number], self.share[number], self.time[number]
-        for segment in curve.segments:
-            terms = [(share, segment.slope), (unit, segment.intercept), (time, -1.0)]
+        for line in curve.lines:
+            terms = [(share, line.slope), (unit, line.intercept), (time, -1.0)]
             self.program.at_most("curve", terms, 0.0)
 
     def _freed(self, number: int, curve: TradeOff) -> None:
@@ -155,21 +155,21 @@ class _Model:
         self.program.at_most("freed", terms, 0.0)
 
     def fits(self, budget_bytes: int | None) -> None:
-        """Hold every moment within the budget; without one, within a peak that is to be minimised."""
+        """Hold every stretch within the budget; without one, within a peak that is to be minimised."""
         peak = [] if budget_bytes is not None else [(self.program.continuous(0.0, float("inf"), 1.0), -1.0)]
         limit = (budget_bytes or 0) / _MEBIBYTE
-        for moment in self.problem.moments:
+        for stretch in self.problem.stretches:
             terms = [
                 (self.freed[number], -1.0)
                 for number, unit in enumerate(self.problem.units)
-                if unit.away_from <= moment.op < unit.away_until
+                if unit.away_from <= stretch.op < unit.away_until
             ]
             terms += [
                 (self.unit[number], unit.rebuilt_bytes / _MEBIBYTE)
                 for number, unit in enumerate(self.problem.units)
-                if unit.rebuilt_bytes and unit.away_until <= moment.op < unit.rebuilt_until
+                if unit.rebuilt_bytes and unit.away_until <= stretch.op < unit.rebuilt_until
             ]
-            needed = self.problem.peak_bytes(moment) / _MEBIBYTE
+            needed = self.problem.peak_bytes(stretch) / _MEBIBYTE
             self.program.at_most("fits", [*terms, *peak], limit - needed)
 
     def solution(self, answer: Answer) -> ModuleSolution:

@@ -1,4 +1,4 @@
-"""The data of the program over modules, read off a trace: who may be a unit, and the moments of the step."""
+"""The data of the program over modules, read off a trace: who may be a unit, and what each stretch needs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trainfit.planning.effects import effect_of
-from trainfit.planning.module_milp import ModuleProblem, ModuleUnit, Moment
-from trainfit.planning.module_policy import optimal_policy
-from trainfit.planning.module_sac_stats import (
+from trainfit.planning.model_calls import candidate_calls
+from trainfit.planning.modules.milp import ModuleProblem, ModuleUnit, Stretch
+from trainfit.planning.modules.policy import optimal_policy
+from trainfit.planning.modules.sac_stats import (
     SacStats,
     TradeOff,
     choice_of,
@@ -17,8 +18,8 @@ from trainfit.planning.module_sac_stats import (
     sac_stats,
     trade_off,
 )
-from trainfit.planning.module_sharding import STATES
-from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.modules.sharding import STATES
+from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import CATEGORIES, Trace
@@ -60,7 +61,7 @@ def readings(trace: Trace, candidates: Sequence[Candidate], processes: int) -> t
     for stats in (everything, saved):
         curves = {id(one): trade_off(one) for one in stats}
         units = [_unit(trace, candidates, number, curves[id(one)]) for number, one in enumerate(stats)]
-        found.append(Reading(ModuleProblem(units, _moments(timeline, units), processes), stats))
+        found.append(Reading(ModuleProblem(units, _stretches(timeline, units), processes), stats))
     return found[0], found[1]
 
 
@@ -136,14 +137,14 @@ def _rebuilt_bytes(trace: Trace, candidate: Candidate) -> int:
     )
 
 
-def _moments(timeline: Timeline, units: Sequence[ModuleUnit]) -> list[Moment]:
+def _stretches(timeline: Timeline, units: Sequence[ModuleUnit]) -> list[Stretch]:
     """Return the worst op of every stretch in which the same units are away."""
     ops = len(timeline.trace.ops)
     states = timeline.by_category[[CATEGORIES.index(name) for name in STATES]].sum(axis=0)
     during = timeline.used_bytes
     edges = sorted({0, ops, *(unit.away_from for unit in units), *(unit.away_until for unit in units)})
-    found: list[Moment] = []
+    found: list[Stretch] = []
     for first, last in pairwise(edges):
         op = first + int(during[first:last].argmax())
-        found.append(Moment(op, int(states[op]), int(during[op] - states[op])))
+        found.append(Stretch(op, int(states[op]), int(during[op] - states[op])))
     return found

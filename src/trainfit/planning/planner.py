@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainfit.costs.schedule import Schedule, Seconds, schedule
+from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
 from trainfit.planning.baselines import blocks_of
-from trainfit.planning.between import with_points_between
 from trainfit.planning.certify import Unplanned
-from trainfit.planning.curves import curve_of
 from trainfit.planning.effects import Effect, effect_of
-from trainfit.planning.master import MasterProblem, Option, Solution
-from trainfit.planning.minimum_cut import Choice, choice_of
-from trainfit.planning.regions import (
-    RegionGraph,
-    block_families,
-    calls_in_pass,
-    candidate_calls,
-    chain_graph,
-)
-from trainfit.planning.replay import executor_seconds
-from trainfit.planning.whole import can_be_whole, everything_again
+from trainfit.planning.full_recompute import full_recompute
+from trainfit.planning.master import MasterProblem, Solution
+from trainfit.planning.options import options_of
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
 from trainfit.trace import Trace
 
-_LEAST_SHARE = 0.0005
-"""A region that could not free this share of the peak is not worth looking at."""
-_MOST_REGIONS = 1200
-_MOST_GROUPS = 600
-_MOST_POINTS = 14
-_POINTS_BETWEEN = 24
-"""For all regions that are alike together: many of them fill the gaps of their hull by differing."""
-_MOST_GROUPS_BETWEEN = 120
-"""Larger regions have many points on their hull."""
 _MOST_ROUNDS = 8
 _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 """Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
@@ -47,9 +27,6 @@ _FEW_OPTIONS = 400
 """So few are solved to the end, if that is quick."""
 _FINE_SECONDS = 2.0
 """How long to look for the last bit."""
-Progress = Callable[[str], None]
-Passes = tuple[RegionGraph, ...]
-"""The same call of a module, once for each pass over the model."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +43,6 @@ class Planner:
 
     trace: Trace
     costs: CostTable
-    regions: list[Passes] = field(default_factory=list)
     problem: MasterProblem = field(init=False)
     baseline_peak_bytes: int = field(init=False)
     baseline_seconds: float = field(init=False)
@@ -81,10 +57,10 @@ class Planner:
         self.baseline_peak_bytes = timeline.peak_bytes
         self.baseline_seconds = step.step_seconds
         self.step = certify.unplanned(self.trace, self.costs, timeline, step.step_seconds)
-        self.regions = _regions(self.trace, step.marginal_seconds.tolist(), self.baseline_peak_bytes)
-        options = _options(step, self.regions)
-        exclusive = _exclusive(self.regions, options)
-        self.problem = master.build(timeline, options, exclusive, _spare_seconds(step))
+        options, exclusive = options_of(step, self.baseline_peak_bytes)
+        # Where the host runs the kernels too, all that it does is in the options.
+        spare_seconds = math.inf if self.costs.host.runs_kernels else step.spare_seconds
+        self.problem = master.build(timeline, options, exclusive, spare_seconds)
 
     def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Plan | Infeasible:
         """Return the fastest certified plan within the budget, or the one with the smallest peak."""
@@ -163,7 +139,7 @@ class Planner:
     def _whole_blocks(self, budget_bytes: int) -> Plan:
         """Return the plan that computes every block again."""
         seconds = schedule(self.trace, self.costs).marginal_seconds.tolist()
-        blocks = [effect_of(self.trace, b, everything_again(b)) for b in blocks_of(self.trace, seconds)]
+        blocks = [effect_of(self.trace, b, full_recompute(b)) for b in blocks_of(self.trace, seconds)]
         return self._certified(blocks, budget_bytes, 0.0, None)
 
     def timeline_of(self, plan: Plan) -> Timeline:
@@ -196,121 +172,3 @@ def _not_beaten(plans: list[Plan]) -> list[Plan]:
         if not kept or plan.step_seconds < kept[-1].step_seconds:
             kept.append(plan)
     return kept
-
-
-def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Passes]:
-    """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals."""
-    places = calls_in_pass(trace)
-    members: dict[tuple[int, int, int], list[RegionGraph]] = {}
-    seen: set[tuple[int, int]] = set()
-    for calls in (*((number,) for number in candidate_calls(trace)), *_rows(trace)):
-        first, last = trace.calls[calls[0]], trace.calls[calls[-1]]
-        if (first.forward_start, last.forward_end) in seen:
-            continue
-        region = chain_graph(trace, calls, seconds)
-        if region is None or len(region.groups) > _MOST_GROUPS or _freed(region) < _LEAST_SHARE * peak_bytes:
-            continue
-        seen.add((region.start, region.end))
-        members.setdefault((first.module, places[calls[0]], len(calls)), []).append(region)
-    found = [tuple(passes) for passes in members.values() if _alike(trace, passes)]
-    largest = sorted(found, key=lambda passes: -_freed(passes[0]))
-    return sorted(largest[:_MOST_REGIONS], key=lambda passes: (passes[0].start, -passes[0].end))
-
-
-def _rows(trace: Trace) -> Iterator[tuple[int, ...]]:
-    """Yield blocks that follow each other, by two, four, eight: so they lie within each other or apart."""
-    for calls in block_families(trace):
-        length = 2
-        while 2 * length <= len(calls):
-            for first in range(0, len(calls) - length + 1, length):
-                yield tuple(calls[first : first + length])
-            length *= 2
-
-
-def _freed(region: RegionGraph) -> int:
-    return sum(group.bytes for group in region.groups if group.needed)
-
-
-def _alike(trace: Trace, passes: list[RegionGraph]) -> bool:
-    """Whether one choice can be made for all passes: they do the same ops, on whatever sizes."""
-    if len(passes) == 1:
-        return True
-    shapes = {
-        tuple((g.saved, g.keepable, g.repeatable, g.reads, len(g.ops)) for g in region.groups)
-        + tuple(trace.op_name(op) for op in region.ops)
-        for region in passes
-    }
-    return len(shapes) == 1
-
-
-def _spare_seconds(step: Schedule) -> float:
-    """Return what the host may do more; where it runs the kernels too, all that it does is in the options."""
-    return math.inf if step.costs.host.runs_kernels else step.spare_seconds
-
-
-def _option(step: Schedule, occupied: Seconds, number: int, effects: tuple[Effect, ...]) -> Option:
-    seconds = sum(effect.choice.seconds for effect in effects)
-    executor = sum(executor_seconds(effect, step.costs.host) for effect in effects)
-    if step.costs.host.runs_kernels:
-        return Option(number, effects, seconds + executor)
-    again = sum(float(occupied[list(effect.segment)].sum()) for effect in effects)
-    return Option(number, effects, seconds, again + executor)
-
-
-def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
-    keys = [
-        tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in passes[0].groups)
-        for passes in regions
-    ]
-    alike, occupied = Counter(keys), step.occupied_seconds
-    curves: dict[object, list[Choice]] = {}
-    options: list[Option] = []
-    for number, (passes, key) in enumerate(zip(regions, keys)):
-        if key not in curves:
-            hull = _thinned(curve_of(passes[0].groups))
-            between = _POINTS_BETWEEN // alike[key] if len(passes[0].groups) <= _MOST_GROUPS_BETWEEN else 0
-            curves[key] = with_points_between(passes[0].groups, hull, between)
-        points = curves[key]
-        whole = everything_again(passes[0])
-        if all(can_be_whole(step.trace, region) for region in passes) and not any(
-            point.repeated == whole.repeated for point in points
-        ):
-            points = [*points, whole]
-        for choice in points:
-            chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
-            effects = tuple(effect_of(step.trace, *each) for each in zip(passes, chosen))
-            options.append(_option(step, occupied, number, effects))
-    return options
-
-
-def _thinned(points: list[Choice]) -> list[Choice]:
-    """Keep about evenly many bytes between the points; always both ends."""
-    if len(points) <= _MOST_POINTS:
-        return points
-    step = (len(points) - 1) / (_MOST_POINTS - 1)
-    return [points[round(number * step)] for number in range(_MOST_POINTS)]
-
-
-def _exclusive(passes: list[Passes], options: list[Option]) -> list[list[int]]:
-    """Return the options of every chain of nested regions: at most one of them may be chosen.
-
-    A chain for every region that has none inside: it and all regions around it.
-    """
-    regions = [region for region, *_ in passes]
-    of_region: dict[int, list[int]] = {}
-    for number, option in enumerate(options):
-        of_region.setdefault(option.region, []).append(number)
-    chains: list[list[int]] = []
-    around: list[int] = []
-    innermost = True
-    for number, region in enumerate(regions):
-        while around and regions[around[-1]].end <= region.start:
-            if innermost:
-                chains.append(list(around))
-            innermost = False
-            around.pop()
-        around.append(number)
-        innermost = True
-    if around:
-        chains.append(around)
-    return [[option for region in chain for option in of_region.get(region, [])] for chain in chains]

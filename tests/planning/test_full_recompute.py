@@ -18,10 +18,11 @@ from trainfit.measuring import measure_step
 from trainfit.planning.baselines import blocks_of
 from trainfit.planning.certify import certified
 from trainfit.planning.effects import effect_of
-from trainfit.planning.regions import RegionGraph, candidate_calls, region_graph
+from trainfit.planning.full_recompute import full_recompute, torch_can_recompute
+from trainfit.planning.model_calls import candidate_calls
+from trainfit.planning.planner import Planner
+from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
-from trainfit.planning.solve import Planner
-from trainfit.planning.whole import can_be_whole, everything_again
 from trainfit.plans import Plan
 from trainfit.targets.parse import load
 from trainfit.workspace.measured import THOROUGH
@@ -41,7 +42,7 @@ def test_they_promise_what_is_measured(name: str, dtype: str | None, every: int)
     trace = capture(build, limits=THOROUGH)
     planner = Planner(trace, costs_of(trace))
     blocks = list(blocks_of(trace, [1.0] * len(trace.ops)))[::every]
-    effects = [effect_of(trace, block, everything_again(block)) for block in blocks]
+    effects = [effect_of(trace, block, full_recompute(block)) for block in blocks]
     plan, _ = certified(planner.step, effects, budget_bytes=1 << 40, bound_seconds=0.0, method="regions")
     assert len(plan.regions) == len(blocks) and all(region.whole for region in plan.regions)
     measured = measure_step(build, "cpu", plan, timed=0).peak_bytes
@@ -83,7 +84,7 @@ def test_only_what_computes_and_nothing_else() -> None:
 
     trace = trainfit.capture(build, device="cpu")
     regions = regions_of(trace)
-    whole = {name for name, region in regions.items() if can_be_whole(trace, region)}
+    whole = {name for name, region in regions.items() if torch_can_recompute(trace, region)}
     assert "Parts.computes" in whole
     assert whole.isdisjoint(("Parts", "Parts.normalises", "Parts.counts"))
     assert {"Parts", "Parts.normalises", "Parts.counts"} <= set(regions)
@@ -109,13 +110,13 @@ def test_what_reads_values_is_priced_as_followed(device: str) -> None:
 
     trace = trainfit.capture(build, device=device)
     regions = regions_of(trace)
-    assert not can_be_whole(trace, regions["Sequential.0"])
-    assert can_be_whole(trace, regions["Sequential.0.linear"]) and can_be_whole(
+    assert not torch_can_recompute(trace, regions["Sequential.0"])
+    assert torch_can_recompute(trace, regions["Sequential.0.linear"]) and torch_can_recompute(
         trace, regions["Sequential.1"]
     )
     region = regions["Sequential.0"]
-    effect = effect_of(trace, region, everything_again(region))
-    assert not effect.whole
+    effect = effect_of(trace, region, full_recompute(region))
+    assert not effect.by_torch
     # Values are read once, and not again when the region is computed again.
     assert not any(trace.ops[op].reads_value for op in effect.segment)
 
@@ -130,13 +131,13 @@ def test_they_are_chosen_where_the_device_waits_for_the_host(trace: Trace) -> No
     costs = costs_of(trace)
     planner = Planner(trace, costs)
     effects = [
-        effect_of(trace, block, everything_again(block)) for block in blocks_of(trace, [1.0] * len(trace.ops))
+        effect_of(trace, block, full_recompute(block)) for block in blocks_of(trace, [1.0] * len(trace.ops))
     ]
     full = replayed(trace, costs, effects)
     plan = planner.plan(full.timeline.peak_bytes)
     assert isinstance(plan, Plan) and all(region.whole for region in plan.regions)
     assert plan.step_seconds <= full.step_seconds * (1 + 1e-9)
-    followed = replayed(trace, costs, [replace(effect, whole=False) for effect in effects])
+    followed = replayed(trace, costs, [replace(effect, by_torch=False) for effect in effects])
     added = full.step_seconds - planner.baseline_seconds
     assert followed.step_seconds - planner.baseline_seconds > 2 * added
 
@@ -145,10 +146,10 @@ def test_what_nobody_needs_is_computed_again_too(trace: Trace) -> None:
     """Until the last value that backward needs: nobody looks at ops where torch does it alone."""
     looked_at = 0
     for region in regions_of(trace).values():
-        choice = everything_again(region)
+        choice = full_recompute(region)
         effect = effect_of(trace, region, choice)
         needed = [n for n, group in enumerate(region.groups) if group.needed]
-        if effect.whole and needed:
+        if effect.by_torch and needed:
             last = needed[-1]
             expected = [op for n, g in enumerate(region.groups[: last + 1]) if not g.free for op in g.ops]
             assert list(effect.segment) == sorted(expected)

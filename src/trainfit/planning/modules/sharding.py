@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trainfit.module_stats import gradient_modules
-from trainfit.planning.module_names import modules_around, named
+from trainfit.planning.modules.unit_names import modules_around, named
 from trainfit.trace import Interval, Storage, Trace
 from trainfit.units import format_bytes
 

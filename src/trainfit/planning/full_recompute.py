@@ -11,7 +11,7 @@ from trainfit.planning.regions import RegionGraph, moves_statistics
 from trainfit.trace import Trace
 
 
-def everything_again(region: RegionGraph) -> Choice:
+def full_recompute(region: RegionGraph) -> Choice:
     """Return what plain checkpointing does: nothing is kept but what cannot be computed again.
 
     It stops at the last value that backward needs.
@@ -29,14 +29,14 @@ def everything_again(region: RegionGraph) -> Choice:
     )
 
 
-def is_whole(trace: Trace, region: RegionGraph, choice: Choice) -> bool:
+def is_full_recompute(trace: Trace, region: RegionGraph, choice: Choice) -> bool:
     """Whether a choice is one that torch alone carries out, with the results of the step without a plan."""
-    if choice.kept or choice.repeated != everything_again(region).repeated:
+    if choice.kept or choice.repeated != full_recompute(region).repeated:
         return False
-    return can_be_whole(trace, region)
+    return torch_can_recompute(trace, region)
 
 
-def can_be_whole(trace: Trace, region: RegionGraph) -> bool:
+def torch_can_recompute(trace: Trace, region: RegionGraph) -> bool:
     """Whether a region does nothing but compute its result.
 
     Where Python reads values, they may lead to another branch the next time: such a region is followed op by

@@ -113,7 +113,7 @@ def _worth(unit: Unit) -> tuple[bool, float]:
 
 
 @dataclass(frozen=True)
-class Segment:
+class Line:
     """A piece of the curve: `seconds = slope * share + intercept`, both as shares of the module's own."""
 
     slope: float
@@ -125,7 +125,7 @@ class TradeOff:
     """The curve of a module: share of its bytes discarded against share of its seconds added.
 
     It is the exact lower bound of all policies: discarding by bytes per second, and the last unit in part, is
-    the relaxed knapsack. Convex, so that it is the largest of its segments' lines.
+    the relaxed knapsack. Convex, so that it is the largest of its lines.
     """
 
     bytes: int
@@ -135,14 +135,14 @@ class TradeOff:
     """(share discarded, share of the seconds), rising in both."""
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def lines(self) -> tuple[Line, ...]:
         """The lines between the breakpoints; a curve of one point is a level line."""
         if len(self.breakpoints) == 1:
-            return (Segment(0.0, self.breakpoints[0][1]),)
-        found: list[Segment] = []
+            return (Line(0.0, self.breakpoints[0][1]),)
+        found: list[Line] = []
         for (left, low), (right, high) in pairwise(self.breakpoints):
             slope = (high - low) / (right - left)
-            found.append(Segment(slope, low - slope * left))
+            found.append(Line(slope, low - slope * left))
         return tuple(found)
 
     @property
@@ -157,7 +157,7 @@ class TradeOff:
 
     def seconds_share(self, share: float) -> float:
         """Return the share of the seconds that discarding a share of the bytes takes."""
-        return max(segment.slope * share + segment.intercept for segment in self.segments)
+        return max(line.slope * share + line.intercept for line in self.lines)
 
 
 def trade_off(stats: SacStats) -> TradeOff:

@@ -1,7 +1,7 @@
-"""Plans by modules: AC units chosen by `module_milp`, their ops by `module_policy`, certified by replay.
+"""Plans by modules: AC units chosen by `milp.py`, their ops by `policy.py`, certified by replay.
 
 With a `world_size` the model and the replay alike are of one of so many processes, which has a part of the
-parameters, gradients and optimizer state, and what FSDP gathers on top (`module_sharding.py`).
+parameters, gradients and optimizer state, and what FSDP gathers on top (`sharding.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from trainfit.errors import OptionError
 from trainfit.planning import certify
 from trainfit.planning.certify import Unplanned
 from trainfit.planning.effects import effect_of
-from trainfit.planning.module_milp import ModuleSolution
-from trainfit.planning.module_names import allowed_modules
-from trainfit.planning.module_policy import optimal_policy
-from trainfit.planning.module_sac_stats import SacStats, choice_of
-from trainfit.planning.module_sharding import divided, gathered_by, what_is_divided, with_gathered
-from trainfit.planning.module_units import Candidate, Reading, candidates_of, readings, rebuilt_bytes
-from trainfit.planning.regions import passes_in_step
-from trainfit.planning.solve import Infeasible
+from trainfit.planning.model_calls import passes_in_step
+from trainfit.planning.modules.candidates import Candidate, Reading, candidates_of, readings, rebuilt_bytes
+from trainfit.planning.modules.milp import ModuleSolution
+from trainfit.planning.modules.policy import optimal_policy
+from trainfit.planning.modules.sac_stats import SacStats, choice_of
+from trainfit.planning.modules.sharding import divided, gathered_by, what_is_divided, with_gathered
+from trainfit.planning.modules.unit_names import allowed_modules
+from trainfit.planning.planner import Infeasible
 from trainfit.plans import Plan
 from trainfit.simulate import Timeline, simulate
 from trainfit.store import operators_hash

@@ -1,0 +1,149 @@
+"""The options of the master problem: the regions worth checkpointing, and points of each one's curve."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from trainfit.costs.schedule import Schedule, Seconds
+from trainfit.planning.curves import curve_of, with_points_between
+from trainfit.planning.effects import Effect, effect_of
+from trainfit.planning.full_recompute import full_recompute, torch_can_recompute
+from trainfit.planning.master import Option
+from trainfit.planning.minimum_cut import Choice, choice_of
+from trainfit.planning.model_calls import block_families, calls_in_pass, candidate_calls
+from trainfit.planning.regions import RegionGraph, chain_graph
+from trainfit.planning.replay import executor_seconds
+from trainfit.trace import Trace
+
+_LEAST_SHARE = 0.0005
+"""A region that could not free this share of the peak is not worth looking at."""
+_MOST_REGIONS = 1200
+_MOST_GROUPS = 600
+_MOST_POINTS = 14
+_POINTS_BETWEEN = 24
+"""For all regions that are alike together: many of them fill the gaps of their hull by differing."""
+_MOST_GROUPS_BETWEEN = 120
+"""Larger regions have many points on their hull."""
+Passes = tuple[RegionGraph, ...]
+"""The same call of a module, once for each pass over the model."""
+
+
+def options_of(step: Schedule, peak_bytes: int) -> tuple[list[Option], list[list[int]]]:
+    """Return the options of a step with this peak, and those of which at most one may be chosen."""
+    regions = _regions(step.trace, step.marginal_seconds.tolist(), peak_bytes)
+    options = _options(step, regions)
+    return options, _exclusive(regions, options)
+
+
+def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Passes]:
+    """Return the module calls worth checkpointing, each stretch of ops once, the outermost of equals."""
+    places = calls_in_pass(trace)
+    members: dict[tuple[int, int, int], list[RegionGraph]] = {}
+    seen: set[tuple[int, int]] = set()
+    for calls in (*((number,) for number in candidate_calls(trace)), *_rows(trace)):
+        first, last = trace.calls[calls[0]], trace.calls[calls[-1]]
+        if (first.forward_start, last.forward_end) in seen:
+            continue
+        region = chain_graph(trace, calls, seconds)
+        if (
+            region is None
+            or len(region.groups) > _MOST_GROUPS
+            or region.freeable_bytes < _LEAST_SHARE * peak_bytes
+        ):
+            continue
+        seen.add((region.start, region.end))
+        members.setdefault((first.module, places[calls[0]], len(calls)), []).append(region)
+    found = [tuple(passes) for passes in members.values() if _alike(trace, passes)]
+    largest = sorted(found, key=lambda passes: -passes[0].freeable_bytes)
+    return sorted(largest[:_MOST_REGIONS], key=lambda passes: (passes[0].start, -passes[0].end))
+
+
+def _rows(trace: Trace) -> Iterator[tuple[int, ...]]:
+    """Yield blocks that follow each other, by two, four, eight: so they lie within each other or apart."""
+    for calls in block_families(trace):
+        length = 2
+        while 2 * length <= len(calls):
+            for first in range(0, len(calls) - length + 1, length):
+                yield tuple(calls[first : first + length])
+            length *= 2
+
+
+def _alike(trace: Trace, passes: list[RegionGraph]) -> bool:
+    """Whether one choice can be made for all passes: they do the same ops, on whatever sizes."""
+    if len(passes) == 1:
+        return True
+    shapes = {
+        tuple((g.saved, g.keepable, g.repeatable, g.reads, len(g.ops)) for g in region.groups)
+        + tuple(trace.op_name(op) for op in region.ops)
+        for region in passes
+    }
+    return len(shapes) == 1
+
+
+def _option(step: Schedule, occupied: Seconds, number: int, effects: tuple[Effect, ...]) -> Option:
+    seconds = sum(effect.choice.seconds for effect in effects)
+    executor = sum(executor_seconds(effect, step.costs.host) for effect in effects)
+    if step.costs.host.runs_kernels:
+        return Option(number, effects, seconds + executor)
+    again = sum(float(occupied[list(effect.segment)].sum()) for effect in effects)
+    return Option(number, effects, seconds, again + executor)
+
+
+def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
+    keys = [
+        tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in passes[0].groups)
+        for passes in regions
+    ]
+    alike, occupied = Counter(keys), step.occupied_seconds
+    curves: dict[object, list[Choice]] = {}
+    options: list[Option] = []
+    for number, (passes, key) in enumerate(zip(regions, keys)):
+        if key not in curves:
+            hull = _thinned(curve_of(passes[0].groups))
+            between = _POINTS_BETWEEN // alike[key] if len(passes[0].groups) <= _MOST_GROUPS_BETWEEN else 0
+            curves[key] = with_points_between(passes[0].groups, hull, between)
+        points = curves[key]
+        whole = full_recompute(passes[0])
+        if all(torch_can_recompute(step.trace, region) for region in passes) and not any(
+            point.repeated == whole.repeated for point in points
+        ):
+            points = [*points, whole]
+        for choice in points:
+            chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
+            effects = tuple(effect_of(step.trace, *each) for each in zip(passes, chosen))
+            options.append(_option(step, occupied, number, effects))
+    return options
+
+
+def _thinned(points: list[Choice]) -> list[Choice]:
+    """Keep about evenly many bytes between the points; always both ends."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    step = (len(points) - 1) / (_MOST_POINTS - 1)
+    return [points[round(number * step)] for number in range(_MOST_POINTS)]
+
+
+def _exclusive(passes: list[Passes], options: list[Option]) -> list[list[int]]:
+    """Return the options of every chain of nested regions: at most one of them may be chosen.
+
+    A chain for every region that has none inside: it and all regions around it.
+    """
+    regions = [region for region, *_ in passes]
+    of_region: dict[int, list[int]] = {}
+    for number, option in enumerate(options):
+        of_region.setdefault(option.region, []).append(number)
+    chains: list[list[int]] = []
+    around: list[int] = []
+    innermost = True
+    for number, region in enumerate(regions):
+        while around and regions[around[-1]].end <= region.start:
+            if innermost:
+                chains.append(list(around))
+            innermost = False
+            around.pop()
+        around.append(number)
+        innermost = True
+    if around:
+        chains.append(around)
+    return [[option for region in chain for option in of_region.get(region, [])] for chain in chains]
