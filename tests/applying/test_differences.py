@@ -17,7 +17,7 @@ from plans import Policy, as_a_whole, plan_for, recompute_everything, save_every
 from torch import nn
 
 from trainfit.applying import applied
-from trainfit.applying.torch_changes import thread
+from trainfit.applying.execution import execution
 
 POLICIES = (recompute_everything, as_a_whole, save_products, save_everything)
 
@@ -470,7 +470,7 @@ def test_an_error_inside_of_a_region_leaves_nothing_behind() -> None:
         with pytest.raises(ZeroDivisionError):
             model(inputs)
         fails[0] = False
-        assert (thread.regions, thread.recomputations, thread.read_value) == (0, 0, [])
+        assert (execution.regions, execution.level, execution.on_value_read) == (0, 0, None)
         assert torch.Tensor.tolist is tolist
         assert expected.differences(outcome(model, lambda: model(inputs))) == []
 

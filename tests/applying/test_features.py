@@ -19,7 +19,7 @@ from plans import as_a_whole, plan_for, recompute_everything, save_products
 from torch import nn
 
 from trainfit.applying import applied, apply, remove
-from trainfit.applying.attach import PlannedForward
+from trainfit.applying.planned_forward import PlannedForward
 from trainfit.errors import PlanError
 from trainfit.plans import Plan
 
@@ -185,7 +185,7 @@ def test_without_gradients_nothing_is_changed(evaluating: bool, monkeypatch: pyt
     with torch.no_grad():
         torch.manual_seed(0)
         expected = model(inputs)
-        monkeypatch.setattr("trainfit.applying.attach.RegionCall", None)
+        monkeypatch.setattr("trainfit.applying.planned_forward.RegionCall", None)
         with applied(model, transformer_plan()):
             torch.manual_seed(0)
             assert torch.equal(model(inputs), expected)
@@ -289,7 +289,7 @@ def test_removing_a_plan_that_someone_has_wrapped(alone: bool) -> None:
     expected = outcome(subject.new()[0], lambda: subject.new()[0](inputs)).loss
     ran: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainfit.applying.attach.RegionCall", lambda *args: ran.append(1))
+        patch.setattr("trainfit.applying.planned_forward.RegionCall", lambda *args: ran.append(1))
         assert torch.equal(outcome(model, lambda: model(inputs)).loss, expected)
     assert not ran
     with applied(model, transformer_plan()):

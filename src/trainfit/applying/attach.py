@@ -8,29 +8,21 @@ model run the plan as well.
 from __future__ import annotations
 
 import contextlib
-import functools
-import types
 import warnings
-import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from trainfit.applying.following import followed_ops
-from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
+from trainfit.applying.planned_forward import FORWARD, Calls, PlannedForward, planned_forward
 from trainfit.applying.planned_model import PlannedModel, Promise
-from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
-from trainfit.applying.torch_changes import thread
+from trainfit.applying.region import PlannedCall
 from trainfit.errors import PlanError
 from trainfit.plan_origin import other_model
 from trainfit.plans import Plan
 from trainfit.settings import Settings, dtype_name
-
-_ATTRIBUTE = "forward"
-Calls = dict[int, PlannedCall]
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
@@ -77,11 +69,11 @@ def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None)
         f"{_root_name(plan)}.{path}" if path else _root_name(plan): m for path, m in root.named_modules()
     }
     calls = _calls_of_modules(plan, modules)
-    shared = PlannedModel(promise)
+    planned_model = PlannedModel(promise)
     # The root counts its calls, even where it is no region itself.
     for name, module in {_root_name(plan): root, **{name: modules[name] for name in calls}}.items():
-        planned = PlannedForward(module, name, calls.get(name, {}), shared, is_root=module is root)
-        object.__setattr__(module, _ATTRIBUTE, planned)
+        planned = PlannedForward(module, name, calls.get(name, {}), planned_model, is_root=module is root)
+        object.__setattr__(module, FORWARD, planned)
     return model
 
 
@@ -124,16 +116,8 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[nn.Module]:
 
 
 def _planned(model: nn.Module) -> list[tuple[nn.Module, PlannedForward]]:
-    found = [(module, _planned_forward(module)) for module in model.modules()]
+    found = [(module, planned_forward(module)) for module in model.modules()]
     return [(module, forward) for module, forward in found if forward is not None]
-
-
-def _planned_forward(module: nn.Module) -> PlannedForward | None:
-    """Return the module's planned forward, also where someone has wrapped it since (accelerate does)."""
-    forward = vars(module).get(_ATTRIBUTE)
-    while forward is not None and not isinstance(forward, PlannedForward):
-        forward = getattr(forward, "__wrapped__", None)
-    return None if forward is None or forward.removed else forward
 
 
 def _root_name(plan: Plan) -> str:
@@ -172,108 +156,6 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
         if region.call in calls:
             raise PlanError(f"the plan is broken: it has call {region.call} of {region.module} twice.")
         continued = following is not None and following.continues
-        calls[region.call] = PlannedCall(kinds[region.kind], region.continues, continued, region.whole)
+        decided = kinds[region.kind]
+        calls[region.call] = PlannedCall(region.call, decided, region.continues, continued, region.whole)
     return found
-
-
-class PlannedForward:
-    """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
-
-    def __init__(
-        self, module: nn.Module, name: str, calls: Calls, shared: PlannedModel, *, is_root: bool
-    ) -> None:
-        """Remember what the module's own `forward` is, if it has one that is not its class's."""
-        # Weak, so that the module does not keep itself alive.
-        self._module = weakref.ref(module)
-        self._name = name
-        self._calls = calls
-        self._shared = shared
-        self._is_root = is_root
-        self._own = vars(module).get(_ATTRIBUTE)
-        self._epoch = -1
-        self._count = 0
-        self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
-        self.removed = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles refer to their own module."""
-        anew = {"_epoch": -1, "_count": 0, "_known": defaultdict(KnownCalls)}
-        return {**vars(self), "_module": self._module(), **anew}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Undo `__getstate__`."""
-        vars(self).update(state)
-        self._module = weakref.ref(state["_module"])
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The module's original `forward`; what asks for a signature finds it here."""
-        if self._own is not None:
-            own: Callable[..., Any] = self._own
-            return own
-        module = self._module()
-        assert module is not None, "a module's attribute outlives the module"
-        return types.MethodType(type(module).forward, module)
-
-    def restore(self, module: nn.Module) -> None:
-        """Give the module its `forward` back."""
-        self.removed = True
-        if vars(module).get(_ATTRIBUTE) is not self:
-            # Someone has wrapped it, and calls it still: it stays, and does nothing of its own.
-            return
-        if self._own is not None:
-            object.__setattr__(module, _ATTRIBUTE, self._own)
-        else:
-            object.__delattr__(module, _ATTRIBUTE)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        if self.removed or not self._is_root or thread.recomputations:
-            return self._forward(args, kwargs)
-        self._shared.root_begins()
-        try:
-            return self._forward(args, kwargs)
-        finally:
-            self._shared.root_ends()
-
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        forward = self.__wrapped__
-        if self.removed or thread.recomputations or not self._calls:
-            return forward(*args, **kwargs)
-        number = self._count_call()
-        if inside_checkpoint():
-            # It calls once more in backward and has to find the same then.
-            number = 0
-        planned = self._calls.get(number)
-        if planned is None or thread.regions or not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        module = self._module()
-        assert module is not None
-        self._shared.region_begins(module)
-        circumstances = circumstances_of(args, kwargs) if planned.whole else None
-        if circumstances is not None:
-            expected = self._known[number].expected(circumstances)
-            if expected is not None:
-                whole = PlainCheckpoint(self._name, forward, expected, self._shared.backward_seen)
-                return whole.run(args, kwargs)
-        on_difference = functools.partial(_differs, self._shared, self._name, module)
-        call = RegionCall(self._name, module, forward, planned, on_difference)
-        call.on_backward = self._shared.backward_seen
-        if module.training and self._shared.shows_batch(self._name, number):
-            call.on_larger = functools.partial(self._shared.warn_of_size, self._name)
-        if circumstances is not None:
-            call.on_followed = functools.partial(self._known[number].learn, circumstances)
-        return call.run(args, kwargs)
-
-    def _count_call(self) -> int:
-        """Return which call of the module in this step it is."""
-        if self._epoch != self._shared.epoch:
-            self._epoch, self._count = self._shared.epoch, 0
-        self._count += 1
-        return self._count - 1
-
-
-def _differs(shared: PlannedModel, name: str, module: nn.Module, difference: str) -> None:
-    # In evaluation mode dropout and the like are missing, and that is as it should be.
-    if module.training:
-        shared.warn(name, difference)

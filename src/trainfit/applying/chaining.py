@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trainfit.applying.torch_changes import thread
+from trainfit.applying.execution import execution
 
 
 class _Output(torch.autograd.Function):
@@ -50,11 +50,8 @@ def given_on(result: Any) -> Any:
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             # It is no op of the region: whoever follows or replays those is not to see it.
-            thread.recomputations += 1
-            try:
+            with execution.unwatched():
                 leaves[number] = _Output.apply(leaf)  # type: ignore[no-untyped-call]
-            finally:
-                thread.recomputations -= 1
             return tree_unflatten(leaves, structure)
     return result
 

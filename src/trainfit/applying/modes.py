@@ -13,9 +13,9 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainfit.applying.execution import execution
 from trainfit.applying.following import VALUES_READ
 from trainfit.applying.randomness import may_draw
-from trainfit.applying.torch_changes import thread
 from trainfit.capturing.operators import Operator, aten, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.recomputation import READS_METADATA_ONLY
@@ -103,7 +103,7 @@ class RegionMode(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         """Listen to what runs in this recomputation, or in none, but not in those nested in it."""
-        self._level = thread.recomputations
+        self._level = execution.level
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -114,7 +114,7 @@ class RegionMode(TorchDispatchMode):
             # A tensor subclass unwraps itself, and its parts come back here.
             return NotImplemented
         kwargs = kwargs or {}
-        if thread.recomputations != self._level:
+        if execution.level != self._level:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             return self._sort(func, args, kwargs)

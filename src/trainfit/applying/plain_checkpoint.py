@@ -8,7 +8,6 @@ What can be checked for next to nothing still is: that no parameter, buffer or i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 from collections.abc import Callable, Hashable
@@ -18,12 +17,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from trainfit.applying.call_arguments import without_untouched
+from trainfit.applying.execution import execution
 from trainfit.applying.modes import facts_of
 from trainfit.applying.python_objects import ModuleAttributes, any_hooks, copy_structure
 from trainfit.applying.randomness import state_of
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import VALUE, Record
-from trainfit.applying.torch_changes import thread
 from trainfit.recomputation import NOBODY
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -205,11 +204,8 @@ class PlainCheckpoint:
         return checkpoint(forward, use_reentrant=False, preserve_rng_state=False)
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        thread.regions += 1
-        try:
+        with execution.forward():
             result = self._forward(*args, **kwargs)
-        finally:
-            thread.regions -= 1
         self._check_unchanged("by itself, which it did not do before")
         return result
 
@@ -218,17 +214,13 @@ class PlainCheckpoint:
         self._check_unchanged("between forward and backward")
         args, kwargs = copy_structure(self._arguments)
         now = _states(self._generators)
-        unchanged = self._state.is_present()
-        thread.regions += 1
-        thread.recomputations += 1
-        try:
-            _set(self._states)
-            with contextlib.nullcontext() if unchanged else self._state.restored():
-                return self._forward(*args, **kwargs)
-        finally:
-            _set(now)
-            thread.regions -= 1
-            thread.recomputations -= 1
+        with execution.recomputation():
+            try:
+                _set(self._states)
+                with self._state.restored():
+                    return self._forward(*args, **kwargs)
+            finally:
+                _set(now)
 
     def _check_unchanged(self, when: str) -> None:
         for tensor, version in self._reads:

@@ -1,9 +1,12 @@
-"""What the regions of one model share: which step it is, and whether the user was told of a difference."""
+"""What the regions of one model share: which call of its module each is, and what the user was told."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,17 +38,18 @@ class Promise:
 
 
 class PlannedModel:
-    """What the regions of one model share: when the count of calls begins anew, and what it warned of."""
+    """Counts the calls of a model's modules in each step, and warns once where it is not what was planned."""
 
     def __init__(self, promise: Promise | None = None) -> None:
-        """Begin; without a promise nobody wants to know whether it is about this model."""
+        """Begin with a step; without a promise there is none to compare a run with."""
         self._lock = threading.Lock()
         self._promise = promise
         self._knows_device = promise is None
         self._knows_sizes = False
-        self.epoch = 0
-        self.roots_running = 0
-        self.warned = False
+        self._calls: Counter[str] = Counter()
+        """How often each module was called in this step."""
+        self._roots_running = 0
+        self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies begin anew, and do not say again what was said of the original."""
@@ -55,28 +59,37 @@ class PlannedModel:
         """Undo `__getstate__`."""
         self.__init__()  # type: ignore[misc]
 
-    def root_begins(self) -> None:
-        """Count a call of the root; the first begins a step."""
+    @contextlib.contextmanager
+    def root_runs(self) -> Iterator[None]:
+        """Run the root; a call that is not inside of another begins a step."""
+        self.step_ends()
         with self._lock:
-            if self.roots_running == 0:
-                self.epoch += 1
-            self.roots_running += 1
+            self._roots_running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._roots_running -= 1
 
-    def root_ends(self) -> None:
-        """Undo `root_begins`."""
+    def step_ends(self) -> None:
+        """Count calls anew: backward has begun, or the root, unless that is running."""
         with self._lock:
-            self.roots_running -= 1
+            if self._roots_running == 0:
+                self._calls.clear()
 
-    def backward_seen(self) -> None:
-        """Backward has begun: the next forward is another step's, if no root says so itself."""
+    def count_call(self, name: str) -> int:
+        """Return which call of the module in this step it is."""
         with self._lock:
-            if self.roots_running == 0:
-                self.epoch += 1
+            self._calls[name] += 1
+            return self._calls[name] - 1
 
-    def warn(self, name: str, difference: str) -> None:
-        """Say once that the model does something else than its plan has."""
-        if not self.warned:
-            self.warned = True
+    def warn(self, name: str, module: nn.Module, difference: str) -> None:
+        """Say once that the model does something else than its plan has.
+
+        Not in evaluation mode: dropout and the like are missing there, which is as it should be.
+        """
+        if module.training and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"{name} does not do what its plan says: {difference}. What the plan does not cover is kept "
                 "in memory; results are not affected. Capture the model as it is now and plan again.",
@@ -97,18 +110,14 @@ class PlannedModel:
         if self._promise.device_kind not in (None, weight.device.type):
             warnings.warn(other_device(self._promise.device, weight.device.type), stacklevel=2)
 
-    def shows_batch(self, name: str, call: int) -> bool:
-        """Whether the sizes of this region's tensors say if the batch is larger than the plan's.
+    def sizes_seen(self, name: str, call: int, larger: str | None) -> None:
+        """Say that a region works on more than the plan was made for: what is `larger`, in words.
 
-        Only when it runs first: later passes of a step may have other sizes, and share their decisions.
+        Only of the plan's first region when it runs first: its sizes show the batch. Later passes of a step
+        may have other sizes, and share their decisions.
         """
         if self._promise is None or self._knows_sizes or self._promise.first != (name, call):
-            return False
+            return
         self._knows_sizes = True
-        return True
-
-    def warn_of_size(self, name: str, difference: str) -> None:
-        """Say once that a region works on more than the plan was made for."""
-        if self._promise is not None:
-            warnings.warn(other_sizes(name, difference, self._promise.batch), stacklevel=2)
-            self._promise = None  # a region has many tensors
+        if larger is not None:
+            warnings.warn(other_sizes(name, larger, self._promise.batch), stacklevel=2)

@@ -150,7 +150,13 @@ class ModuleAttributes:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Let the attributes be as they were, for the length of a block that may change them."""
+        """Let the attributes be as they were, for the length of a block that may change them.
+
+        Where nothing has changed them so far, the block is not expected to do so either.
+        """
+        if self.is_present():
+            yield
+            return
         now = [(module, dict(vars(module)), dict(vars(module)["_buffers"])) for module, *_ in self._rows]
         held_now = [(holder, copy.copy(holder)) for holder, _ in self._held]
         _put(self._rows, self._held)

@@ -16,27 +16,29 @@ from torch.utils.checkpoint import checkpoint
 
 from trainfit.applying.call_arguments import CallArguments
 from trainfit.applying.chaining import given_on
+from trainfit.applying.execution import execution
 from trainfit.applying.following import Follower
-from trainfit.applying.modes import Facts, RegionMode
 from trainfit.applying.plain_checkpoint import Followed
+from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
-from trainfit.applying.randomness import Draws, drawn_again
+from trainfit.applying.randomness import drawn_again
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import Record
-from trainfit.applying.replaying import Replayer
-from trainfit.applying.torch_changes import ordinary_paths, reads_noticed, thread
+from trainfit.applying.replaying import Replayer, RunAll
+from trainfit.applying.torch_changes import ordinary_paths, reads_noticed
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans import OpDecision
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
-OnDifference = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class PlannedCall:
     """What the plan says about one call: its ops, and whether it belongs together with others."""
 
+    number: int
+    """Which call of its module in a step it is."""
     ops: tuple[OpDecision, ...]
     continues: bool = False
     """Whether its input is computed again by the region before it, instead of being held."""
@@ -66,20 +68,20 @@ class RegionCall:
         module: torch.nn.Module,
         forward: Callable[..., Any],
         planned: PlannedCall,
-        on_difference: OnDifference,
+        planned_model: PlannedModel,
+        on_followed: Callable[[Followed], None] | None = None,
     ) -> None:
-        """Prepare one call; `on_difference` hears of it when the model does not do what the plan says."""
+        """Prepare one call.
+
+        `on_followed` is called when forward is over, if it went as planned and drew nothing that torch does
+        not know of.
+        """
         self._name = name
         self._module = module
         self._forward = forward
         self._planned = planned
-        self._on_difference = on_difference
-        self.on_backward: Callable[[], None] = lambda: None
-        """Called when the region is about to be computed again."""
-        self.on_larger: Callable[[str], None] | None = None
-        """Called when forward is over, if an op made more than in the trace."""
-        self.on_followed: Callable[[Followed], None] = _ignore
-        """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
+        self._planned_model = planned_model
+        self._on_followed = on_followed
         self._record: Record | None = None
         self._recorder: RegionRecorder | None = None
         self._used_up = False
@@ -104,7 +106,7 @@ class RegionCall:
             args, kwargs, holds_tensors=self._holds_inputs, continues=continues
         )
         if continues and arguments.linked is None:
-            self._on_difference("its input is not what the region before it returned")
+            self._differs("its input is not what the region before it returned")
 
         def forward(*tensors: Any) -> Any:
             result = arguments.call(self._forward, tensors)
@@ -128,14 +130,9 @@ class RegionCall:
             return holder
 
         state, host_random = ModuleAttributes(self._module), HostRandomState()
-        thread.read_value.append(recorder.value_read)
-        thread.regions += 1
-        try:
-            with self._ordinary(), reads_noticed(), saved_tensors_hooks(pack_and_note, unpack), recorder:
-                yield
-        finally:
-            thread.regions -= 1
-            thread.read_value.pop()
+        hooks = saved_tensors_hooks(pack_and_note, unpack)
+        with execution.forward(recorder.value_read), self._ordinary(), reads_noticed(), hooks, recorder:
+            yield
         self._record = recorder.finish(complete=has_hooks_inside(self._module))
         self._state = state
         if not host_random.is_present():
@@ -151,15 +148,22 @@ class RegionCall:
                 if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
             ]
         self._recorder, self._given = None, []
-        follower = recorder.follower
+        self._tell(recorder.follower, Followed(state, recorder))
+
+    def _tell(self, follower: Follower, followed: Followed) -> None:
+        """Say how forward went."""
+        if self._module.training:
+            larger = follower.larger if follower.lost is None else None
+            self._planned_model.sizes_seen(self._name, self._planned.number, larger)
         if follower.lost is not None:
-            self._on_difference(follower.lost)
-        elif self._host_random is None:
-            self.on_followed(Followed(state, recorder))
-        if follower.larger is not None and follower.lost is None and self.on_larger is not None:
-            self.on_larger(follower.larger)
+            self._differs(follower.lost)
+        elif self._host_random is None and self._on_followed is not None:
+            self._on_followed(followed)
         # It knows the arguments, which are not to be held longer than backward needs them.
-        self.on_followed = _ignore
+        self._on_followed = None
+
+    def _differs(self, difference: str) -> None:
+        self._planned_model.warn(self._name, self._module, difference)
 
     def _ordinary(self) -> contextlib.AbstractContextManager[None]:
         return ordinary_paths(self._planned.names)
@@ -176,36 +180,27 @@ class RegionCall:
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Return the context in which the region is computed again."""
-        self.on_backward()
+        self._planned_model.step_ends()
         mode = self._replay_mode()
-        state = self._state
-        unchanged = state is None or state.is_present()
-        as_in_forward = contextlib.nullcontext() if state is None or unchanged else state.restored()
-        as_drawn = drawn_again(self._host_random)
-        reads = thread.read_value
-        thread.read_value = []
-        thread.regions += 1
-        thread.recomputations += 1
-        try:
-            with self._ordinary(), as_in_forward, as_drawn, mode:
-                yield
-        finally:
-            mode.finish()
-            self._absent = mode.absent
-            thread.regions -= 1
-            thread.recomputations -= 1
-            thread.read_value = reads
-            if self._used_up and self._record is not None:
-                self._record.kept.clear()
+        as_in_forward = contextlib.nullcontext() if self._state is None else self._state.restored()
+        with execution.recomputation():
+            try:
+                with self._ordinary(), as_in_forward, drawn_again(self._host_random), mode:
+                    yield
+            finally:
+                mode.finish()
+                self._absent = mode.absent
+                if self._used_up and self._record is not None:
+                    self._record.kept.clear()
 
     def _replay_mode(self) -> Any:
         record = self._record
         if record is None or record.rerun is None:
             # Backward inside of the region's own forward, which is not over yet.
-            return _RunAll(self._recorder)
+            return RunAll(self._recorder.record.ops if self._recorder is not None else ())
         intact = not self._used_up and all(k.tensor._version == k.version for k in record.kept.values())
         if not self._used_up and not intact:
-            self._on_difference("a result that was kept has been modified in place after the region")
+            self._differs("a result that was kept has been modified in place after the region")
         rerun = record.rerun if intact else record.without_kept()
         self._check_inputs(record.outside_needed(rerun))
         self._check_left(record, record.left_needed(rerun))
@@ -232,14 +227,10 @@ class RegionCall:
     def __del__(self) -> None:
         """Look, when all is over, whether someone got hold of a result that has no values."""
         if any(reference() is not None for reference in self._absent):
-            self._on_difference(
+            self._differs(
                 "when it was computed again in backward, some code kept a result beyond that (in a list "
                 "or variable outside of it), and such results may have no values"
             )
-
-
-def _ignore(followed: Followed) -> None:
-    """Nobody wants to know."""
 
 
 class _Again:
@@ -256,29 +247,3 @@ class _Again:
 
     def __exit__(self, *exception: Any) -> Any:
         return self._entered.pop().__exit__(*exception)
-
-
-class _RunAll(RegionMode):
-    """Computes everything again, with the random numbers of forward."""
-
-    def __init__(self, recorder: RegionRecorder | None) -> None:
-        super().__init__()
-        rows = recorder.record.ops if recorder is not None else []
-        self._states = [(row.generator, row.state) for row in rows if row.generator and row.draw_before < 0]
-        self._draws = Draws()
-        self._begun = False
-        self.absent: list[weakref.ref[torch.UntypedStorage]] = []
-
-    def finish(self) -> None:
-        self._draws.put_back()
-
-    def handle(self, facts: Facts, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if not self._begun and facts.draws:
-            self._begun = True
-            for generator, state in self._states:
-                assert generator is not None
-                self._draws.repeat(generator, state, 0, -1)
-        return func(*args, **kwargs)
-
-    def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return func(*args, **kwargs)

@@ -7,6 +7,7 @@ one of those: the recorder has worked out what each of them needs, and it is che
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -142,6 +143,35 @@ class Replayer(RegionMode):
                 "module out of the plan."
             )
         return None
+
+
+class RunAll(RegionMode):
+    """Computes everything again, with the random numbers of forward."""
+
+    def __init__(self, rows: Iterable[OpRecord]) -> None:
+        """Repeat the draws of the ops that have run so far."""
+        super().__init__()
+        self._states = [(row.generator, row.state) for row in rows if row.generator and row.draw_before < 0]
+        self._draws = Draws()
+        self._begun = False
+        self.absent: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def finish(self) -> None:
+        """Leave random generators as they were."""
+        self._draws.put_back()
+
+    def handle(self, facts: Facts, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run an op."""
+        if not self._begun and facts.draws:
+            self._begun = True
+            for generator, state in self._states:
+                assert generator is not None
+                self._draws.repeat(generator, state, 0, -1)
+        return func(*args, **kwargs)
+
+    def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a higher-order operator."""
+        return func(*args, **kwargs)
 
 
 def _spared_statistics(

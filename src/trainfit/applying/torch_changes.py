@@ -18,27 +18,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from trainfit.applying.execution import execution
 from trainfit.capturing import composites
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.replacing import replaced
 
 _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA")
-
-
-class ThreadState(threading.local):
-    """What this thread is doing: regions and recomputations belong to the thread that runs them."""
-
-    def __init__(self) -> None:
-        """Begin outside of everything."""
-        self.regions = 0
-        """How many regions are running, in forward or again."""
-        self.recomputations = 0
-        """How many of them run again."""
-        self.read_value: list[Callable[[torch.Tensor], None]] = []
-        """Who wants to know of values that Python code reads, innermost last."""
-
-
-thread = ThreadState()
 
 
 def attention_by_formula(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -89,12 +74,12 @@ def ordinary_paths(ops: Set[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reads_noticed() -> Iterator[None]:
-    """Let `thread.read_value` hear of reads without an operator."""
+    """Let `execution.on_value_read` hear of reads without an operator."""
     with _noticed_reads.used():
         yield
 
 
-class _Shared:
+class _SharedChange:
     """A change to torch that regions of all threads share: made by the first, undone by the last."""
 
     def __init__(self, install: Callable[[contextlib.ExitStack], None]) -> None:
@@ -133,14 +118,15 @@ def _install_noticed_reads(installed: contextlib.ExitStack) -> None:
 
 def _saying_what_it_reads(original: Any) -> Any:
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not thread.read_value:
+        on_value_read = execution.on_value_read
+        if on_value_read is None:
             return original(self, *args, **kwargs)
         on_host = self if self.device.type == "cpu" else self.cpu()
-        thread.read_value[-1](on_host)
+        on_value_read(on_host)
         return original(on_host, *args, **kwargs)
 
     return read
 
 
-_ordinary_paths = _Shared(_install_ordinary_paths)
-_noticed_reads = _Shared(_install_noticed_reads)
+_ordinary_paths = _SharedChange(_install_ordinary_paths)
+_noticed_reads = _SharedChange(_install_noticed_reads)

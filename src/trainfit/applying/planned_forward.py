@@ -1,0 +1,111 @@
+"""The `forward` that takes the place of a planned module's own and runs the plan's regions."""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainfit.applying.execution import execution
+from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
+from trainfit.applying.planned_model import PlannedModel
+from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
+
+FORWARD = "forward"
+"""The attribute of a module that hides its class's."""
+Calls = dict[int, PlannedCall]
+
+
+class PlannedForward:
+    """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
+
+    def __init__(
+        self, module: nn.Module, name: str, calls: Calls, planned_model: PlannedModel, *, is_root: bool
+    ) -> None:
+        """Remember what the module's own `forward` is, if it has one that is not its class's."""
+        # Weak, so that the module does not keep itself alive.
+        self._module = weakref.ref(module)
+        self._name = name
+        self._calls = calls
+        self._planned_model = planned_model
+        self._is_root = is_root
+        self._own = vars(module).get(FORWARD)
+        self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
+        self.removed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles refer to their own module."""
+        return {**vars(self), "_module": self._module(), "_known": defaultdict(KnownCalls)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Undo `__getstate__`."""
+        vars(self).update(state)
+        self._module = weakref.ref(state["_module"])
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The module's original `forward`; what asks for a signature finds it here."""
+        if self._own is not None:
+            own: Callable[..., Any] = self._own
+            return own
+        module = self._module()
+        assert module is not None, "a module's attribute outlives the module"
+        return types.MethodType(type(module).forward, module)
+
+    def restore(self, module: nn.Module) -> None:
+        """Give the module its `forward` back."""
+        self.removed = True
+        if vars(module).get(FORWARD) is not self:
+            # Someone has wrapped it, and calls it still: it stays, and does nothing of its own.
+            return
+        if self._own is not None:
+            object.__setattr__(module, FORWARD, self._own)
+        else:
+            object.__delattr__(module, FORWARD)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        if self.removed or execution.level:
+            return self.__wrapped__(*args, **kwargs)
+        if not self._is_root:
+            return self._run(args, kwargs)
+        with self._planned_model.root_runs():
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        forward = self.__wrapped__
+        number = self._planned_model.count_call(self._name) if self._calls else 0
+        if inside_checkpoint():
+            # It calls once more in backward and has to find the same then.
+            number = 0
+        planned = self._calls.get(number)
+        if planned is None or execution.regions or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        module = self._module()
+        assert module is not None
+        self._planned_model.region_begins(module)
+        circumstances = circumstances_of(args, kwargs) if planned.whole else None
+        on_followed = None
+        if circumstances is not None:
+            known = self._known[number]
+            expected = known.expected(circumstances)
+            if expected is not None:
+                plain = PlainCheckpoint(self._name, forward, expected, self._planned_model.step_ends)
+                return plain.run(args, kwargs)
+            on_followed = functools.partial(known.learn, circumstances)
+        call = RegionCall(self._name, module, forward, planned, self._planned_model, on_followed)
+        return call.run(args, kwargs)
+
+
+def planned_forward(module: nn.Module) -> PlannedForward | None:
+    """Return the module's planned forward, also where someone has wrapped it since (accelerate does)."""
+    forward = vars(module).get(FORWARD)
+    while forward is not None and not isinstance(forward, PlannedForward):
+        forward = getattr(forward, "__wrapped__", None)
+    return None if forward is None or forward.removed else forward
