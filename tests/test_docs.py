@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 import trainfit
@@ -71,9 +72,33 @@ def test_flags_in_the_documentation_exist(line: str) -> None:
 def test_links_in_the_documentation_lead_somewhere() -> None:
     broken = []
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
-            if "://" not in link and not (page.parent / link).exists():
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            file, _, heading = link.partition("#")
+            target = page.parent / file if file else page
+            if "://" not in link and not (target.exists() and (not heading or heading in headings(target))):
                 broken.append(f"{page.name}: {link}")
+    assert not broken, "\n".join(broken)
+
+
+def headings(page: Path) -> set[str]:
+    """Return the headings of a page as links name them."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_tables_and_lists_are_whole(page: Path) -> None:
+    """A line of a table or list that a renderer takes for text, or a row with another number of cells."""
+    text = page.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    broken = []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "inline":
+            broken += [line for line in token.content.splitlines() if re.match(r"[|*+-] |[|]|\d+\. ", line)]
+        elif token.type == "table_open":
+            rows = [line for line in lines[slice(*token.map)] if line.strip()]
+            cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
+            broken += [row for row, count in zip(rows, cells) if count != cells[0]]
     assert not broken, "\n".join(broken)
 
 
