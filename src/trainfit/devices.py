@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 import re
@@ -13,11 +12,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from trainfit.device_fields import Kind, checked_fields
-from trainfit.errors import DeviceError
+from trainfit.decoding import Malformed, decode, expected, parse_json
+from trainfit.errors import DeviceError, OptionError
+from trainfit.units import parse_size
 
+Kind = Literal["cuda", "cpu"]
 Verdict = Literal["fits", "too close to call", "does not fit"]
 
+DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+"""What a device has FLOP/s for."""
 _RATES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "int8"}
 _RATES |= {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64"}
 
@@ -42,6 +45,11 @@ _MPS = (
     "described nowhere, and differs from both a CPU and CUDA. --device cpu predicts the tensors on a CPU."
 )
 
+_SIZES = ("memory_bytes", "cache_bytes")
+"""Fields that a file may also give as text, such as `24GiB`."""
+_LARGEST_RATE, _LARGEST_SHARE = 1e30, 1.5
+"""No device does 10^30 of anything in a second."""
+
 # Words that drivers and shops put around a model's name and that tell no two devices apart.
 _VENDOR_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct", "quadro", "gpu", "graphics", "radeon"}
 
@@ -56,7 +64,7 @@ class Device:
     """All of its memory, as the driver or the operating system reports it."""
     bandwidth_bytes_per_second: float | None = None
     flops: dict[str, float] = field(default_factory=dict, hash=False)
-    """Dense peak FLOP/s by dtype (`device_fields.DTYPES`)."""
+    """Dense peak FLOP/s by dtype (one of `DTYPES`)."""
     matmul_share: float | None = None
     """The share of the peak FLOP/s that the fastest matrix product reaches, where somebody measured it. More
     than 1 on cards that clock above what their datasheet lists."""
@@ -89,7 +97,7 @@ class Device:
         return bool(known) or self.kind == "cpu"
 
     def rate_of(self, dtype: str, tf32: tuple[str, ...] = (), kind: str = "matmul") -> str:
-        """Return the rate (one of `DTYPES` of `device_fields`) at which products of a torch dtype run.
+        """Return the rate (one of `DTYPES`) at which products of a torch dtype run.
 
         `tf32` are the kinds of float32 products that may be rounded. What the device has no rate for, it
         does in float32.
@@ -153,7 +161,7 @@ def find_device(name: str) -> Device:
 def known_devices() -> tuple[Device, ...]:
     """Return the built-in table."""
     text = resources.files("trainfit").joinpath("devices.json").read_text(encoding="utf-8")
-    return tuple(_device(entry, "devices.json") for entry in json.loads(text)["devices"])
+    return tuple(_device(entry, "devices.json") for entry in parse_json(text)["devices"])
 
 
 def this_cpu() -> Device:
@@ -196,9 +204,9 @@ def read_device(path: Path) -> Device:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise DeviceError(f"the device file {str(path)!r} cannot be read: {reason}.") from None
     try:
-        entry = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DeviceError(f"the device file {str(path)!r} is not JSON: {error}.") from None
+        entry = parse_json(text)
+    except Malformed as error:
+        raise DeviceError(f"the device file {str(path)!r} is {error}.") from None
     return _device(entry, str(path))
 
 
@@ -250,7 +258,44 @@ def _words(name: str) -> list[str]:
 
 
 def _device(entry: Any, place: str) -> Device:
-    return Device(**checked_fields(entry, place, [known.name for known in fields(Device)]))
+    """Return the device that a JSON object describes, or say which field is wrong and why."""
+    try:
+        if isinstance(entry, dict):
+            entry = {"kind": "cuda", "source": place, **entry}
+            for name in _SIZES:
+                if isinstance(entry.get(name), str):
+                    entry[name] = _parsed_size(entry[name], name)
+        device = decode(Device, entry, defaults=True)
+        _check(device)
+    except Malformed as error:
+        raise DeviceError(f"{place}: {error}.") from None
+    return device
+
+
+def _parsed_size(text: str, name: str) -> int:
+    try:
+        return parse_size(text)
+    except OptionError as error:
+        raise Malformed(str(error).removesuffix("."), name) from None
+
+
+def _check(device: Device) -> None:
+    """Check what the types of the fields do not say."""
+    if not device.name.strip():
+        raise expected("text", device.name).inside("name")
+    for dtype, rate in device.flops.items():
+        if dtype not in DTYPES:
+            raise expected(f"one of {', '.join(DTYPES)}", dtype).inside("flops")
+        if not 0 < rate < _LARGEST_RATE:
+            raise expected("a number above zero", rate).inside(f"flops.{dtype}")
+    for known in fields(device):
+        value = getattr(device, known.name)
+        if type(value) in (int, float) and not 0 < value < _LARGEST_RATE:
+            raise expected("a number above zero", value).inside(known.name)
+    if (device.matmul_share or 0.0) > _LARGEST_SHARE:
+        raise expected(f"a share of the peak, at most {_LARGEST_SHARE}", device.matmul_share).inside(
+            "matmul_share"
+        )
 
 
 def _host_memory_bytes() -> int:

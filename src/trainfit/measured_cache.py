@@ -10,9 +10,9 @@ then only kept for this process, and `warning` says so.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import math
 import os
 import platform
 import sqlite3
@@ -23,7 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-SCHEMA = 3
+from trainfit.decoding import Malformed, decode, encode, parse_json
+
+SCHEMA = 4
 APPLICATION = 0x7466_636F
 """Marks an SQLite file as this cache."""
 BUSY_SECONDS = 20.0
@@ -31,8 +33,7 @@ BUSY_SECONDS = 20.0
 _TABLES = """
 CREATE TABLE operators (
     key TEXT NOT NULL, machine TEXT NOT NULL, name TEXT NOT NULL, seconds REAL NOT NULL CHECK (seconds >= 0),
-    spread REAL NOT NULL, workspace_bytes INTEGER NOT NULL, source TEXT NOT NULL, load REAL,
-    PRIMARY KEY (key, machine)
+    spread REAL NOT NULL, load REAL, PRIMARY KEY (key, machine)
 ) WITHOUT ROWID;
 CREATE TABLE machines (
     machine TEXT NOT NULL, what TEXT NOT NULL, figures TEXT NOT NULL, load REAL, PRIMARY KEY (machine, what)
@@ -54,8 +55,6 @@ class Entry:
     name: str
     seconds: float
     spread: float
-    workspace_bytes: int
-    source: str = "measured"
     load: float | None = None
     """The share of the processors that other work took meanwhile; None if it is not known."""
 
@@ -149,10 +148,7 @@ class MeasuredCache:
     def store(self, entries: dict[str, Entry]) -> None:
         """Remember entries, and write them all or none to the file."""
         self._entries |= entries
-        rows = [
-            (key, self._machine, e.name, e.seconds, e.spread, e.workspace_bytes, e.source, e.load)
-            for key, e in entries.items()
-        ]
+        rows = [(key, self._machine, *encode(entry)) for key, entry in entries.items()]
         self._try("be written", lambda: self._write("operators", rows))
 
     def workspaces(self, keys: Iterable[str]) -> dict[str, str]:
@@ -219,20 +215,24 @@ class MeasuredCache:
         connection.execute("COMMIT")
 
     def _read(self, keys: Sequence[str]) -> dict[str, Entry]:
-        rows = self._select("name, seconds, spread, workspace_bytes, source, load", "operators", keys)
-        entries = {key: Entry(*row) for key, row in rows.items()}
-        return {key: entry for key, entry in entries.items() if _is_sound(entry)}
+        entries: dict[str, Entry] = {}
+        for key, row in self._select("name, seconds, spread, load", "operators", keys).items():
+            with contextlib.suppress(Malformed):  # Somebody has changed the file: it is measured again.
+                entry = decode(Entry, row, rows=True)
+                if min(entry.seconds, entry.spread) >= 0 and _is_share(entry.load):
+                    entries[key] = entry
+        return entries
 
-    def _select(self, columns: str, table: str, keys: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    def _select(self, columns: str, table: str, keys: Sequence[str]) -> dict[str, list[Any]]:
         """Return the rows of this machine that are there, by key."""
-        found: dict[str, tuple[Any, ...]] = {}
+        found: dict[str, list[Any]] = {}
         if self._connection is None:
             return found
         for begin in range(0, len(keys), _MOST_KEYS):
             some = keys[begin : begin + _MOST_KEYS]
             query = f"SELECT key, {columns} FROM {table} WHERE machine = ? AND key IN ({_places(some)})"
             for key, *row in self._connection.execute(query, (self._machine, *some)):
-                found[key] = tuple(row)
+                found[key] = row
         return found
 
     def _read_figures(self, what: str) -> Figures | None:
@@ -243,11 +243,11 @@ class MeasuredCache:
         ).fetchone()
         if row is None:
             return None
-        values, load = json.loads(row[0]), row[1]
-        sound = isinstance(values, dict) and all(isinstance(value, int | float) for value in values.values())
-        if not sound or not _is_share(load):
+        try:
+            figures = decode(Figures, [parse_json(row[0]), row[1]], rows=True)
+        except Malformed:
             return None
-        return Figures({name: float(value) for name, value in values.items()}, load)
+        return figures if _is_share(figures.load) else None
 
     def _write(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         if self._connection is None or not rows:
@@ -287,12 +287,5 @@ def _places(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _is_sound(entry: Entry) -> bool:
-    numbers = (entry.seconds, entry.spread, entry.workspace_bytes)
-    return _is_share(entry.load) and all(
-        isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers
-    )
-
-
-def _is_share(load: object) -> bool:
-    return load is None or (isinstance(load, int | float) and 0 <= load <= 1)
+def _is_share(load: float | None) -> bool:
+    return load is None or 0 <= load <= 1

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from trainfit.decoding import Malformed, parse_json
 from trainfit.units import format_count
 
 Named = tuple[tuple[str, str], ...]
@@ -63,14 +64,10 @@ def is_sound(settings: Settings) -> bool:
         return False
     try:
         for _, text in (*settings.model, *settings.arguments):
-            json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+            parse_json(text)
+    except Malformed:
         return False
     return True
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
 
 
 def named(values: Mapping[str, Any]) -> Named:

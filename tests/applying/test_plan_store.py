@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.errors import FileFormatError
-from trainfit.plan_store import SCHEMA, load_plan, save_plan
+from trainfit.plan_store import FILE, load_plan, save_plan
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.settings import Settings
 
@@ -63,7 +63,7 @@ def with_hash(plan: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(plan, separators=(",", ":"), sort_keys=True)
     return {
         "format": "trainfit-plan",
-        "schema": SCHEMA,
+        "schema": FILE.schema,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "plan": plan,
     }
@@ -87,22 +87,30 @@ def settings(**changes: Any) -> dict[str, Any]:
         ({"format": "trainfit-trace"}, "is not a trainfit plan"),
         (
             {"format": "trainfit-plan", "schema": 7, "plan": {}},
-            f"has schema 7, but this trainfit reads schema {SCHEMA}; make it again with trainfit plan",
+            f"has schema 7, but this trainfit reads schema {FILE.schema}; make it again with trainfit plan",
         ),
         ({"format": "trainfit-plan", "schema": "2"}, "has an unknown schema"),
         ({**changed(), "sha256": "0"}, "damaged: its content does not match its hash"),
-        (with_hash({}), "plan should have exactly the parts target, device"),
-        (changed(budget_bytes="1"), "plan.budget_bytes should be an integer"),
-        (changed(budget_bytes=1 << 70), "plan.budget_bytes should be an integer of at most 62 bits"),
-        (changed(peak_bytes=True), "plan.peak_bytes should be an integer"),
-        (changed(step_seconds=None), "plan.step_seconds should be a finite number"),
-        (changed(target=3), "plan.target should be of type str"),
-        (changed(kinds=None), "plan.kinds should be a list"),
-        (changed(settings=settings(batch=0)), "plan.settings should have counts from zero on"),
+        (with_hash({}), "the field 'target' is missing"),
+        (changed(budget_bytes="1"), "budget_bytes: expected a whole number, found '1'"),
+        (
+            changed(budget_bytes=1 << 70),
+            "budget_bytes: expected at most 62 bits, found 1180",
+        ),
+        (changed(peak_bytes=True), "peak_bytes: expected a whole number, found true"),
+        (changed(step_seconds=None), "step_seconds: expected a finite number, found null"),
+        (changed(step_seconds=10**400), "step_seconds: expected a finite number, found 1000"),
+        (changed(kind=[]), "there is no field kind (did you mean 'kinds'?)"),
+        (changed(target=3), "target: expected text, found 3"),
+        (changed(kinds=None), "kinds: expected a list, found null"),
+        (changed(settings=settings(batch=0)), "settings: expected counts from zero on"),
         (changed(settings=settings(model=[["layers", "4"], ["a", "x"]])), "and values as JSON text"),
-        (changed(settings=settings(model=[["layers"]])), "plan.settings.model should have 2 entries"),
+        (changed(settings=settings(model=[["layers"]])), "settings.model[0]: expected 2 values, found 1"),
         (changed(kinds=[]), "region GPT.blocks.0 is of kind 0, of 0"),
-        (changed(kinds=[{"ops": [["aten.mm.default"]]}] * 2), "plan.kinds.ops should have exactly the parts"),
+        (
+            changed(kinds=[{"ops": [["mm"]]}] * 2),
+            "kinds[0].ops[0]: expected an object, found a list",
+        ),
         (
             changed(regions=[{**dataclasses.asdict(PLAN.regions[0]), "kept_bytes": 1, "whole": True}]),
             "region GPT.blocks.0 is computed again as a whole, but not all of it",

@@ -14,7 +14,7 @@ import pytest
 from trainfit.measured_cache import Entry, Figures, Machine, MeasuredCache, default_path, key_of
 
 MACHINE = Machine("a processor", "2.13.0", 2)
-ENTRY = Entry("aten.mm.default", 1.5e-3, 0.02, 4096, load=0.25)
+ENTRY = Entry("aten.mm.default", 1.5e-3, 0.02, load=0.25)
 FIGURES = Figures({"forward_op": 1e-6}, load=0.5)
 
 
@@ -64,7 +64,7 @@ def test_remembers_more_workspaces_than_can_be_asked_for_at_once(path: Path) -> 
 
 
 def test_a_new_figure_replaces_the_old_one(path: Path) -> None:
-    newer = Entry("aten.mm.default", 2.5e-3, 0.01, 4096)
+    newer = Entry("aten.mm.default", 2.5e-3, 0.01)
     with MeasuredCache(MACHINE, path) as cache:
         cache.store({"a": ENTRY})
         cache.store({"a": newer})
@@ -78,7 +78,7 @@ from pathlib import Path
 from trainfit.measured_cache import MeasuredCache, Entry, Figures, Machine
 with MeasuredCache(Machine("a processor", "2.13.0", 2), Path(sys.argv[1])) as cache:
     for number in range(int(sys.argv[3])):
-        cache.store({f"{sys.argv[2]}{number}": Entry("aten.mm.default", 1e-3, 0.0, 0)})
+        cache.store({f"{sys.argv[2]}{number}": Entry("aten.mm.default", 1e-3, 0.0)})
         print(number, flush=True)
     assert not cache.warning, cache.warning
 """

@@ -111,8 +111,7 @@ def _as_text(document: Any) -> str:
 
 def _sealed(document: dict[str, Any], part: str) -> dict[str, Any]:
     """Return a file with the hash that its content has now, so that more than the hash is looked at."""
-    sort = part == "plan"
-    text = json.dumps(document.get(part), separators=(",", ":"), sort_keys=sort)
+    text = json.dumps(document.get(part), separators=(",", ":"), sort_keys=True)
     return document | {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 

@@ -84,15 +84,19 @@ BUFFER = {"name": "a", "size_alloc": 1, "size_free": 1, "is_input": False, "is_o
 @pytest.mark.parametrize(
     ("document", "error", "message"),
     [
-        ([], FileFormatError, "the graph should be a JSON object, not list"),
-        ({"nodes": []}, FileFormatError, "the graph has no 'buffers'"),
+        ([], FileFormatError, "expected an object, found a list"),
+        ({"nodes": []}, FileFormatError, "the field 'buffers' is missing"),
         (
             {"nodes": {}, "buffers": []},
             FileFormatError,
-            "nodes of the graph should be of type list, not dict",
+            "nodes: expected a list, found an object",
         ),
-        ({"nodes": [3], "buffers": []}, FileFormatError, "node 0 should be a JSON object, not int"),
-        ({"nodes": [{"name": "n"}], "buffers": []}, FileFormatError, "node 'n' has no 'buffer_names'"),
+        ({"nodes": [3], "buffers": []}, FileFormatError, r"nodes\[0\]: expected an object, found 3"),
+        (
+            {"nodes": [{"name": "n"}], "buffers": []},
+            FileFormatError,
+            "the field 'buffer_names' is missing",
+        ),
         ({"nodes": [NODE], "buffers": []}, GraphError, "node 'n' makes buffer 'a', but there is no such"),
         ({"nodes": [NODE], "buffers": [BUFFER, BUFFER]}, GraphError, "2 buffers are called 'a'"),
         ({"nodes": [NODE, NODE], "buffers": [BUFFER]}, GraphError, "2 nodes are called 'n'"),
@@ -100,23 +104,23 @@ BUFFER = {"name": "a", "size_alloc": 1, "size_free": 1, "is_input": False, "is_o
         (
             {"nodes": [NODE], "buffers": [{**BUFFER, "deps": [1]}]},
             FileFormatError,
-            "list of names, but has 1",
+            r"buffers\[0\].deps\[0\]: expected text, found 1",
         ),
         ({"nodes": [NODE], "buffers": [{**BUFFER, "size_free": -1}]}, GraphError, "'a' is negative: -1"),
         (
             {"nodes": [NODE], "buffers": [{**BUFFER, "size_alloc": 1.5}]},
             FileFormatError,
-            "size_alloc of buffer 'a' should be of type int, not float",
+            r"buffers\[0\].size_alloc: expected a whole number, found 1.5",
         ),
         (
             {"nodes": [NODE], "buffers": [{**BUFFER, "is_output": 1}]},
             FileFormatError,
-            "is_output of buffer 'a' should be of type bool, not int",
+            r"buffers\[0\].is_output: expected true or false, found 1",
         ),
         (
             {"nodes": [NODE], "buffers": [{**BUFFER, "alias_of": 1}]},
             FileFormatError,
-            "alias_of of buffer 'a' should be of type str",
+            r"buffers\[0\].alias_of: expected text, found 1",
         ),
     ],
 )

@@ -283,7 +283,8 @@ def _lies_like(output: NewTensor, real: ResultLayout) -> bool:
 def _relaid(output: Any, layouts: Iterator[ResultLayout]) -> Any:
     if isinstance(output, NewTensor):
         real = next(layouts)
-        return NewTensor(output.dtype, real.size, real.stride, real.offset, real.storage_bytes, real.group)
+        size = torch.Size(real.size)
+        return NewTensor(output.dtype, size, real.stride, real.offset, real.storage_bytes, real.group)
     if isinstance(output, list):
         return [_relaid(item, layouts) for item in output]
     return output

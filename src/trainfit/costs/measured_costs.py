@@ -141,11 +141,10 @@ def _measure(
     between: Callable[[], object] | None,
 ) -> dict[Situation, Entry]:
     timings = bench.time(batch, budget_seconds, company=company, progress=progress, between=between)
-    ran = [(situation, timing) for situation, timing in zip(batch, timings) if timing is not None]
-    workspaces = bench.workspaces([situation.signature for situation, _ in ran])
     return {
-        situation: Entry(situation.signature.name, timing.seconds, timing.spread, workspace)
-        for (situation, timing), workspace in zip(ran, workspaces)
+        situation: Entry(situation.signature.name, timing.seconds, timing.spread)
+        for situation, timing in zip(batch, timings)
+        if timing is not None
     }
 
 

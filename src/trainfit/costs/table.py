@@ -9,12 +9,6 @@ from trainfit.devices import Device
 from trainfit.operators.recorded_calls import nbytes
 from trainfit.trace import Signature
 
-SOURCES = ("measured", "formula", "bandwidth", "assumed")
-"""`measured` on this machine; `formula`: FLOPs and bytes are known; `bandwidth`: no formula, priced by its
-traffic; `assumed`: free because nothing runs (views, uninitialised memory)."""
-BOUNDS = ("compute", "memory", "latency", "nothing")
-"""What holds an operator up on the device."""
-
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
@@ -22,7 +16,10 @@ class OpCost:
 
     seconds: float
     source: str
+    """`measured` on this machine; `formula`: FLOPs and bytes are known; `bandwidth`: no formula, priced by
+    its traffic; `assumed`: free because nothing runs (views, uninitialised memory)."""
     bound: str = "nothing"
+    """What limits its speed on the device: `compute`, `memory`, `latency` or `nothing`."""
     kernels: int = 1
     """How many kernels it launches; 0 for views and uninitialised memory."""
 

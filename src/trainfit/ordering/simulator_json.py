@@ -10,25 +10,47 @@ has to follow without reading anything), and `deps` of a node that makes no buff
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from trainfit.decoding import Malformed, decode
 from trainfit.errors import FileFormatError, GraphError
 from trainfit.ordering.graph import Buffer, BufferGraph, Node
-from trainfit.store import write_whole
+from trainfit.sealed_files import read_json, write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeEntry:
+    name: str
+    buffer_names: tuple[str, ...]
+    deps: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _BufferEntry:
+    name: str
+    size_alloc: int | None = None
+    size_free: int | None = None
+    size: int | None = None
+    """Files written before the two sizes were told apart have one for both."""
+    is_input: bool = False
+    is_output: bool = False
+    deps: tuple[str, ...] = ()
+    unmet_deps: tuple[str, ...] = ()
+    alias_of: str | None = None
+
+
+@dataclass(frozen=True)
+class _Document:
+    nodes: tuple[_NodeEntry, ...]
+    buffers: tuple[_BufferEntry, ...]
 
 
 def load_graph(path: str | Path) -> BufferGraph:
     """Read a graph; whatever is wrong with the file or the graph is one clear error."""
-    try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise FileFormatError(f"cannot read {path}: {reason}.") from None
-    try:
-        document = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise FileFormatError(f"{path} is truncated or not JSON.") from None
+    document = read_json(Path(path))
     try:
         return graph_from_json(document)
     except (FileFormatError, GraphError) as error:
@@ -42,20 +64,15 @@ def save_graph(graph: BufferGraph, path: str | Path) -> None:
 
 def graph_from_json(document: Any) -> BufferGraph:
     """Return the graph that a parsed JSON document describes."""
-    nodes = _field(document, "nodes", list, "the graph")
-    entries = _field(document, "buffers", list, "the graph")
-    deps: dict[str, list[str]] = {}
-    buffers = []
-    for number, entry in enumerate(entries):
-        buffer = _buffer(entry, f"buffer {number}")
-        where = f"buffer {buffer.name!r}"
-        deps[buffer.name] = _names(entry, "deps", where) + _names(entry, "unmet_deps", where)
-        buffers.append(buffer)
-    inputs = [b.name for b, entry in zip(buffers, entries) if _flag(entry, "is_input", b.name)]
+    try:
+        read = decode(_Document, document, defaults=True, surplus=True)
+    except Malformed as error:
+        raise FileFormatError(f"{error}.") from None
+    deps = {entry.name: entry.deps + entry.unmet_deps for entry in read.buffers}
     return BufferGraph(
-        nodes=tuple(_node(entry, f"node {number}", deps) for number, entry in enumerate(nodes)),
-        buffers=tuple(buffers),
-        inputs=tuple(inputs),
+        nodes=tuple(_node(entry, deps) for entry in read.nodes),
+        buffers=tuple(_buffer(entry, number) for number, entry in enumerate(read.buffers)),
+        inputs=tuple(entry.name for entry in read.buffers if entry.is_input),
     )
 
 
@@ -91,52 +108,17 @@ def graph_to_json(graph: BufferGraph) -> dict[str, Any]:
     return {"nodes": nodes, "buffers": buffers}
 
 
-def _node(entry: Any, where: str, deps: dict[str, list[str]]) -> Node:
-    name = _field(entry, "name", str, where)
-    where = f"node {name!r}"
-    made = _names(entry, "buffer_names", where, required=True)
-    reads = _names(entry, "deps", where) + [read for buffer in made for read in deps.get(buffer, ())]
-    own = set(made)
+def _node(entry: _NodeEntry, deps: dict[str, tuple[str, ...]]) -> Node:
+    reads = entry.deps + tuple(read for buffer in entry.buffer_names for read in deps.get(buffer, ()))
+    own = set(entry.buffer_names)
     kept = dict.fromkeys(read for read in reads if read not in own)
-    return Node(name, tuple(made), tuple(kept), tuple(_names(entry, "after", where)))
+    return Node(entry.name, entry.buffer_names, tuple(kept), entry.after)
 
 
-def _buffer(entry: Any, where: str) -> Buffer:
-    name = _field(entry, "name", str, where)
-    where = f"buffer {name!r}"
-    # Files written before the two sizes were told apart have one for both.
-    size_alloc = _field(entry, "size_alloc" if "size_alloc" in entry else "size", int, where)
-    size_free = _field(entry, "size_free" if "size_free" in entry else "size", int, where)
-    alias = entry.get("alias_of")
-    if alias is not None and type(alias) is not str:
-        raise FileFormatError(f"alias_of of {where} should be of type str, not {type(alias).__name__}.")
-    return Buffer(name, size_alloc, size_free, output=_flag(entry, "is_output", name), alias_of=alias)
-
-
-def _flag(entry: dict[str, Any], key: str, name: str) -> bool:
-    return bool(_field(entry, key, bool, f"buffer {name!r}")) if key in entry else False
-
-
-def _names(entry: dict[str, Any], key: str, where: str, *, required: bool = False) -> list[str]:
-    if key not in entry and not required:
-        return []
-    found: list[str] = _field(entry, key, list, where)
-    for name in found:
-        if type(name) is not str:
-            raise FileFormatError(f"{key} of {where} should be a list of names, but has {name!r}.")
-    return found
-
-
-def _field(entry: Any, key: str, kind: type, where: str) -> Any:
-    if type(entry) is not dict:
-        raise FileFormatError(f"{where} should be a JSON object, not {type(entry).__name__}.")
-    if key not in entry:
-        raise FileFormatError(f"{where} has no {key!r}.")
-    if type(entry[key]) is not kind:
-        found = type(entry[key]).__name__
-        raise FileFormatError(f"{key} of {where} should be of type {kind.__name__}, not {found}.")
-    return entry[key]
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
+def _buffer(entry: _BufferEntry, number: int) -> Buffer:
+    alloc = entry.size if entry.size_alloc is None else entry.size_alloc
+    free = entry.size if entry.size_free is None else entry.size_free
+    if alloc is None or free is None:
+        missing = "size_alloc" if alloc is None else "size_free"
+        raise FileFormatError(f"buffers[{number}]: the field {missing!r} is missing.")
+    return Buffer(entry.name, alloc, free, output=entry.is_output, alias_of=entry.alias_of)

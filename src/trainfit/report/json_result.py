@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from trainfit.advice import advice
 from trainfit.errors import OptionError
 from trainfit.plans import DECISIONS, Plan, Region
+from trainfit.sealed_files import write_whole
 from trainfit.settings import settings_json
-from trainfit.store import write_whole
 from trainfit.trace import Steps, Trace
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from trainfit.timing.locality import FAR, Caches, Locality, localities, this_mac
 from trainfit.timing.memory import Memory, free_bytes
 from trainfit.timing.rounds import Rounds, Timing
 from trainfit.trace import Signature, Trace
-from trainfit.workspace.measured import THOROUGH, measure_operators
 
 _MEMORY_SHARE = 0.5
 """Operators whose tensors take more than this share of the free memory are not run."""
@@ -84,28 +83,6 @@ class Bench:
             self.memory.let_go()
         timings = iter(rounds.timings())
         return [next(timings) if caller is not None else None for caller in callers]
-
-    def workspaces(self, signatures: Sequence[Signature]) -> list[int]:
-        """Return the bytes that the operators take inside themselves."""
-        if self._device == "cuda":
-            return [self._cuda_workspace(signature) for signature in signatures]
-        found = measure_operators(signatures, THOROUGH)
-        return [
-            measured.workspace_bytes if measured is not None else signature.workspace_bytes
-            for measured, signature in zip(found, signatures)
-        ]
-
-    def _cuda_workspace(self, signature: Signature) -> int:
-        caller = self._caller(Situation(signature, Locality((FAR,) * len(signature.inputs), FAR)))
-        if caller is None:
-            return signature.workspace_bytes
-        positional, keyword = caller.prepare()
-        torch.cuda.reset_peak_memory_stats()
-        with torch.set_grad_enabled(caller.records):
-            result = caller.function(*positional, **keyword)
-        workspace = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-        caller.finish(result)
-        return int(workspace)
 
     def _caller(self, situation: Situation) -> Caller | None:
         try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 import trainfit
+from trainfit.decoding import Malformed, decode, encode, parse_json
 from trainfit.measured_cache import MeasuredCache, key_of
 from trainfit.trace import Signature
 
@@ -21,7 +20,7 @@ _RULE = 1
 class ResultLayout:
     """How one result lies in memory; results with the same `group` share a storage."""
 
-    size: torch.Size
+    size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     storage_bytes: int
@@ -54,17 +53,15 @@ def recall(cache: MeasuredCache, operators: Iterable[Signature]) -> dict[Signatu
     found: dict[Signature, Measured | None] = {}
     for operator, key in keys.items():
         if key in texts:
-            try:
-                found[operator] = _decode(json.loads(texts[key]))
-            except (ValueError, TypeError, RecursionError):
-                continue  # Somebody has changed the file: it is measured again.
+            with contextlib.suppress(Malformed):  # Somebody has changed the file: it is measured again.
+                found[operator] = _decode(texts[key])
     return found
 
 
 def remember(cache: MeasuredCache, measured: dict[Signature, Measured | None]) -> None:
     """Write down what was measured now."""
     cache.store_workspaces(
-        {_key(operator): json.dumps(_encode(found)) for operator, found in measured.items()}
+        {_key(operator): json.dumps(encode(found)) for operator, found in measured.items()}
     )
 
 
@@ -76,28 +73,16 @@ def _key(operator: Signature) -> str:
     return key_of(trainfit.__version__, _RULE, operator.name, operator.arguments, *specs)
 
 
-def _encode(measured: Measured | None) -> Any:
-    if measured is None:
-        return None
-    layouts = [(r.size, r.stride, r.offset, r.storage_bytes, r.group) for r in measured.results]
-    return measured.workspace_bytes, layouts
-
-
-def _decode(value: Any) -> Measured | None:
-    """Return what was encoded; raises ValueError or TypeError for anything else."""
+def _decode(text: str) -> Measured | None:
+    value = parse_json(text)
     if value is None:
         return None
-    workspace, layouts = value
-    results = tuple(
-        ResultLayout(torch.Size(map(_count, size)), tuple(map(_count, stride)), *map(_count, others))
-        for size, stride, *others in layouts
-    )
-    if any(len(result.size) != len(result.stride) for result in results):
-        raise ValueError("a result has as many strides as dimensions")
-    return Measured(_count(workspace), results)
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a number of bytes or elements")
-    return value
+    found = decode(Measured, value, rows=True)
+    for result in found.results:
+        if len(result.size) != len(result.stride):
+            raise Malformed("a result has as many strides as dimensions")
+        if min(*result.size, *result.stride, result.offset, result.storage_bytes, result.group) < 0:
+            raise Malformed("sizes are counts")
+    if found.workspace_bytes < 0:
+        raise Malformed("a workspace is a number of bytes")
+    return found
