@@ -29,9 +29,9 @@ from order_graphs.brute_force import smallest_peak
 from order_graphs.shapes import SHAPES
 from order_graphs.torch_side import METHODS, torch_graph
 from result_files import arguments, write_rows
+from trainfit.ordering.best_order import best_order
 from trainfit.ordering.graph import BufferGraph
-from trainfit.ordering.solve import solve
-from trainfit.ordering.timeline import timeline
+from trainfit.ordering.order_timeline import order_timeline
 
 SMALLEST, LARGEST = 55, 1_990  # shapes may add or leave out a few nodes
 
@@ -68,9 +68,9 @@ class Comparison:
 
 def compare(kind: str, name: str, graph: BufferGraph) -> Comparison:
     begin = time.perf_counter()
-    found = solve(graph)
+    found = best_order(graph)
     seconds = time.perf_counter() - begin
-    peak = timeline(graph, found.names).peak_bytes
+    peak = order_timeline(graph, found.names).peak_bytes
     assert peak == found.peak_bytes >= found.lower_bound_bytes, name
     theirs = torch_graph(graph)
     order = {node.name: node for node in theirs.nodes}

@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from order_graphs.shapes import SHAPES
 from order_graphs.torch_side import torch_graph
 from result_files import arguments, write_rows
+from trainfit.ordering.best_order import best_order, heuristic_orders
+from trainfit.ordering.found_order import Order
 from trainfit.ordering.graph import BufferGraph
-from trainfit.ordering.problem import peak_of, problem_of
-from trainfit.ordering.results import Order
-from trainfit.ordering.solve import heuristic_orders, solve
+from trainfit.ordering.ordering_problem import peak_of, problem_of
 
 MOST_SECONDS = 2.0
 MOST_HEURISTIC_SECONDS = 0.3
@@ -59,7 +59,7 @@ def main() -> int:
         torch_seconds = float("nan") if options.without_torch else fastest(torch_graph(graph).peaks, 1)
         seconds = fastest(lambda graph=graph: our_heuristics(graph), options.rounds)
         orders: list[Order] = []
-        solving = fastest(lambda graph=graph, orders=orders: orders.append(solve(graph)), options.rounds)
+        solving = fastest(lambda graph=graph, orders=orders: orders.append(best_order(graph)), options.rounds)
         quality = orders[-1].quality
         rows.append({"shape": shape, "nodes": len(graph.nodes), "torch_seconds": torch_seconds})
         rows[-1] |= {"heuristic_seconds": seconds, "solve_seconds": solving, "quality": quality}

@@ -33,7 +33,6 @@ CLASS_NAMES_TWICE = {
     "ModuleCall",
     "SavedTensor",
     "_Malformed",
-    "_Reader",
 }
 INCOMPLETE_LISTS = {
     "capturing",

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from trainfit.models.recipe import StepOptions
     from trainfit.module_stats import ModuleStats
     from trainfit.order_fronts.switch import order
+    from trainfit.ordering.found_order import Order
     from trainfit.ordering.graph import BufferGraph
-    from trainfit.ordering.results import Order
     from trainfit.ordering.simulator_json import load_graph, save_graph
     from trainfit.plan_store import load_plan, save_plan
     from trainfit.planning.plan_results import Frontier
@@ -85,7 +85,7 @@ _HOME = {
     "trainfit.module_stats": ("ModuleStats",),
     "trainfit.order_fronts.switch": ("order",),
     "trainfit.ordering.graph": ("BufferGraph",),
-    "trainfit.ordering.results": ("Order",),
+    "trainfit.ordering.found_order": ("Order",),
     "trainfit.ordering.simulator_json": ("load_graph", "save_graph"),
     "trainfit.plan_store": ("load_plan", "save_plan"),
     "trainfit.planning.plan_results": ("Frontier",),

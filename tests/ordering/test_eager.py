@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import trainfit
 from trainfit import Step
 from trainfit.order_fronts.eager import trace_graph
-from trainfit.ordering.solve import solve
-from trainfit.ordering.timeline import timeline
+from trainfit.ordering.best_order import best_order
+from trainfit.ordering.order_timeline import order_timeline
 from trainfit.simulate import simulate
 from trainfit.trace import Trace
 
@@ -38,21 +38,21 @@ def trace() -> Trace:
 
 
 def test_the_given_order_has_the_predicted_timeline(trace: Trace) -> None:
-    found, predicted = timeline(trace_graph(trace)), simulate(trace)
+    found, predicted = order_timeline(trace_graph(trace)), simulate(trace)
     assert found.initial_bytes == predicted.persistent_bytes
     assert list(found.after_alloc) == predicted.used_bytes.tolist()
     assert found.peak_bytes == predicted.peak_bytes
 
 
 def test_releasing_after_the_last_use_needs_no_more(trace: Trace) -> None:
-    held, freed = timeline(trace_graph(trace)), timeline(trace_graph(trace, as_held=False))
+    held, freed = order_timeline(trace_graph(trace)), order_timeline(trace_graph(trace, as_held=False))
     assert freed.peak_bytes <= held.peak_bytes
-    assert solve(freed.graph).peak_bytes <= solve(held.graph).peak_bytes <= held.peak_bytes
+    assert best_order(freed.graph).peak_bytes <= best_order(held.graph).peak_bytes <= held.peak_bytes
 
 
 def test_random_numbers_and_changes_in_place_keep_their_order(trace: Trace) -> None:
     graph = trace_graph(trace)
-    position = {name: place for place, name in enumerate(solve(graph).names)}
+    position = {name: place for place, name in enumerate(best_order(graph).names)}
     for storage in range(len(trace.storages)):
         writers = [n for n, op in enumerate(trace.ops) if storage in op.writes]
         for writer in writers:

@@ -16,7 +16,7 @@ from trainfit import Step
 from trainfit.errors import CaptureError, GraphError, StepError
 from trainfit.order_fronts.fx import buffer_graph, in_order, reorder, saved_placeholders
 from trainfit.order_fronts.joint import joint_graph, joint_graph_without_memory
-from trainfit.ordering.timeline import timeline
+from trainfit.ordering.order_timeline import order_timeline
 from trainfit.profiler import no_cycle_collection, profile_allocations
 
 ROWS = 256
@@ -67,7 +67,7 @@ def test_views_are_names_for_the_same_memory() -> None:
 
     x = square()
     module = traced(function, x)
-    found = timeline(buffer_graph(module))
+    found = order_timeline(buffer_graph(module))
     assert found.peak_bytes == measured_peak(module, x)
     assert found.peak_bytes >= 2 * ROW, "the view keeps what it is a view of"
 
@@ -80,7 +80,7 @@ def test_one_of_several_results_is_released_without_the_others() -> None:
 
     x = square()
     module = traced(function, x)
-    assert timeline(buffer_graph(module)).peak_bytes == measured_peak(module, x)
+    assert order_timeline(buffer_graph(module)).peak_bytes == measured_peak(module, x)
 
 
 def test_what_is_written_in_place_stays_in_order() -> None:
@@ -94,7 +94,7 @@ def test_what_is_written_in_place_stays_in_order() -> None:
     module = traced(function, x)
     names = [node.name for node in buffer_graph(module).nodes]
     with pytest.raises(GraphError, match="runs 'add_' before 'sum_1', which it needs"):
-        timeline(buffer_graph(module), [names[0], names[2], names[1], *names[3:]])
+        order_timeline(buffer_graph(module), [names[0], names[2], names[1], *names[3:]])
     better, _ = reorder(module)
     for ours, theirs in zip(better(x), module(x)):
         assert torch.equal(ours, theirs)
@@ -122,10 +122,10 @@ def test_placeholders_that_are_given_away_are_released() -> None:
     module = traced(function, square(), square())
     names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
     kept, freed = buffer_graph(module), buffer_graph(module, freeable=names)
-    assert timeline(freed).initial_bytes == 2 * ROW
-    assert timeline(freed).peak_bytes == 3 * ROW
-    assert timeline(kept).peak_bytes < 2 * ROW
-    assert timeline(freed).live_bytes[-1] < ROW
+    assert order_timeline(freed).initial_bytes == 2 * ROW
+    assert order_timeline(freed).peak_bytes == 3 * ROW
+    assert order_timeline(kept).peak_bytes < 2 * ROW
+    assert order_timeline(freed).live_bytes[-1] < ROW
     with pytest.raises(GraphError, match="there is no placeholder 'nonsense' that could be freed"):
         buffer_graph(module, freeable=["nonsense"])
 
@@ -206,7 +206,7 @@ def test_a_head_can_finish_its_backward_before_the_next_begins() -> None:
 def test_a_joint_graph_needs_no_memory() -> None:
     with profile_allocations() as log, log.range("trace"):
         module = joint_graph_without_memory(branching_step)
-    assert timeline(buffer_graph(module)).peak_bytes > 64 * 128 * 4
+    assert order_timeline(buffer_graph(module)).peak_bytes > 64 * 128 * 4
     assert log.usage("trace").peak_bytes < 1 << 20
 
 

@@ -7,7 +7,7 @@ from graph_text import graph
 
 from trainfit.errors import GraphError
 from trainfit.ordering.graph import Buffer, BufferGraph, Node
-from trainfit.ordering.timeline import timeline
+from trainfit.ordering.order_timeline import order_timeline
 
 
 def test_a_cycle_is_named() -> None:
@@ -87,10 +87,10 @@ def test_a_given_order_that_is_impossible_is_mended() -> None:
         a =   : 1
     """)
     assert [mended.nodes[node].name for node in mended.baseline] == ["a", "b", "c", "d"]
-    assert timeline(mended).peak_bytes == 2
+    assert order_timeline(mended).peak_bytes == 2
 
 
 def test_a_node_that_reads_its_own_result_is_no_cycle() -> None:
     own = BufferGraph((Node("a", ("x",), ("x",)),), (Buffer("x", 3, 3),))
     assert own.predecessors == ((),)
-    assert timeline(own).live_bytes == (3, 0)
+    assert order_timeline(own).live_bytes == (3, 0)

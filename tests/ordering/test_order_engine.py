@@ -10,30 +10,30 @@ from hypothesis import strategies as st
 from order_graphs.brute_force import smallest_peak
 from order_graphs.shapes import SHAPES, GraphBuilder
 from trainfit.ordering.beam import Beam
+from trainfit.ordering.best_order import best_order
 from trainfit.ordering.bound import CutBounds
-from trainfit.ordering.cuts import best_closure, least_memory_before, reachable
-from trainfit.ordering.decompose import Cutter
+from trainfit.ordering.directions import both_directions
 from trainfit.ordering.exact import search
 from trainfit.ordering.heuristics import deepest_need_first, least_peak_first, least_peak_last
-from trainfit.ordering.problem import Problem, is_possible, peak_of, problem_of, step_bytes
-from trainfit.ordering.sides import both_sides
-from trainfit.ordering.solve import solve
+from trainfit.ordering.least_memory import best_closure, least_memory_before, reachable
+from trainfit.ordering.ordering_problem import OrderingProblem, is_possible, peak_of, problem_of, step_bytes
+from trainfit.ordering.splitting import Splitter
 from trainfit.ordering.tighten import grow_late, release_early, tighten
 
 seeds = st.integers(0, 2**32)
 PLENTY = 10**9
 
 
-def random_problem(seed: int, count: int = 8) -> Problem:
+def random_problem(seed: int, count: int = 8) -> OrderingProblem:
     return problem_of(SHAPES["anything"](seed, count))
 
 
-def memory_of(problem: Problem, done: set[int]) -> int:
+def memory_of(problem: OrderingProblem, done: set[int]) -> int:
     freed = sum(f for members, f in zip(problem.members, problem.freed) if done.issuperset(members))
     return problem.initial_bytes + sum(problem.alloc[node] for node in done) - freed
 
 
-def possible_sets(problem: Problem) -> list[set[int]]:
+def possible_sets(problem: OrderingProblem) -> list[set[int]]:
     """Return every set of nodes that has all its predecessors."""
     nodes = range(problem.count)
     subsets = (set(chosen) for size in range(problem.count + 1) for chosen in combinations(nodes, size))
@@ -136,20 +136,20 @@ def test_tightening_never_raises_memory(seed: int, count: int) -> None:
 def test_parts_add_up_to_the_whole(shape: str, seed: int, count: int) -> None:
     graph = SHAPES[shape](seed, count)
     problem = problem_of(graph)
-    cutter = Cutter(problem, graph.baseline)
-    ranges = cutter.ranges()
-    parts = [cutter.part(start, end) for start, end in ranges]
+    splitter = Splitter(problem, graph.baseline)
+    ranges = splitter.ranges()
+    parts = [splitter.part(start, end) for start, end in ranges]
     assert [node for part in parts for node in part.nodes] == list(graph.baseline)
     memory = [m for part in parts for m in step_bytes(part.problem, range(part.problem.count))]
     assert memory == step_bytes(problem, graph.baseline)
     assert parts[-1].problem.final_bytes == problem.final_bytes
-    peaks = [cutter.peak(start, end) for start, end in ranges]
+    peaks = [splitter.peak(start, end) for start, end in ranges]
     assert peaks == [peak_of(part.problem, range(part.problem.count)) for part in parts]
 
 
 def test_networks_fall_into_parts() -> None:
     graph = SHAPES["series-parallel"](3, 300)
-    assert len(Cutter(problem_of(graph), graph.baseline).ranges()) > 50
+    assert len(Splitter(problem_of(graph), graph.baseline).ranges()) > 50
 
 
 @settings(max_examples=40, deadline=None)
@@ -157,12 +157,12 @@ def test_networks_fall_into_parts() -> None:
 def test_beams_keep_to_their_limit_and_a_wide_one_misses_nothing(seed: int, count: int) -> None:
     graph = SHAPES["anything"](seed, count)
     problem, best = problem_of(graph), smallest_peak(graph)
-    for side in both_sides(problem):
-        order = Beam(side).search(best, width=PLENTY, most_work=PLENTY)
+    for direction in both_directions(problem):
+        order = Beam(direction).search(best, width=PLENTY, most_work=PLENTY)
         assert order is not None
         assert is_possible(problem, order)
         assert peak_of(problem, order) <= best
-        assert Beam(side).search(best - 1, width=PLENTY, most_work=PLENTY) is None
+        assert Beam(direction).search(best - 1, width=PLENTY, most_work=PLENTY) is None
 
 
 @settings(max_examples=40, deadline=None)
@@ -194,4 +194,4 @@ def test_branches_that_are_alike_are_bounded_together() -> None:
     alone = cuts.bound
     for node in range(problem.count):
         cuts.at_twins_of(node)
-    assert alone < cuts.bound == solve(build.finish(ends)).peak_bytes
+    assert alone < cuts.bound == best_order(build.finish(ends)).peak_bytes

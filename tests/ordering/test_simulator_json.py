@@ -16,9 +16,9 @@ from torch.utils._ordered_set import OrderedSet
 from order_graphs.shapes import SHAPES
 from order_graphs.torch_side import torch_graph
 from trainfit.errors import FileFormatError, GraphError
-from trainfit.ordering.problem import problem_of
+from trainfit.ordering.order_timeline import order_timeline
+from trainfit.ordering.ordering_problem import problem_of
 from trainfit.ordering.simulator_json import graph_from_json, graph_to_json, load_graph, save_graph
-from trainfit.ordering.timeline import timeline
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -27,7 +27,7 @@ def test_what_is_written_is_read_again(shape: str, tmp_path: Path) -> None:
     save_graph(original, tmp_path / "graph.json")
     again = load_graph(tmp_path / "graph.json")
     assert problem_of(again) == problem_of(original)
-    assert timeline(again).live_bytes == timeline(original).live_bytes
+    assert order_timeline(again).live_bytes == order_timeline(original).live_bytes
     assert graph_to_json(again) == graph_to_json(original)
 
 
@@ -48,7 +48,7 @@ def test_what_torch_exports_is_the_same_graph(shape: str, monkeypatch: pytest.Mo
     original = SHAPES[shape](6, 50)
     exported = exported_by_torch(original, monkeypatch)
     read = graph_from_json(exported)
-    assert timeline(read).live_bytes == timeline(original).live_bytes
+    assert order_timeline(read).live_bytes == order_timeline(original).live_bytes
     assert sorted(problem_of(read).members) == sorted(problem_of(original).members)
 
 
@@ -70,7 +70,7 @@ def exported_by_torch(original: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_file_with_one_size_for_both() -> None:
     buffers = [{"name": "a", "size": 7, "is_output": True}]
     read = graph_from_json({"nodes": [{"name": "n", "buffer_names": ["a"]}], "buffers": buffers})
-    assert timeline(read).live_bytes == (7, 7)
+    assert order_timeline(read).live_bytes == (7, 7)
 
 
 def test_no_nodes() -> None:

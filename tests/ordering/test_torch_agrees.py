@@ -11,8 +11,8 @@ from order_graphs.shapes import SHAPES
 from order_graphs.torch_side import torch_graph
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.heuristics import breadth_first, depth_first, least_peak_first, visit_order_of
-from trainfit.ordering.problem import peak_of, problem_of
-from trainfit.ordering.timeline import timeline
+from trainfit.ordering.order_timeline import order_timeline
+from trainfit.ordering.ordering_problem import peak_of, problem_of
 
 CASES = [(shape, seed, count) for shape in SHAPES for seed, count in enumerate((9, 12, 40, 40, 150, 400))]
 
@@ -23,7 +23,7 @@ def test_both_estimates_are_those_of_torch(shape: str, seed: int, count: int) ->
     theirs = torch_graph(graph)
     for method in ("baseline", "lpmf", "bfs", "dfs"):
         order = theirs.order(method)
-        ours = timeline(graph, [node.name for node in order])
+        ours = order_timeline(graph, [node.name for node in order])
         peak, live = memory.estimate_peak_memory(order, theirs.inputs, theirs.outputs)  # type: ignore[arg-type]
         assert (ours.peak_bytes, list(ours.live_bytes)) == (peak, live)
         peak, both, per_node, last_users = memory.estimate_peak_memory_allocfree(
@@ -63,7 +63,7 @@ def output_bytes_of(graph: BufferGraph) -> int:
 def test_peaks_of_ranges_are_those_of_torch(shape: str) -> None:
     graph = SHAPES[shape](8, 60)
     theirs: Any = torch_graph(graph)
-    ours = timeline(graph)
+    ours = order_timeline(graph)
     step_of = {node: step for step, node in enumerate(theirs.nodes)}
     for first, last in ((0, 0), (0, 59), (10, 20), (37, 38), (50, 50)):
         last = min(last, len(graph.nodes) - 1)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from trainfit.doing import doing
 from trainfit.errors import OptionError
 from trainfit.order_fronts.eager import trace_graph
+from trainfit.ordering.best_order import best_order
+from trainfit.ordering.found_order import Order
 from trainfit.ordering.graph import BufferGraph
-from trainfit.ordering.results import Order
 from trainfit.ordering.simulator_json import load_graph
-from trainfit.ordering.solve import solve
 from trainfit.trace import Trace
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def order_anything(
 
     `given` is a `BufferGraph`, the path of a graph as JSON, an FX `GraphModule`, a `Trace`, the name of a
     target, or a function that builds a `Step`. `graph` says how a target or function becomes a graph.
-    `seconds` lets the search go on for that long if it has to; see `trainfit.ordering.solve`.
+    `seconds` lets the search go on for that long if it has to; see `trainfit.ordering.best_order`.
     """
     if graph not in GRAPHS:
         raise OptionError(f"--graph must be one of {', '.join(GRAPHS)}, got {graph!r}.")
@@ -73,8 +73,8 @@ def order_anything(
         found = _of_step(given, graph, options, task)
     captured = time.perf_counter()
     doing("looking for the best order")
-    order = solve(found.graph, seconds=seconds)
-    freest = solve(found.released_at_last_use, seconds=seconds) if found.released_at_last_use else None
+    order = best_order(found.graph, seconds=seconds)
+    freest = best_order(found.released_at_last_use, seconds=seconds) if found.released_at_last_use else None
     end = time.perf_counter()
     return OrderResult(
         target=found.target,

@@ -16,10 +16,10 @@ from trainfit.trace import Storage, Trace
 
 def trace_graph(trace: Trace, *, as_held: bool = True) -> BufferGraph:
     """Return the step as a graph; ops keep their order where they share random numbers, links or storages."""
-    return _Reader(trace, as_held).read()
+    return _TraceReader(trace, as_held).read()
 
 
-class _Reader:
+class _TraceReader:
     """Goes through the ops in order and notes who made, uses and changes each storage."""
 
     def __init__(self, trace: Trace, as_held: bool) -> None:

@@ -20,9 +20,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from trainfit.errors import GraphError
 from trainfit.ordering import graph as buffers
+from trainfit.ordering.best_order import best_order
+from trainfit.ordering.found_order import Order
 from trainfit.ordering.graph import BufferGraph
-from trainfit.ordering.results import Order
-from trainfit.ordering.solve import solve
 
 _RUNS = ("call_function", "call_method", "call_module")
 
@@ -32,14 +32,14 @@ def buffer_graph(module: GraphModule, freeable: Collection[str] = ()) -> BufferG
 
     `freeable` are placeholders that the caller gives away, such as the activations saved for a backward.
     """
-    return _Reader(module, frozenset(freeable)).read()
+    return _FxReader(module, frozenset(freeable)).read()
 
 
 def reorder(
     module: GraphModule, freeable: Collection[str] = (), *, seconds: float | None = None
 ) -> tuple[GraphModule, Order]:
     """Return a module that computes the same in the order with the smallest peak, and that order."""
-    order = solve(buffer_graph(module, freeable), seconds=seconds)
+    order = best_order(buffer_graph(module, freeable), seconds=seconds)
     return in_order(module, order.names), order
 
 
@@ -67,7 +67,7 @@ def saved_placeholders(module: GraphModule) -> list[str]:
     return [name for name in names if not name.startswith(owned)]
 
 
-class _Reader:
+class _FxReader:
     """Goes through the nodes in order and notes who made, reads and writes each storage."""
 
     def __init__(self, module: GraphModule, freeable: frozenset[str]) -> None:

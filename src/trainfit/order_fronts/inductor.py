@@ -31,9 +31,9 @@ from trainfit.order_fronts.scheduler_memory import (
     precise_graph,
     with_workspaces,
 )
-from trainfit.ordering.problem import peak_of, problem_of
-from trainfit.ordering.results import Order
-from trainfit.ordering.solve import TORCH_METHODS, heuristic_orders, solve
+from trainfit.ordering.best_order import TORCH_METHODS, best_order, heuristic_orders
+from trainfit.ordering.found_order import Order
+from trainfit.ordering.ordering_problem import peak_of, problem_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class OrderPass(CustomSchedulerPass):
         """Return the nodes in the better order, or as they came."""
         if self.before is not None:
             nodes = self.before(nodes)
-        choice = _Choice(nodes)
+        choice = _OrderChoice(nodes)
         steps, reached = choice.steps()
         if self.watcher is not None:
             self.watcher(CompiledGraph(choice.best, choice.needed, reached))
@@ -86,7 +86,7 @@ class OrderPass(CustomSchedulerPass):
         return None if known is None else (_code_hash(), known)
 
 
-class _Choice:
+class _OrderChoice:
     """The order that inductor would choose, and ours if it is better whatever the kernels need inside."""
 
     def __init__(self, nodes: Nodes) -> None:
@@ -100,7 +100,7 @@ class _Choice:
         self._most_counted = peak_of(self._counted, theirs)
         self._before = self._alive(theirs)
         self.needed = max(self._before.values(), default=0)
-        self.best = solve(self._precise)
+        self.best = best_order(self._precise)
         self._unknown = nodes_with_unknown_workspace(nodes)
 
     def steps(self) -> tuple[tuple[int, ...] | None, int]:
@@ -119,10 +119,10 @@ class _Choice:
 
     def _candidates(self) -> Iterator[tuple[int, ...]]:
         yield self.best.steps
-        yield solve(self._planned).steps
+        yield best_order(self._planned).steps
         # As if each of those nodes reached the best peak already: none of them may then have more alive.
         inside = {node: max(0, self.best.peak_bytes - self._before[node]) for node in self._unknown}
-        yield solve(with_workspaces(self._precise, inside)).steps
+        yield best_order(with_workspaces(self._precise, inside)).steps
 
     def _is_safe(self, steps: tuple[int, ...], alive: dict[int, int]) -> bool:
         """Whether inductor keeps the order, and no kernel that may need more runs with more alive."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from trainfit.ordering.graph import BufferGraph
-from trainfit.ordering.timeline import timeline
+from trainfit.ordering.order_timeline import order_timeline
 
 
 def live_bytes_with_reuse(
@@ -25,9 +25,9 @@ def live_bytes_with_reuse(
     `planned` is the graph as inductor counts it, `precise` with what the code allocates. `allocated` are the
     buffers that the code allocates itself, `released` those that it may hand on, each with its kind.
     """
-    counted = list(timeline(planned, steps).live_bytes)
+    counted = list(order_timeline(planned, steps).live_bytes)
     most = max(counted)
-    found = timeline(precise, steps)
+    found = order_timeline(precise, steps)
     live = list(found.after_alloc)
     starting: list[list[str]] = [[] for _ in steps]
     ending: list[list[str]] = [[] for _ in steps]

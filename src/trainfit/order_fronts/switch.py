@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from trainfit.order_fronts.answer import order_anything
-from trainfit.ordering.results import Order
+from trainfit.ordering.found_order import Order
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainfit.ordering.sides import Side, nodes_in
+from trainfit.ordering.directions import Direction, nodes_in
 
 
 class Beam:
     """A beam search of one problem from one end; prepared once for several limits and widths."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, direction: Direction) -> None:
         """Start from one end of a problem."""
-        self._side = side
-        self._problem = side.problem
+        self._direction = direction
+        self._problem = direction.problem
         self.work = 0
         """How many moves have been looked at: the same on every machine, unlike time."""
 
@@ -24,11 +24,11 @@ class Beam:
         self, limit: int, width: int, most_work: int, stop: Callable[[], bool] = lambda: False
     ) -> list[int] | None:
         """Return an order whose peak is at most `limit`, or None if none is found."""
-        side = self._side
+        direction = self._direction
         if max(self._problem.initial_bytes, self._problem.final_bytes) > limit:
             return None
         stop_at = self.work + most_work
-        level = [(side.start_bytes, 0, side.ready())]
+        level = [(direction.start_bytes, 0, direction.ready())]
         history: list[dict[int, int]] = []
         """For each length the sets that were kept, each with the node that was taken last."""
         for _ in range(self._problem.count):
@@ -43,7 +43,7 @@ class Beam:
             for memory, taken in best:
                 _, node, ready = found[taken]
                 kept[taken] = node
-                level.append((memory, *side.take(node, taken & ~(1 << node), ready)))
+                level.append((memory, *direction.take(node, taken & ~(1 << node), ready)))
             history.append(kept)
         return self._order(level[0][1], history) if history else []
 
@@ -51,12 +51,12 @@ class Beam:
         self, memory: int, taken: int, ready: int, limit: int, found: dict[int, tuple[int, int, int]]
     ) -> None:
         """Note what can follow a set: the memory then, the node taken, and what could be taken before."""
-        side = self._side
+        direction = self._direction
         moves = []
         for node in nodes_in(ready):
-            growth = side.growth(node, taken)
+            growth = direction.growth(node, taken)
             self.work += 1
-            if side.needed(node, memory, growth) <= limit:
+            if direction.needed(node, memory, growth) <= limit:
                 if growth <= 0:
                     found[taken | 1 << node] = (memory + growth, node, ready)
                     return
@@ -70,4 +70,4 @@ class Beam:
             node = kept[taken]
             order.append(node)
             taken &= ~(1 << node)
-        return order if self._side.from_end else order[::-1]
+        return order if self._direction.backwards else order[::-1]

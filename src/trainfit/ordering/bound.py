@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainfit.ordering.cuts import least_memory_before
-from trainfit.ordering.problem import Problem
+from trainfit.ordering.least_memory import least_memory_before
+from trainfit.ordering.ordering_problem import OrderingProblem
 
 
 @dataclass
 class CutBounds:
     """Minimum cuts at chosen nodes, each made once, within a limit of work."""
 
-    problem: Problem
+    problem: OrderingProblem
     work_left: int
     bound: int = 0
     known: set[int] = field(default_factory=set)

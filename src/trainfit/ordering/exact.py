@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from trainfit.ordering.cuts import best_closure
-from trainfit.ordering.problem import Problem
-from trainfit.ordering.sides import Side, both_sides, nodes_in
+from trainfit.ordering.directions import Direction, both_directions, nodes_in
+from trainfit.ordering.least_memory import best_closure
+from trainfit.ordering.ordering_problem import OrderingProblem
 
 _FIRST_MOVES = 256
 """How many moves each end may look at in its first try; then four times as many, and so on."""
@@ -43,7 +43,7 @@ class Searched:
 
 
 def search(
-    problem: Problem,
+    problem: OrderingProblem,
     *,
     below: int,
     at_least: int,
@@ -57,7 +57,7 @@ def search(
     """
     limit = max(at_least, problem.initial_bytes, problem.final_bytes)
     everything = (1 << problem.count) - 1
-    ends = [_End(side) for side in both_sides(problem)]
+    ends = [_End(direction) for direction in both_directions(problem)]
     allowed = _FIRST_MOVES
     used = 0
 
@@ -92,7 +92,7 @@ _MOVED, _STUCK, _CUT_OFF = range(3)
 class _End:
     """One end of the search: how far it has come for good, and what it is looking at beyond."""
 
-    side: Side
+    direction: Direction
     taken: int = 0
     memory: int = 0
     ready: int = 0
@@ -101,7 +101,7 @@ class _End:
     next_limit: int = 0
 
     def __post_init__(self) -> None:
-        self.memory, self.ready = self.side.start_bytes, self.side.ready()
+        self.memory, self.ready = self.direction.start_bytes, self.direction.ready()
         self.forget()
 
     def forget(self) -> None:
@@ -125,7 +125,7 @@ class _End:
                 return _CUT_OFF
             memory, taken, node, ready = heappop(self.heap)
             if node >= 0:
-                ready = self.side.take(node, taken, ready)[1]
+                ready = self.direction.take(node, taken, ready)[1]
             found = self._expand(memory, taken, ready & target, limit, target)
             if found is not None:
                 self._go_to(found, whole=found == target)
@@ -147,17 +147,17 @@ class _End:
         return None
 
     def _ready_after(self, taken: int) -> int:
-        required = self.side.required
+        required = self.direction.required
         left = ((1 << len(required)) - 1) & ~taken
         return sum(1 << node for node in nodes_in(left) if not required[node] & ~taken)
 
     def _expand(self, memory: int, taken: int, ready: int, limit: int, target: int) -> int | None:
         """Look at what follows a set; return a valley or the target if it is among that."""
-        side, reached = self.side, self.reached
+        direction, reached = self.direction, self.reached
         moves = []
         for node in nodes_in(ready):
-            growth = side.growth(node, taken)
-            needed = side.needed(node, memory, growth)
+            growth = direction.growth(node, taken)
+            needed = direction.needed(node, memory, growth)
             if growth <= 0 and needed <= limit:
                 # It costs nothing: whatever else could be done here can be done after it.
                 moves = [(node, memory + growth, needed)]
@@ -184,8 +184,8 @@ class _End:
             path.append(node)
         path.reverse()
         for node in path if whole else self._lowest(path):
-            self.memory += self.side.growth(node, self.taken)
-            self.taken, self.ready = self.side.take(node, self.taken, self.ready)
+            self.memory += self.direction.growth(node, self.taken)
+            self.taken, self.ready = self.direction.take(node, self.taken, self.ready)
             self.nodes.append(node)
         self.forget()
 
@@ -193,8 +193,8 @@ class _End:
         """Return the part of a path that leads to the lowest point between here and its end."""
         if len(path) <= 1:
             return path
-        problem = self.side.problem
-        if not self.side.from_end:
+        problem = self.direction.problem
+        if not self.direction.backwards:
             inside = set(nodes_in(self.taken))
             chosen = best_closure(problem, inside, set(path))
             return [node for node in path if node in chosen] or path

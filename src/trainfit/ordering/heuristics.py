@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from trainfit.ordering.graph import BufferGraph
-from trainfit.ordering.problem import Problem
-from trainfit.ordering.ready import ReadyBySize
+from trainfit.ordering.ordering_problem import OrderingProblem
+from trainfit.ordering.ready_nodes import ReadyNodes
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class VisitOrder:
     touched_bytes: list[int]
 
 
-def visit_order_of(graph: BufferGraph, problem: Problem) -> VisitOrder:
+def visit_order_of(graph: BufferGraph, problem: OrderingProblem) -> VisitOrder:
     """Return, for each node, the nodes that it names and the bytes that it allocates and reads."""
     number, producer = graph.buffer_number, graph.producer
     named = []
@@ -41,7 +41,7 @@ def visit_order_of(graph: BufferGraph, problem: Problem) -> VisitOrder:
     return VisitOrder(named, touched)
 
 
-def least_peak_first(problem: Problem, output_bytes: int = 0) -> list[int]:
+def least_peak_first(problem: OrderingProblem, output_bytes: int = 0) -> list[int]:
     """Run what does not raise the peak, least growth first; if nothing is like that, the smallest rise.
 
     `output_bytes` will be alive in the end whatever the order, so that a peak of that much is free.
@@ -52,7 +52,7 @@ def least_peak_first(problem: Problem, output_bytes: int = 0) -> list[int]:
     for block, members in enumerate(problem.members):
         if len(members) == 1:
             growth[members[0]] -= problem.freed[block]
-    ready = ReadyBySize(problem.rise, problem.count)
+    ready = ReadyNodes(problem.rise, problem.count)
     for node, count in enumerate(waiting):
         if count == 0:
             ready.add(node, growth[node])
@@ -79,7 +79,7 @@ def least_peak_first(problem: Problem, output_bytes: int = 0) -> list[int]:
     return order
 
 
-def breadth_first(problem: Problem) -> list[int]:
+def breadth_first(problem: OrderingProblem) -> list[int]:
     """Run the node whose predecessors ran earliest: first come, first served."""
     waiting = [len(before) for before in problem.predecessors]
     step = [-1] * problem.count
@@ -99,7 +99,7 @@ def breadth_first(problem: Problem) -> list[int]:
     return order
 
 
-def depth_first(problem: Problem, visits: VisitOrder) -> list[int]:
+def depth_first(problem: OrderingProblem, visits: VisitOrder) -> list[int]:
     """Run each node right after what it needs; nodes that touch fewer bytes are visited first."""
 
     def rank(node: int) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def depth_first(problem: Problem, visits: VisitOrder) -> list[int]:
     return _visit(starts, [tuple(sorted(before, key=rank)) for before in visits.named_predecessors])
 
 
-def deepest_need_first(problem: Problem) -> list[int]:
+def deepest_need_first(problem: OrderingProblem) -> list[int]:
     """Run each node right after what it needs; of that, what needs more memory than it leaves comes first."""
     need = [0] * problem.count
     sorted_before: list[tuple[int, ...]] = [()] * problem.count
@@ -125,7 +125,7 @@ def deepest_need_first(problem: Problem) -> list[int]:
     return _visit(ends, sorted_before)
 
 
-def least_peak_last(problem: Problem) -> list[int]:
+def least_peak_last(problem: OrderingProblem) -> list[int]:
     """Fill the order from its end: last comes what leaves the least memory before it, within the peak."""
     untouched = [True] * len(problem.members)
     waiting = [len(after) for after in problem.successors]
@@ -169,7 +169,7 @@ class _Ends:
     _TRIES = 8
     """How many of the best are asked whether they fit, before the one that needs least is taken."""
 
-    def __init__(self, problem: Problem, before_bytes: list[int]) -> None:
+    def __init__(self, problem: OrderingProblem, before_bytes: list[int]) -> None:
         self._rise = problem.rise
         self._before = before_bytes
         self._gone = [False] * problem.count
@@ -225,5 +225,5 @@ def _visit(starts: Sequence[int], sorted_before: Sequence[tuple[int, ...]]) -> l
     return order
 
 
-def _any_order(problem: Problem) -> list[int]:
+def _any_order(problem: OrderingProblem) -> list[int]:
     return _visit(range(problem.count), problem.predecessors)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from trainfit.ordering.problem import Problem, peak_of
+from trainfit.ordering.ordering_problem import OrderingProblem, peak_of
 
 _DONE = -1
 
 
-def tighten(problem: Problem, order: Sequence[int], rounds: int = 6) -> tuple[list[int], int]:
+def tighten(problem: OrderingProblem, order: Sequence[int], rounds: int = 6) -> tuple[list[int], int]:
     """Return the improved order and its peak, after as many rounds of both passes as lower the peak."""
     best, peak = list(order), peak_of(problem, order)
     for _ in range(rounds):
@@ -30,7 +30,7 @@ def tighten(problem: Problem, order: Sequence[int], rounds: int = 6) -> tuple[li
     return best, peak
 
 
-def release_early(problem: Problem, order: Sequence[int], limit: int) -> list[int]:
+def release_early(problem: OrderingProblem, order: Sequence[int], limit: int) -> list[int]:
     """Run everything that adds nothing and fits under `limit` as soon as it can run."""
     growth = list(problem.alloc)
     for block, members in enumerate(problem.members):
@@ -68,7 +68,7 @@ def release_early(problem: Problem, order: Sequence[int], limit: int) -> list[in
     return found
 
 
-def grow_late(problem: Problem, order: Sequence[int], limit: int) -> list[int]:
+def grow_late(problem: OrderingProblem, order: Sequence[int], limit: int) -> list[int]:
     """Run everything that adds memory and fits under `limit` as late as it can run."""
     rise, freed, blocks, members_of = problem.rise, problem.freed, problem.blocks, problem.members
     # By how much memory before the node is above memory after it, if it were the last of those that remain.

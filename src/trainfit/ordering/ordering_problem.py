@@ -18,7 +18,7 @@ from trainfit.ordering.graph import BufferGraph
 
 
 @dataclass(frozen=True)
-class Problem:
+class OrderingProblem:
     """Nodes 0, 1, ... with what each adds and must follow, and blocks with what each releases."""
 
     rise: list[int]
@@ -51,7 +51,7 @@ def make_problem(
     predecessors: Sequence[Iterable[int]],
     blocks: Iterable[tuple[tuple[int, ...], int]],
     initial_bytes: int,
-) -> Problem:
+) -> OrderingProblem:
     """Build a problem from its parts; `blocks` are (sorted members, bytes), merged where members agree."""
     merged: dict[tuple[int, ...], int] = {}
     for members, size in blocks:
@@ -66,7 +66,7 @@ def make_problem(
     for block, members in enumerate(merged):
         for node in members:
             of_node[node].append(block)
-    return Problem(
+    return OrderingProblem(
         rise=list(rise),
         alloc=list(alloc),
         predecessors=before,
@@ -78,7 +78,7 @@ def make_problem(
     )
 
 
-def problem_of(graph: BufferGraph) -> Problem:
+def problem_of(graph: BufferGraph) -> OrderingProblem:
     """Return the graph's problem; node and position in `graph.nodes` are the same number."""
     alloc = [0] * len(graph.nodes)
     users: list[list[int]] = [[] for _ in graph.buffers]
@@ -101,7 +101,7 @@ def problem_of(graph: BufferGraph) -> Problem:
     )
 
 
-def step_bytes(problem: Problem, order: Sequence[int]) -> list[int]:
+def step_bytes(problem: OrderingProblem, order: Sequence[int]) -> list[int]:
     """Return memory while each step of an order runs."""
     missing = [len(members) for members in problem.members]
     memory = problem.initial_bytes
@@ -116,12 +116,12 @@ def step_bytes(problem: Problem, order: Sequence[int]) -> list[int]:
     return found
 
 
-def peak_of(problem: Problem, order: Sequence[int]) -> int:
+def peak_of(problem: OrderingProblem, order: Sequence[int]) -> int:
     """Return the most bytes alive at any time of an order."""
     return max(problem.initial_bytes, max(step_bytes(problem, order), default=0))
 
 
-def is_possible(problem: Problem, order: Sequence[int]) -> bool:
+def is_possible(problem: OrderingProblem, order: Sequence[int]) -> bool:
     """Return whether an order has every node once, and each after its predecessors."""
     position = {node: step for step, node in enumerate(order)}
     if len(order) != problem.count or len(position) != problem.count:

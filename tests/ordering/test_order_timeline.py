@@ -6,11 +6,11 @@ import pytest
 from graph_text import graph
 
 from trainfit.errors import GraphError
-from trainfit.ordering.timeline import Lifetime, timeline
+from trainfit.ordering.order_timeline import Lifetime, order_timeline
 
 
 def test_memory_is_counted_with_the_results_and_before_anything_is_released() -> None:
-    found = timeline(
+    found = order_timeline(
         graph("""
             a =     : 10
             b = a   : 20
@@ -26,7 +26,7 @@ def test_memory_is_counted_with_the_results_and_before_anything_is_released() ->
 
 
 def test_an_input_is_alive_from_the_start_and_released_after_its_last_reader() -> None:
-    found = timeline(
+    found = order_timeline(
         graph("""
             x         : 100
             unread    : 7
@@ -39,15 +39,15 @@ def test_an_input_is_alive_from_the_start_and_released_after_its_last_reader() -
 
 
 def test_an_input_that_is_an_output_stays() -> None:
-    assert timeline(graph("x : 100 output \n a = x : 1")).live_bytes == (101, 100)
+    assert order_timeline(graph("x : 100 output \n a = x : 1")).live_bytes == (101, 100)
 
 
 def test_what_nobody_reads_is_released_by_its_own_node() -> None:
-    assert timeline(graph("a = : 5 \n b = : 6")).live_bytes == (5, 6, 0)
+    assert order_timeline(graph("a = : 5 \n b = : 6")).live_bytes == (5, 6, 0)
 
 
 def test_readers_of_a_new_name_keep_the_original() -> None:
-    found = timeline(
+    found = order_timeline(
         graph("""
             a =     : 10
             m = a   : 0 alias of a
@@ -60,12 +60,12 @@ def test_readers_of_a_new_name_keep_the_original() -> None:
 
 
 def test_an_output_under_a_new_name_keeps_the_original() -> None:
-    found = timeline(graph("a = : 10 \n m = a : 0 output alias of a \n b = m : 1"))
+    found = order_timeline(graph("a = : 10 \n m = a : 0 output alias of a \n b = m : 1"))
     assert found.live_bytes == (10, 10, 11, 10)
 
 
 def test_several_outputs_are_allocated_together_and_released_one_by_one() -> None:
-    found = timeline(
+    found = order_timeline(
         graph("""
             whole =      : 30/0
             p = whole    : 0/10
@@ -78,12 +78,12 @@ def test_several_outputs_are_allocated_together_and_released_one_by_one() -> Non
 
 
 def test_ordering_alone_keeps_nothing_alive() -> None:
-    found = timeline(graph("a = : 10 \n b = a : 1 output \n c = : 5 output after a"))
+    found = order_timeline(graph("a = : 10 \n b = a : 1 output \n c = : 5 output after a"))
     assert found.live_bytes == (10, 11, 6, 6)
 
 
 def test_peaks_of_ranges() -> None:
-    found = timeline(graph("x : 50 \n a = x : 10 \n b = a : 1 \n c = b : 30 output"))
+    found = order_timeline(graph("x : 50 \n a = x : 10 \n b = a : 1 \n c = b : 30 output"))
     assert found.live_bytes == (60, 11, 31, 30)
     assert found.peak_of_range(0, 0) == 60
     assert found.peak_of_range(1, 1) == 11
@@ -94,16 +94,16 @@ def test_peaks_of_ranges() -> None:
 
 
 def test_a_graph_without_nodes_has_a_timeline() -> None:
-    assert timeline(graph("")).live_bytes == (0,)
-    assert timeline(graph("x : 9")).peak_bytes == 9
-    assert timeline(graph("x : 9")).peak_step == -1
+    assert order_timeline(graph("")).live_bytes == (0,)
+    assert order_timeline(graph("x : 9")).peak_bytes == 9
+    assert order_timeline(graph("x : 9")).peak_step == -1
 
 
 def test_an_order_that_is_none_is_refused() -> None:
     two = graph("a = : 1 \n b = a : 1")
     with pytest.raises(GraphError, match="the order runs 'b' before 'a', which it needs"):
-        timeline(two, ["b", "a"])
+        order_timeline(two, ["b", "a"])
     with pytest.raises(GraphError, match="each of the 2 nodes once, this one 1"):
-        timeline(two, ["a"])
+        order_timeline(two, ["a"])
     with pytest.raises(GraphError, match="the order names 'z', but there is no such node"):
-        timeline(two, ["a", "z"])
+        order_timeline(two, ["a", "z"])

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trainfit.maximum_flow import UNLIMITED, FlowNetwork
-from trainfit.ordering.problem import Problem
+from trainfit.ordering.ordering_problem import OrderingProblem
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LeastMemory:
 
 
 def least_memory_before(
-    problem: Problem,
+    problem: OrderingProblem,
     node: int,
     most_work: int,
     *,
@@ -53,7 +53,7 @@ def least_memory_before(
     return LeastMemory(memory - gain, work + network.work, finished)
 
 
-def best_closure(problem: Problem, inside: set[int], choice: set[int]) -> set[int]:
+def best_closure(problem: OrderingProblem, inside: set[int], choice: set[int]) -> set[int]:
     """Return what to run out of `choice` to have the least memory, when all of `inside` has run.
 
     Everything that the nodes of `choice` need is in `choice` or `inside`. Of several answers, the smallest.
@@ -82,7 +82,7 @@ def reachable(neighbours: list[tuple[int, ...]], starts: Iterable[int]) -> set[i
 class _ClosureNetwork:
     """Source to blocks (what they free), blocks to members, nodes to their needs, nodes to sink (alloc)."""
 
-    def __init__(self, problem: Problem, inside: set[int], useful: list[int]) -> None:
+    def __init__(self, problem: OrderingProblem, inside: set[int], useful: list[int]) -> None:
         """Build the network of the blocks that could be released and of all that this would need."""
         numbers: dict[int, int] = {}
         pending: list[int] = []

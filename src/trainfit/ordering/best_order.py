@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from trainfit.errors import OptionError
 from trainfit.ordering.beam import Beam
 from trainfit.ordering.bound import CutBounds
-from trainfit.ordering.decompose import Cutter, Part
+from trainfit.ordering.directions import both_directions
 from trainfit.ordering.exact import Searched, search
+from trainfit.ordering.found_order import Order
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.heuristics import (
     breadth_first,
@@ -29,9 +30,8 @@ from trainfit.ordering.heuristics import (
     least_peak_last,
     visit_order_of,
 )
-from trainfit.ordering.problem import Problem, is_possible, peak_of, problem_of, step_bytes
-from trainfit.ordering.results import Order
-from trainfit.ordering.sides import both_sides
+from trainfit.ordering.ordering_problem import OrderingProblem, is_possible, peak_of, problem_of, step_bytes
+from trainfit.ordering.splitting import Part, Splitter
 from trainfit.ordering.tighten import tighten
 
 TORCH_METHODS = ("baseline", "lpmf", "bfs", "dfs")
@@ -49,7 +49,7 @@ _MOST_ROUNDS = 6
 _MOST_EFFORT = 1 << 20
 
 
-def heuristic_orders(graph: BufferGraph, problem: Problem) -> dict[str, list[int]]:
+def heuristic_orders(graph: BufferGraph, problem: OrderingProblem) -> dict[str, list[int]]:
     """Return the given order and the three that torch would try, by torch's names for them."""
     output_bytes = sum(b.size_free for number, b in enumerate(graph.buffers) if graph.kept[number])
     return {
@@ -60,7 +60,7 @@ def heuristic_orders(graph: BufferGraph, problem: Problem) -> dict[str, list[int
     }
 
 
-def solve(graph: BufferGraph, *, seconds: float | None = None) -> Order:
+def best_order(graph: BufferGraph, *, seconds: float | None = None) -> Order:
     """Return the best order that is found, never worse than the given one and torch's three.
 
     Without `seconds` the effort is fixed. With it, the search goes on until the order is proved optimal or
@@ -95,7 +95,7 @@ def solve(graph: BufferGraph, *, seconds: float | None = None) -> Order:
 class _Solver:
     """The best order so far, and the best bound."""
 
-    problem: Problem
+    problem: OrderingProblem
     stop: Callable[[], bool]
     order: list[int] = field(default_factory=list)
     peak: int = -1
@@ -131,16 +131,16 @@ class _Solver:
 
     def improve(self, effort: int) -> None:
         """Raise the bound and lower the peak, part by part, where the peak is above the bound."""
-        cutter = Cutter(self.problem, self.order)
+        splitter = Splitter(self.problem, self.order)
         order = list(self.order)
-        ranges = [(cutter.peak(start, end), start, end) for start, end in cutter.ranges()]
+        ranges = [(splitter.peak(start, end), start, end) for start, end in splitter.ranges()]
         # The part with the largest peak first: what is proved there may make the others unnecessary.
         ranges.sort(key=lambda entry: (-entry[0], entry[1]))
         methods = []
         for peak, start, end in ranges:
             if peak <= self.bound:
                 break
-            part = _PartSolver(cutter.part(start, end), self.bound, effort, self.stop)
+            part = _PartSolver(splitter.part(start, end), self.bound, effort, self.stop)
             part.run()
             self.bound = max(self.bound, part.bound)
             order[start:end] = part.order()
@@ -230,8 +230,8 @@ class _PartSolver:
         settled = set(found.first) | set(found.last)
         core = [step for step in self.steps if step not in settled]
         order = [*found.first, *core, *found.last]
-        middle = Cutter(self.problem, order).part(len(found.first), len(order) - len(found.last))
-        beams = [Beam(side) for side in both_sides(middle.problem)]
+        middle = Splitter(self.problem, order).part(len(found.first), len(order) - len(found.last))
+        beams = [Beam(direction) for direction in both_directions(middle.problem)]
         self.moves_left = self._moves(_BEAM_MOVES)
         width = 1
         while self.moves_left > 0 and self.peak > self.needed and not self.stop():

@@ -1,20 +1,20 @@
-"""The two ends of an order, from which a search can work: the beginning, and the end in reverse.
+"""The two directions in which a search can build an order: forwards from its start, backwards from its end.
 
-From either end nodes are taken away one at a time, and what is left in the middle shrinks. Sets of nodes are
-bits of an integer; `taken` is what this end has taken.
+In either direction nodes are taken one at a time, and what is left between the two ends shrinks. Sets of
+nodes are bits of an integer; `taken` is what has been taken in this direction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.ordering.problem import Problem
+from trainfit.ordering.ordering_problem import OrderingProblem
 
 
-class Masks:
-    """The sets that both ends ask for, as integers."""
+class NodeSets:
+    """The sets that both directions ask for, as integers."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: OrderingProblem) -> None:
         """Make them once: with n nodes each has n bits."""
         self.predecessors = [bits(nodes) for nodes in problem.predecessors]
         self.successors = [bits(nodes) for nodes in problem.successors]
@@ -22,27 +22,27 @@ class Masks:
         self.blocks = [tuple((members[b], problem.freed[b]) for b in blocks) for blocks in problem.blocks]
 
 
-def both_sides(problem: Problem) -> tuple[Side, Side]:
-    """Return the beginning and the end of a problem."""
-    masks = Masks(problem)
-    return Side(problem, masks, from_end=False), Side(problem, masks, from_end=True)
+def both_directions(problem: OrderingProblem) -> tuple[Direction, Direction]:
+    """Return a problem as it looks forwards and backwards."""
+    sets = NodeSets(problem)
+    return Direction(problem, sets, backwards=False), Direction(problem, sets, backwards=True)
 
 
-class Side:
-    """What taking a node from one end means: when that is possible, and what it does to memory."""
+class Direction:
+    """What taking a node in one direction means: when that is possible, and what it does to memory."""
 
-    def __init__(self, problem: Problem, masks: Masks, *, from_end: bool) -> None:
-        """Look at a problem from one end."""
+    def __init__(self, problem: OrderingProblem, sets: NodeSets, *, backwards: bool) -> None:
+        """Look at a problem in one direction."""
         self.problem = problem
-        self.from_end = from_end
-        self.start_bytes = problem.final_bytes if from_end else problem.initial_bytes
-        self.released = problem.predecessors if from_end else problem.successors
-        self.required = masks.successors if from_end else masks.predecessors
-        self._blocks = masks.blocks
+        self.backwards = backwards
+        self.start_bytes = problem.final_bytes if backwards else problem.initial_bytes
+        self.released = problem.predecessors if backwards else problem.successors
+        self.required = sets.successors if backwards else sets.predecessors
+        self._blocks = sets.blocks
 
     def growth(self, node: int, taken: int) -> int:
         """Return by how much memory at the border rises when the node is taken next."""
-        if self.from_end:
+        if self.backwards:
             found = -self.problem.alloc[node]
             for members, freed in self._blocks[node]:
                 if not members & taken:
@@ -57,7 +57,7 @@ class Side:
 
     def needed(self, node: int, memory: int, growth: int) -> int:
         """Return memory while the node runs, with `memory` at the border before it is taken."""
-        return self.problem.rise[node] + (memory + growth if self.from_end else memory)
+        return self.problem.rise[node] + (memory + growth if self.backwards else memory)
 
     def take(self, node: int, taken: int, ready: int) -> tuple[int, int]:
         """Return what is taken and what can be taken after the node has been."""

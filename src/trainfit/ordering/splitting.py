@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfit.ordering.problem import Problem, make_problem
+from trainfit.ordering.ordering_problem import OrderingProblem, make_problem
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Part:
     """
 
     nodes: list[int]
-    problem: Problem
+    problem: OrderingProblem
 
 
-class Cutter:
+class Splitter:
     """Cuts ranges out of an order, each as a problem of its own while the rest stays as it is."""
 
-    def __init__(self, problem: Problem, order: Sequence[int]) -> None:
+    def __init__(self, problem: OrderingProblem, order: Sequence[int]) -> None:
         """Note where everything is in the order, and how much memory there is before each step."""
         self._problem = problem
         self._order = order
@@ -84,7 +84,7 @@ class Cutter:
         return tuple(sorted([position for position in positions if position >= 0]))
 
 
-def _borders(problem: Problem, order: Sequence[int]) -> list[int]:
+def _borders(problem: OrderingProblem, order: Sequence[int]) -> list[int]:
     """Return the positions before which a part ends, the last one being the length of the order."""
     after_all_before = _only_end(order, problem.predecessors)
     before_all_after = _only_end(order[::-1], problem.successors)[::-1]

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 _NOTHING = float("inf")
 
 
-class ReadyBySize:
+class ReadyNodes:
     """Ready nodes in one heap per distinct rise, under a tree of minima over the rises in order.
 
     A key is `growth * count + node`: it orders by growth, then by node, and is one number.

@@ -94,7 +94,7 @@ class OrderTimeline:
         return max(self.before(first), *self.after_alloc[first : last + 1])
 
 
-def timeline(graph: BufferGraph, order: Sequence[int] | Sequence[str] | None = None) -> OrderTimeline:
+def order_timeline(graph: BufferGraph, order: Sequence[int] | Sequence[str] | None = None) -> OrderTimeline:
     """Return the timeline of an order, given as node numbers or names; without one, of the given order."""
     steps = graph.baseline if order is None else _node_numbers(graph, order)
     step_of = {node: step for step, node in enumerate(steps)}
