@@ -1,7 +1,7 @@
 """Autograd under capture: what it saves for backward, and which node each backward operator belongs to.
 
-Saved tensors: the pack hook keeps metadata only and lets the tensor die, the unpack hook brings it back. So
-the ledger sees when the program alone would have released a storage, and until when autograd needs it.
+Saved tensors: the pack hook keeps metadata only and lets go of the tensor, the unpack hook makes it again. So
+the ledger sees when the program alone would have freed a storage, and until when autograd needs it.
 Torch leaves it to hooks to notice that a saved tensor was written to in the meantime; ours refuse it as torch
 does without hooks.
 
@@ -37,7 +37,7 @@ def called_by_engine(depth: int) -> bool:
 
 
 class SavedTensor:
-    """What the pack hook keeps: enough to make the tensor again. Dies when autograd lets go of it."""
+    """What the pack hook keeps: enough to make the tensor again. Freed when autograd lets go of it."""
 
     __slots__ = ("_hold", "_layout", "_ledger", "_version", "_writes", "live")
 
@@ -82,7 +82,7 @@ class SavedTensorHooks:
         self._values = values
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
-        # What a function mode makes user code believe is not for us, and asking it takes time.
+        # A function mode changes what user code sees; here the real tensor is needed, and faster.
         with torch._C.DisableTorchFunction():
             return self._saved(tensor)
 

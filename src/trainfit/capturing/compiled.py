@@ -15,7 +15,7 @@ def noticed(notice: Callable[[], None]) -> Iterator[None]:
     """Call `notice` whenever something compiled is called, also while torch is told to run eagerly."""
 
     def noticing(original: Any) -> Any:
-        # What is compiled asks here on every call how it is to run now. What only disables compilation asks
+        # What is compiled asks here on every call how to run now. What only disables compilation asks
         # too, but has no compiler to offer.
         def callback_from_stance(callback: Any) -> Any:
             if callable(callback) and not _is_torchs_own(sys._getframe(1).f_locals.get("fn")):

@@ -2,7 +2,7 @@
 
 Importing `torch._dynamo` takes as long as importing torch, and an eager step needs nothing of it. Yet fake
 tensors read a few of its settings, and every function that torch keeps out of graphs (`zero_grad`, reference
-kernels) asks it to. A stand-in answers those; whoever asks it for more gets the real one.
+kernels) calls it for that. A stand-in answers those; code that needs more gets the real compiler.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from trainfit.capturing.replacing import originals
 
 _NAME = "torch._dynamo"
 _DISABLED = "__dynamo_disable"
-"""Where torch remembers, on a function, what `torch._dynamo.disable` made of it."""
-# What fake tensors read: torch's defaults, which nobody can have changed without loading the compiler.
+"""The attribute of a function in which torch remembers what `torch._dynamo.disable` made of it."""
+# What fake tensors read: torch's defaults, which cannot change without loading the compiler.
 _SETTINGS = {
     "fake_tensor_cache_enabled": True,
     "fake_tensor_cache_crosscheck_enabled": False,
@@ -95,7 +95,7 @@ class _StandIn(ModuleType):
         return compiler
 
     def withdraw(self) -> None:
-        """Leave everything as it was before; whoever still holds the stand-in reaches the real one."""
+        """Leave everything as it was before; code that still holds the stand-in reaches the real compiler."""
         for function in self._functions:
             vars(function).pop(_DISABLED, None)
         self._functions.clear()

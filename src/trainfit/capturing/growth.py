@@ -1,4 +1,4 @@
-"""What a run of the step leaves behind, and who holds what more and more of it is left of."""
+"""What a run of the step leaves behind, and who holds what grows from run to run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Leftover(NamedTuple):
 
 
 class Leftovers(list[Leftover]):
-    """What one run has left."""
+    """What one run has left behind."""
 
     def __init__(self, session: Session) -> None:
-        """Look at what the run that has just ended made."""
+        """Find what the run that has just ended made and did not free."""
         super().__init__()
         rows = session.recorder.rows
         for live in session.ledger.created:
@@ -45,8 +45,8 @@ Key = tuple[str, str, str, str, str]
 def growth_of(runs: Sequence[Leftovers]) -> tuple[Growth, ...]:
     """Return what the later half of the runs left that is still there, by where it was made; largest first.
 
-    What the last run left may still be replaced by the next one. Where every run replaces what the one before
-    left, but by more, that is what grows.
+    The next run may still replace what the last one left. If every run replaces what the one before left, but
+    by more, then that is what grows.
     """
     looked_at = runs[len(runs) // 2 : -1]
     found = _sizes(leftover for run in looked_at for leftover in run if leftover.live.end is None)

@@ -75,7 +75,7 @@ _absent_addresses: AddressSpace | None = None
 
 
 def absent_storage(nbytes: int, device: torch.device = _CPU) -> torch.UntypedStorage:
-    """Return a storage for what is never computed and never read: it counts as no memory in a capture, too.
+    """Return a storage for what is never computed and never read: in a capture it counts as no memory, too.
 
     A GPU that read it would stop with an illegal address rather than compute with what it finds there.
     """
@@ -111,8 +111,8 @@ def tensor_over(
 def write_counter(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without memory whose `_version` torch counts together with that of `tensor`.
 
-    The counter belongs to a tensor, its views and its detached tensors (but not to `.data`), and counts on
-    when `tensor` itself is gone. A detached tensor has it; taking its data away leaves nothing else.
+    The counter belongs to a tensor, its views and its detached tensors (but not to `.data`), and goes on when
+    `tensor` itself is freed. A detached tensor shares it; without its data, nothing else is left of it.
     """
     with torch._C._DisableTorchDispatch():
         counter = tensor.detach()

@@ -1,6 +1,6 @@
-"""Ctrl-C during a capture: not inside of destructors, where Python drops an exception and only prints it.
+"""Ctrl-C during a capture waits for destructors to end: there Python drops an exception and only prints it.
 
-A capture hears of every tensor that dies, in `__del__` methods and callbacks of weak references. An interrupt
+A capture hears of every freed tensor, in `__del__` methods and callbacks of weak references. An interrupt
 that arrives there would be lost, with "Exception ignored in ..." on the terminal. It is sent again a moment
 later.
 """

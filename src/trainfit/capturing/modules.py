@@ -12,7 +12,7 @@ from torch import nn
 
 @dataclass(slots=True, eq=False)
 class ModuleEntry:
-    """One module of the table. The reference is weak: a module that the step itself makes may die."""
+    """One module of the table. The reference is weak: a module that the step itself makes may be freed."""
 
     name: str
     class_name: str
@@ -27,7 +27,7 @@ class ModuleEntry:
     @property
     def own_parameters(self) -> tuple[nn.Parameter, ...]:
         """The parameters of the module itself; none if it is gone."""
-        # Never `if module`: what `torch.compile` returns has a length only if the module has.
+        # Never `if module`: it asks for a length, which a compiled module has only if the original has.
         return () if self.module is None else tuple(self.module.parameters(recurse=False))
 
     @property
@@ -54,7 +54,7 @@ class ModuleTable:
     def begin_with(self, model: nn.Module) -> None:
         """Name everything by its place in the model; what else is known comes after it.
 
-        Parts of the model may have been called while it was built, when they were nobody's.
+        Parts of the model may have been called while it was built, before they belonged to it.
         """
         others = [root for root in self.roots if root is not model]
         self.__init__()  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Metadata of operators whose fake kernel is missing or wrong in torch 2.13: the one place to mend them.
 
-Each function takes fake tensors and returns fake tensors of the metadata that the real kernel gives.
+Each function takes fake tensors and returns fake tensors with the metadata of the real kernel's results.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def native_batch_norm(tensor: torch.Tensor, *args: Any) -> tuple[torch.Tensor, .
 def native_batch_norm_backward(
     gradient: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor | None, *args: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """Make the gradients that are asked for; a GPU's library makes that of the input whoever asks."""
+    """Make the gradients that are asked for; a GPU's library always makes that of the input."""
     mask = args[-1]
     result: tuple[torch.Tensor, ...] = aten.native_batch_norm_backward.default(
         gradient, tensor, weight, *args

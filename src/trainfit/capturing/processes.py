@@ -1,7 +1,8 @@
 """Processes that a step starts, such as the workers of a `DataLoader`: ordinary Python, on real tensors.
 
-A forked process inherits everything that a capture has replaced; it is put back there before anything runs.
-What a process sends lies in memory that it shares with the step's: the host's, which counts on a CPU only.
+A forked process inherits everything that a capture has replaced; there the originals are put back before
+anything runs. What a process sends is in memory that it shares with the step's process: on the host, which
+counts on a CPU only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What functions, modules and objects of the user's refer to, by name, for `python_state.py`."""
+"""What the user's functions, modules and objects refer to, by name, for `python_state.py`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ HOOKS = (
     "_optimizer_step_pre_hooks",
     "_optimizer_step_post_hooks",
 )
-"""Where torch keeps functions of the user's that it calls in a step."""
+"""Attributes in which torch keeps the user's functions that it calls in a step."""
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 def variables_of(frame: types.FrameType) -> list[tuple[str, object]]:
-    """Return a frame's variables, and leave no trace: up to Python 3.12 it keeps the dictionary that it made.
+    """Return a frame's variables, with no side effect: up to Python 3.12 it keeps the dictionary it made.
 
-    With it the frame would keep what was in the variables, such as the last batch of a loader.
+    With it the frame would hold what was in the variables, such as the last batch of a loader.
     """
     found = frame.f_locals
     variables = list(found.items())
@@ -68,17 +68,17 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.cache
 def _words(code: types.CodeType) -> frozenset[str]:
-    """Return the names that code uses, with those that it asks for by a function (`get_last_lr`)."""
+    """Return the names that code uses, and those behind the getters that it calls (`get_last_lr`)."""
     names = set(_names(code))
-    # What a getter of torch's returns is under the name behind it.
+    # What a getter of torch returns is kept under this name.
     names |= {f"_{name.removeprefix('get_')}" for name in names if name.startswith("get_")}
     if names & {"param_groups", "_last_lr"}:
-        names.add("last_epoch")  # a learning rate that is the same for many steps changes by it
+        names.add("last_epoch")  # a learning rate that is constant for many steps changes with it
     return frozenset(names)
 
 
 def parts_of_module(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield the modules in a module and its hooks; of a class of the user's also its attributes and code."""
+    """Yield the modules in a module and its hooks; for the user's classes also attributes and code."""
     yield from ((name, child) for name, child in module._modules.items() if child is not None)
     found = vars(module)
     yield from ((name, found[name]) for name in HOOKS if found.get(name))
@@ -111,7 +111,7 @@ def _functions(kind: type) -> Iterator[tuple[str, object]]:
 
 
 def is_own(kind: type | types.ModuleType) -> bool:
-    """Whether a class or a module is not Python's or torch's own; how data is loaded counts all the same."""
+    """Whether a class or module is neither Python's nor torch's; torch's data loading counts as well."""
     name = kind.__name__ if isinstance(kind, types.ModuleType) else kind.__module__
     if name.startswith("torch.utils.data"):
         return True
@@ -123,6 +123,6 @@ def is_own(kind: type | types.ModuleType) -> bool:
 
 @functools.cache
 def _is_users(filename: str) -> bool:
-    """Whether a file is the user's, or of a library that is neither Python's nor torch's."""
+    """Whether a file is the user's, or belongs to a library other than Python's and torch."""
     in_library = filename.startswith(_LIBRARY) and "site-packages" not in filename
     return not in_library and "/torch/" not in filename and not filename.startswith("<frozen")

@@ -1,10 +1,10 @@
 """What Python code may decide by: the numbers, texts and lengths that a step can reach.
 
 A counter that changes from one run of the step to the next may make a later run do something else (an
-optimizer that steps every fourth time). Looked at is what `run`, the model and the hooks refer to: variables,
-attributes, globals that the code names, lists, generators, single numbers in arrays and tensors. Of what is
-Python's or torch's own (a scheduler, a namespace) only the attributes count that the user's code names,
-because torch counts much by itself. Nothing is called.
+optimizer that steps every fourth time). What `run`, the model and the hooks refer to is looked at:
+variables, attributes, globals that the code names, lists, generators, single numbers in arrays and tensors.
+Of objects of Python or torch (a scheduler, a namespace) only the attributes that the user's code names are,
+because torch itself counts many things. Nothing is called.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from trainfit.step import Step
 _MOST_VISITS = 20_000
 _MOST_DEPTH = 8
 _MOST_ITEMS = 64
-"""Of a container are looked into; its length counts as well."""
+"""How many items of a container are looked at; its length counts as well."""
 _MOST_ELEMENTS = 4
-"""Of an array that may be a counter."""
+"""The most elements of an array that may be a counter."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _OPAQUE = (torch.UntypedStorage, torch.device, torch.dtype, torch.Size)
@@ -47,7 +47,7 @@ _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
 
 
 class _Length(int):
-    """How many there are of something, or are left: no number that a program counts by itself."""
+    """How many there are of something, or are left: not a counter of the program."""
 
 
 KnownNumber = Callable[[torch.Tensor], object]
@@ -58,7 +58,7 @@ class PythonState:
     """The state that a step can reach at one moment."""
 
     def __init__(self, step: Step, known_number: KnownNumber = lambda tensor: None) -> None:
-        """Look around; takes milliseconds."""
+        """Collect the state; takes milliseconds."""
         self._known_number = known_number
         self._found: dict[str, object] = {}
         self._names: dict[str, str] = {}
@@ -69,7 +69,7 @@ class PythonState:
         self._used: set[str] = set()
         """What the user's functions name: globals, attributes, keys."""
         self._foreign: list[tuple[str, object, int, set[str]]] = []
-        """What is Python's or torch's own, with the names that were looked at."""
+        """Objects of Python or torch, with the names that were looked at."""
         self._pending: deque[tuple[str, object, int]] = deque()
         self._pending.append(("run", step.run, 0))
         self._pending.append(("model", step.model, 0))
@@ -81,14 +81,14 @@ class PythonState:
         del self._pending, self._alive, self._foreign, self._known_number
 
     def changes_to(self, later: PythonState) -> tuple[str, ...]:
-        """Return the names of what is another value later, as the code calls it."""
+        """Return the names, as the code has them, of what has another value later."""
         found = {later._names[place]: None for place in self._changed(later)}
         if not self._random.same_as(later._random):
             found["random numbers of Python or NumPy"] = None
         return tuple(found)
 
     def counts_to(self, later: PythonState) -> tuple[str, ...]:
-        """Return the names of the numbers among that: counters, as long as nobody knows better."""
+        """Return the names of the numbers among those: they are taken for counters."""
         return tuple(
             {
                 later._names[place]: None
@@ -99,7 +99,7 @@ class PythonState:
         )
 
     def _changed(self, later: PythonState) -> list[str]:
-        """Return the places of what differs; not those inside of what has another length."""
+        """Return the places that differ, except those inside of containers whose length differs."""
         changed = {
             place: None
             for place, value in later._found.items()
@@ -126,7 +126,7 @@ class PythonState:
             self._pending.append((inside, part, depth + 1))
 
     def _look_at_foreign(self) -> None:
-        """Look at what the user's functions name of what is not theirs, as far as that is known by now."""
+        """Look at what the user's functions name in foreign objects, as far as that is known by now."""
         for place, value, depth, looked_at in self._foreign:
             found = vars(value) if hasattr(value, "__dict__") else {}
             names = [name for name in found if name in self._used or name in HOOKS]
@@ -139,7 +139,7 @@ class PythonState:
         self._names[place] = ".".join(place.split(".")[-2:]).removeprefix("run.")
 
     def _note_number(self, place: str, value: Any) -> None:
-        """Note numbers that are in an array or a tensor, if they are few: a counter may be one."""
+        """Note the numbers in an array or a tensor, if they are few: one may be a counter."""
         if isinstance(value, torch.Tensor):
             known = self._known_number(value)
         elif isinstance(value, numpy.ndarray) and (value.size > _MOST_ELEMENTS or value.dtype.hasobject):
@@ -150,7 +150,7 @@ class PythonState:
             self._note(place, tuple(known) if isinstance(known, list) else known)
 
     def _parts(self, place: str, value: Any, depth: int) -> Iterable[tuple[str, object]]:
-        """Return what a value consists of, by name; what can be noted of itself is noted."""
+        """Return the parts of a value, by name; plain values are noted at once."""
         if isinstance(value, _CONTAINERS):
             self._note(place, _Length(len(value)))
             items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -179,12 +179,12 @@ class PythonState:
         if isinstance(value, type | types.ModuleType):
             if not is_own(value):
                 return []
-            self._foreign.append((place, value, depth, set()))  # only what is used of it
+            self._foreign.append((place, value, depth, set()))  # only the attributes that are used
             return [pair for pair in vars(value).items() if isinstance(pair[1], _PLAIN)]
         if isinstance(value, nn.Module):
             return parts_of_module(value)
         if hasattr(type(value), "__next__") and not hasattr(value, "__dict__"):
-            # How far an iterator has come, or, where it does not tell, something that is never the same.
+            # How far an iterator has come, or, if it does not tell, something that is never equal.
             left = operator.length_hint(value, -1)
             self._note(place, _Length(left) if left >= 0 else object())
             return []
@@ -203,7 +203,7 @@ def _state_of(generator: Any) -> object:
     try:
         return repr(generator.getstate())
     except NotImplementedError:
-        return object()  # of the system: never the same
+        return object()  # drawn from the system: never equal
 
 
 def _is_name(name: object) -> bool:

@@ -53,7 +53,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 
 @contextlib.contextmanager
 def originals() -> Iterator[None]:
-    """Put all originals back for a while: what is loaded meanwhile may keep what it finds for good."""
+    """Put all originals back for a while: a module that is loaded meanwhile may keep what it finds."""
     for replacement in reversed(_installed):
         replacement.remove()
     try:
@@ -66,10 +66,10 @@ def originals() -> Iterator[None]:
 # By name --------------------------------------------------------------------------------------------------
 
 _OWNERS = {"posix", "_io", "_pickle", "_frozen_importlib_external"}
-"""Modules that functions of `os`, `io` and `pickle` are from: Python's own importing looks them up there."""
+"""Modules that define functions of `os`, `io` and `pickle`: Python's import system looks them up there."""
 _LIBRARIES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib")})
 _without: dict[str, tuple[int, int]] = {}
-"""Modules of libraries that had none of the names when last looked at: which dict, and of what length."""
+"""Modules of libraries that had none of the names when last searched: their dict, and its length then."""
 _wanted: set[int] = set()
 """Ids of all functions that were ever looked for."""
 
@@ -120,5 +120,5 @@ def _rebind(others: Mapping[int, Any]) -> list[tuple[dict[str, Any], str, Any, A
 
 
 def _is_spared(module: str) -> bool:
-    """Whether a module has the originals for a reason."""
+    """Whether a module has to keep the originals."""
     return module in _OWNERS or module.startswith("trainfit.")

@@ -26,7 +26,7 @@ class Surroundings:
     """The parameters and function caches that exist now."""
 
     def __init__(self) -> None:
-        """Look around once."""
+        """Note what exists now."""
         self.file_time = file_time()
         self._default_dtype = torch.get_default_dtype()
         self._grad_enabled = torch.is_grad_enabled()
@@ -44,7 +44,7 @@ class Surroundings:
         return reference is not None and reference() is parameter
 
     def put_back(self) -> None:
-        """Undo what the user's code changed for the whole process, and forget tensors without memory.
+        """Undo what the user's code changed for the whole process, and drop tensors without memory.
 
         Every `functools.cache` that was filled meanwhile is emptied: it may hold such tensors.
         """

@@ -1,8 +1,8 @@
 """A capture writes no tensors to disk, and removes nothing that was there before it.
 
 What a step saves while it is captured is made of tensors without memory, or of values that a few steps have
-made: neither may take the place of a checkpoint. `writers.py` has the table of the functions that write
-tensors; they are skipped, with a note that names the line. `opening.py` sees to files that the step opens
+made: neither may overwrite a checkpoint. `writers.py` has the table of the functions that write
+tensors; they are skipped, with a note that names the line. `opening.py` handles files that the step opens
 itself: what it writes to them goes to copies (`elsewhere.py`). `pretended.py` knows what would now be on
 disk; `listing.py` shows that to the step, `removing.py` removes from that only, and `loops.py` lets a loop go
 on as usual (rename its temporary file, link to the latest). `snapshots.py` gives back to `torch.load` what

@@ -17,19 +17,19 @@ from trainfit.errors import CaptureError
 from trainfit.units import format_bytes
 
 LARGEST_COPY = 1 << 30
-"""Bytes of a file that is copied so that the step can change the copy."""
+"""The largest file, in bytes, that is copied so that the step can change the copy."""
 _MOST_LINKS = 40
 _SYSTEM_FOLDERS = ("/dev/", "/proc/", "/sys/")
 _lstat, _stat, _mkdir, _open = os.lstat, os.stat, os.mkdir, open
 
 
 class Elsewhere:
-    """The files and folders whose content is not in their place, and those that are believed gone."""
+    """The files and folders whose content is elsewhere, and those that the step believes removed."""
 
     def __init__(self) -> None:
         """Begin with everything in its place."""
         self._places: dict[str, str | None] = {}
-        """Of a path: where its content is, with all that is in it; None if the step believes it gone."""
+        """For a path: where its content is, with all that is in it; None if the step believes it removed."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._copies = 0
 
@@ -40,8 +40,8 @@ class Elsewhere:
     def real(self, path: str, *, follow: bool = True) -> str | None:
         """Return where the content of a path is on the real disk, if any; None if the step believes it gone.
 
-        A folder that is elsewhere, or gone, has all that is in it there, except for what is said of paths in
-        it. `follow`: a link at the end of the path is followed.
+        If a folder is elsewhere, or removed, so is all that is in it, except for paths in it with an entry of
+        their own. `follow`: a link at the end of the path is followed.
         """
         if not self._places:
             return path
@@ -74,12 +74,12 @@ class Elsewhere:
         self._places[path] = None
 
     def forget(self, path: str) -> None:
-        """From now on, nothing is known of a path, nor of what is in it."""
+        """From now on, nothing is known about a path or about what is in it."""
         for one in [one for one in self._places if is_in(one, path)]:
             del self._places[one]
 
     def moved(self, source: str, target: str) -> None:
-        """What is known of paths in one folder is from now on known of those in another one."""
+        """Move what is known about the paths in one folder to those in another one."""
         for one in [one for one in self._places if one != source and is_in(one, source)]:
             self._places[target + one[len(source) :]] = self._places.pop(one)
 

@@ -77,7 +77,7 @@ def _scans(disk: Disk, original: Any) -> Any:
 
 
 def _folder(disk: Disk, path: Any) -> str | None:
-    """Return the path of a folder that is listed, if that needs care."""
+    """Return the path of a folder that is listed, if the listing may differ from the real one."""
     if path is None or type(path) is int or not disk.pretends or not disk.in_capture:
         return None
     return path_of(path)
@@ -163,7 +163,7 @@ def _looks(disk: Disk, original: Callable[..., os.stat_result], *, follow: bool 
 
 def _as_of_a_file(path: str, nbytes: int, time_ns: int) -> os.stat_result:
     seconds, mode = time_ns // 10**9, stat.S_IFREG | 0o644
-    inode = zlib.crc32(path.encode())  # of its own, or `os.path.samefile` takes it for another
+    inode = zlib.crc32(path.encode())  # one per path, or `os.path.samefile` would take two for the same
     exact: dict[str, Any] = {}
     for kind in ("st_atime", "st_mtime", "st_ctime"):
         exact |= {kind: time_ns / 10**9, f"{kind}_ns": time_ns}

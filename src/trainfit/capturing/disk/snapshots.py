@@ -109,7 +109,7 @@ class _Pickler(pickle.Pickler):
         if number is None:
             number = self._numbers[storage._cdata] = len(self.saved)
             self.saved.append(_saved(self._session, storage))
-            self._alive.append(storage)  # or another one might get its address
+            self._alive.append(storage)  # otherwise another storage might get its address
         return number
 
 

@@ -48,7 +48,7 @@ _NAMES = {
 
 @contextlib.contextmanager
 def tensor_files(disk: Disk) -> Iterator[None]:
-    """Write no file of safetensors, and let those be read that were not written."""
+    """Skip writing safetensors files, and let the step read those that were skipped."""
     if safetensors is None:
         yield
         return

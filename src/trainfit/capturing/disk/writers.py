@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainfit.capturing.disk.pretended import Disk
 
 TOKEN = b"tensors that trainfit did not write: "
-"""What stands for saved tensors in memory (`io.BytesIO`); a number follows, and a line end."""
+"""What is written instead of tensors saved to memory (`io.BytesIO`); a number and a line end follow."""
 Arguments = dict[str, Any]
 Skip = Callable[["Disk", Arguments], Any]
 
@@ -52,7 +52,7 @@ def _refuse_missing_folder(place: Any) -> None:
 
 
 def _numpy_save(name: str, place: str) -> Skip:
-    """Skip a writer of arrays, unless it writes to memory: that does no harm, and is read again."""
+    """Skip a writer of arrays, unless it writes to memory, which does no harm and may be read again."""
 
     def save(disk: Disk, given: Arguments) -> Any:
         return NotImplemented if in_memory(given[place]) else disk.skip(name, given[place])
@@ -71,7 +71,7 @@ def _jit_save(name: str) -> Skip:
 
 
 def _package(disk: Disk, given: Arguments) -> Any:
-    """Let a package be written to nowhere: whatever is in it is written by the class that is made here."""
+    """Write a package to nowhere: everything in it goes through the class that is made here."""
     if isinstance(given["f"], str | os.PathLike):
         _refuse_missing_folder(given["f"])
         disk.skip("torch.package.PackageExporter", given["f"])
@@ -188,7 +188,7 @@ class _Swapped(importlib.abc.MetaPathFinder):
                 continue
             try:
                 function = _implementation(operator.attrgetter(key[1])(module))
-            except AttributeError:  # in another version
+            except AttributeError:  # another version of the library does not have it
                 continue
             self._functions.append((function, function.__code__))
             _ORIGINALS[key] = _copy(function)

@@ -1,6 +1,6 @@
-"""Retargeting: what makes a capture on CPU tensors come out as the target GPU would run it.
+"""Retargeting: a capture on CPU tensors records what the target GPU would run.
 
-`gpu.py` is the GPU that is pretended, with what `torch.cuda` answers for it. `device.py` lets tensors claim
+`gpu.py` is the simulated GPU, with what `torch.cuda` answers for it. `device.py` lets tensors claim
 to be on it, so that user code and optimizers choose what they would choose there. `kernels.py` and
 `attention.py` replace the few operators that pick another kernel on a GPU.
 `storages.py` moves storages and what `torch.load` reads. `autocast.py` casts by the GPU's lists.

@@ -26,7 +26,7 @@ Kernel = Literal["flash", "efficient", "formula"]
 _LARGEST_FLASH_HEAD = 256
 _LARGEST_AMD_HEAD = 512
 _AMD_WITH_KERNELS = ("gfx90a", "gfx942", "gfx950")
-"""Those that torch's kernels for AMD are made for and are not an experiment on."""
+"""AMD's architectures that torch's attention kernels support, and not only experimentally."""
 _FLASH_HEAD_MULTIPLE = 8
 _BIAS_ALIGNMENT = 16
 LOW = (torch.float16, torch.bfloat16)
@@ -35,7 +35,7 @@ _ONE_OF_EACH_GENERATION = ("sm_75", "sm_90", "gfx942")
 
 @dataclass(frozen=True)
 class Attention:
-    """One call of attention, as far as it decides about the kernel."""
+    """One call of attention: what the choice of the kernel depends on."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -81,7 +81,7 @@ def attention_on(gpu: Gpu) -> Callable[..., torch.Tensor]:
         if kernel == "efficient":
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if not torch.backends.cuda.math_sdp_enabled():
-            # What torch says there, when the kernels that it may use (`sdpa_kernel`) do not do.
+            # What torch raises when none of the kernels that it may use (`sdpa_kernel`) supports the call.
             raise RuntimeError(
                 f"No available kernel. Aborting execution. ({gpu.device.name} has none of the allowed ones "
                 f"for this attention in {str(query.dtype).removeprefix('torch.')})"
@@ -102,7 +102,7 @@ def choose(architecture: str, call: Attention) -> Kernel:
 
 
 def _flash_enabled(architecture: str) -> bool:
-    """Whether torch may use the flash kernel, or nothing but cuDNN's, which keeps the same."""
+    """Whether torch may use the flash kernel, or only cuDNN's, which saves the same tensors."""
     allowed = torch.backends.cuda
     others = allowed.math_sdp_enabled() or allowed.mem_efficient_sdp_enabled()
     only_cudnn = allowed.cudnn_sdp_enabled() and not others and not is_amd(architecture)

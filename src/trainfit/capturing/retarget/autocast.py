@@ -1,7 +1,7 @@
 """Autocast by the GPU's lists, on CPU tensors.
 
-`torch.autocast("cuda")` is turned into the CPU's autocast, and what the GPU's lists have more than the
-CPU's gets a kernel of ours at the CPU's autocast key. The lists are those of torch's documentation
+`torch.autocast("cuda")` is turned into the CPU's autocast, and operators that only the GPU's lists have get a
+kernel of ours at the CPU's autocast key. The lists are those of torch's documentation
 ("CUDA Ops that Autocast to ..."). What only the CPU's lists have (3-D average pooling, replication padding,
 grid sampling) is still cast to fp32 here, although a GPU would not.
 """
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from trainfit.capturing.replacing import replaced
 
-# Run in the lower precision; the rest of this list the CPU's autocast has as well.
+# Run in the lower precision. The rest of this list is in the CPU's autocast as well.
 _LOWER = (
     "addmv",
     "addr",

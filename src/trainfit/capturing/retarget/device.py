@@ -1,13 +1,13 @@
-"""Tensors that claim to be on a GPU, with the `torch.cuda` of `gpu.py`, which answers without one.
+"""Tensors that claim to be on a GPU, beside the `torch.cuda` of `gpu.py`, which answers without one.
 
 A function mode above everything else answers `tensor.device` with `cuda:0` and turns every device argument
 into the CPU that the capture runs on. So `device="cuda"`, `.cuda()`, `.to("cuda")` and code that branches
 on the device work without a GPU, and take the GPU's branch. torch suspends a function mode while it handles
 a call; user code that is called back from there (in backward, by hooks of saved tensors) gets it back.
 
-What is made without a device is the host's, as in a real run, and so is what is made with `device="cpu"`,
+What is made without a device is on the host, as in a real run, and so is what is made with `device="cpu"`,
 moved by `.cpu()` or computed from such tensors alone: it does not count. A step that never names a GPU is
-meant to be on one as a whole: then (`host_by_default` is off) all but scalars counts as the GPU's.
+meant to run on one as a whole: then (`host_by_default` is off) everything but scalars counts as on the GPU.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LooksLikeCuda(TorchFunctionMode):
             return args[0]
         to_host = None
         if isinstance(func, OpOverload) and _names_host(kwargs.get("device")):
-            # From inside a tensor that holds others, for which C++ names the device of the capture.
+            # A tensor inside of one that holds others, for which C++ names the device of the capture.
             return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             to_host = self._destination([kwargs["device"]])
@@ -95,7 +95,7 @@ class LooksLikeCuda(TorchFunctionMode):
         elif func is torch.Tensor.new_tensor:
             to_host = self._on_host(args[0])
         if kwargs.get("pin_memory"):
-            # Pinned memory is the host's; without a GPU there is none.
+            # Pinned memory is on the host; without a GPU there is none.
             to_host, kwargs = True, {**kwargs, "pin_memory": False}
         return func(*args, **kwargs) if to_host is None else self._call(func, args, kwargs, to_host)
 
@@ -116,10 +116,10 @@ class LooksLikeCuda(TorchFunctionMode):
         if default.type == "cuda":
             return self._destination([default])
         if any(isinstance(given, torch.Tensor) for given in _each(args)):
-            return None  # where that is
+            return None  # where that tensor is
         if self._mode.ledger.host_by_default:
             return True
-        # A scalar stays on the host. Modules that take a device, if only None, make theirs for the GPU.
+        # A scalar stays on the host. Modules that take a device, even None, make their tensors for the GPU.
         is_scalar = func is torch.tensor and "device" not in kwargs and not isinstance(args[0], list | tuple)
         return True if is_scalar else None
 
@@ -144,7 +144,7 @@ class LooksLikeCuda(TorchFunctionMode):
             self._mode.ledger.on_host = before
 
     def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Move a tensor: it is copied if it is not there already."""
+        """Move a tensor: copy it, unless it is there already."""
         tensor, *places = args
         if func is torch.Tensor.to:
             to_host = self._destination([*places, kwargs.get("device"), kwargs.get("other")])
@@ -171,7 +171,7 @@ class LooksLikeCuda(TorchFunctionMode):
         return moved
 
     def _moved_back(self, gradients: tuple[Any, ...], on_host: bool) -> tuple[Any, ...]:
-        """Move gradients to where a tensor came from: autograd sees no device to move them to."""
+        """Move gradients to where a tensor came from: autograd sees one device only, and moves nothing."""
         copy = torch.ops.aten._to_copy.default
         with torch.no_grad(), torch._C.DisableTorchFunction():
             return tuple(g if g is None else self._call(copy, (g,), {}, on_host) for g in gradients)
@@ -207,7 +207,7 @@ def _each(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _non_blocking(places: Iterable[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether `to` or `cuda` was told not to wait; of the positional arguments it is the first bool."""
+    """Whether `to` or `cuda` was told not to wait: the first bool among the positional arguments."""
     return bool(kwargs.get("non_blocking") or next((p for p in places if isinstance(p, bool)), False))
 
 
@@ -253,7 +253,7 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         _patch_default_device(stack)
         for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
             stack.enter_context(replaced(torch.cuda.nvtx, name, _constantly(_constantly(None))))
-        # Asked before weights are put into one buffer, which changes nothing in their total.
+        # Asked before weights are put into one buffer, which does not change their total size.
         stack.enter_context(replaced(torch.backends.cudnn, "is_acceptable", _constantly(_constantly(False))))
         looks = LooksLikeCuda(mode, gpu)
         for owner in (torch.autograd, torch.autograd.graph):
@@ -313,7 +313,7 @@ def _hooks_init(looks: LooksLikeCuda, original: Any) -> Any:
 
 
 def _patch_default_device(stack: contextlib.ExitStack) -> None:
-    """Let `set_default_device` only be remembered: the redirected arguments go to the CPU anyway."""
+    """Remember what `set_default_device` is given, and no more: redirected arguments go to the CPU anyway."""
     chosen: list[Any] = []
 
     def choose(device: Any) -> None:

@@ -15,7 +15,7 @@ from trainfit.capturing.retarget.gpu import Gpu
 
 @contextlib.contextmanager
 def jagged_attention_on(gpu: Gpu) -> Iterator[None]:
-    """Answer for the GPU which kernels it can run; torch's own conditions on shapes are asked besides."""
+    """Answer which kernels the GPU can run; torch's own conditions on shapes still apply."""
     architecture = gpu.device.architecture
 
     def can_use_flash(params: Any, debug: bool = False) -> bool:

@@ -1,8 +1,9 @@
 """Operators that choose another kernel on a GPU: dropout, RMS norm, recurrent layers and attention.
 
-They are composites that ask "is this tensor on a GPU?" in C++, where no claim of ours is heard. While a
-capture for a GPU runs, each has our kernel at the autograd key, which calls what the GPU's branch calls.
-Besides: what torch can only tell in a build with cuDNN, and values that the CPU's kernels refuse to compute.
+They are composites that ask "is this tensor on a GPU?" in C++, where the claims of `device.py` are not heard.
+While a capture for a GPU runs, each has a kernel of ours at the autograd key, which calls what the GPU's
+branch calls. Also here: what torch can only tell in a build with cuDNN, and values that the CPU's kernels
+refuse to compute.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ _histogram_of_floats = torch.library.get_kernel("aten::histc", "CPU")
 
 
 def histogram(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
-    """Count values per bin; the GPU's kernel takes integers as well, and reckons with integers."""
+    """Count values per bin; the GPU's kernel also takes integers, and computes with them."""
     if tensor.is_floating_point():
         counted: torch.Tensor = _histogram_of_floats.call_boxed(_CPU, tensor, bins, min, max)
         return counted
@@ -205,7 +206,7 @@ def gpu_kernels(gpu: Gpu) -> Iterator[None]:
             library.impl(name, kernel, "AutogradCPU")
         library.impl("scaled_dot_product_attention", attention_on(gpu), "AutogradCPU")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it replaces a kernel of torch's, which is the purpose
+            warnings.simplefilter("ignore")  # that a kernel of torch is replaced, which is the purpose
             library.impl("histc", histogram, "CPU", allow_override=True)
         with replaced(torch._C, "_conv_determine_backend_memory_format", lambda _: _cudnns_memory_format):
             yield

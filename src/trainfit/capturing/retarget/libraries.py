@@ -1,4 +1,4 @@
-"""Libraries that remember for the whole process which device there is: they must not learn it from a capture.
+"""Libraries that remember for the whole process which device there is must not learn it from a capture.
 
 Accelerate looks once and keeps the answer for every later `Accelerator()`. While a capture for a GPU runs it
 has to say that there is one, and afterwards what it said before.

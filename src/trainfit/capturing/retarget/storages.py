@@ -1,7 +1,7 @@
 """Storages that move between the host and a GPU that is not there: `torch.load`, `storage.cuda()`.
 
-Storages are no tensors, and no function mode hears of them. What is loaded without naming a GPU is the
-host's.
+Storages are not tensors, and function modes do not see them. What is loaded without naming a GPU is on the
+host.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _restoring(mode: CaptureMode, original: Any) -> Any:
 
 
 def _moved(mode: CaptureMode, storage: torch.UntypedStorage, *, on_host: bool) -> torch.UntypedStorage:
-    """Return the storage where it is asked for: itself if it is there, or if nobody has seen it yet."""
+    """Return the storage where it is asked for: itself if it is there, or if nothing has used it yet."""
     live = mode.ledger.find_storage(storage)
     if live is None:
         _entered(mode, storage, on_host=on_host)
