@@ -55,6 +55,8 @@ class Flow:
     permanent: set[int] = field(default_factory=set)
     """Storages from outside of the region that are still there, as it left them, when it runs again."""
     needed: list[Version] = field(default_factory=list)
+    unseen_writes: bool = False
+    """Whether something filled memory without being one of the ops: then none can be left out."""
 
     def storage(self, maker: int) -> int:
         """Enter a storage that the op `maker` creates; returns its number."""
@@ -79,6 +81,8 @@ def rerun(flow: Flow, kept: Iterable[int]) -> Rerun:
 
     A kept storage that nothing needs, or that cannot be restored, is not among the restored ones.
     """
+    if flow.unseen_writes:
+        return Rerun((True,) * len(flow.ops), frozenset())
     usable = set(kept) - flow.permanent
     while True:
         attempt = _Attempt(flow, usable)
@@ -159,3 +163,11 @@ def starts_stream(decision: str, decision_of_draw_before: str | None) -> bool:
     if decision_of_draw_before is None:
         return True
     return decision == "recompute" and decision_of_draw_before != "recompute"
+
+
+def copied_before_write(*, was_read: bool, makes_more: bool) -> bool:
+    """Whether what was there before the region is copied before an op of the region overwrites it.
+
+    It is where an op that read it may run again, or the writing op itself, because it makes more than that.
+    """
+    return was_read or makes_more

@@ -130,3 +130,12 @@ def test_of_a_storage_that_is_written_to_only_the_last_version_can_be_restored()
     flow.needed = [(storage, 1), (other, 0)]
     assert rerun(flow, (storage,)).runs == (True, True, True)
     assert rerun(flow, (storage, other)).runs == (False, False, False)
+
+
+def test_nothing_is_left_out_or_restored_where_something_else_than_an_op_wrote() -> None:
+    flow = Flow(unseen_writes=True)
+    for number in range(2):
+        flow.ops.append(FlowOp(creates=[flow.storage(number)]))
+    flow.needed = [(0, 0)]
+    answer = rerun(flow, {0})
+    assert answer.runs == (True, True) and not answer.restored

@@ -22,7 +22,7 @@ from trainfit.applying.modes import facts_of
 from trainfit.applying.python_objects import ModuleAttributes, any_hooks, copy_structure
 from trainfit.applying.randomness import state_of
 from trainfit.applying.recording import RegionRecorder
-from trainfit.applying.records import VALUE, Record
+from trainfit.applying.records import VALUE, Record, modified_error
 from trainfit.recomputation import NOBODY
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -127,7 +127,7 @@ def _generators_if_repeatable(record: Record) -> tuple[torch.Generator, ...] | N
             return None
     generators = tuple({row.generator: None for row in record.ops if row.generator is not None})
     usual = {torch.default_generator, *torch.cuda.default_generators}
-    if record.unseen_kernels or record.values_read or not usual.issuperset(generators):
+    if record.flow.unseen_writes or record.values_read or not usual.issuperset(generators):
         return None
     return generators
 
@@ -225,10 +225,7 @@ class PlainCheckpoint:
     def _check_unchanged(self, when: str) -> None:
         for tensor, version in self._reads:
             if tensor._version != version:
-                raise RuntimeError(
-                    f"a tensor of shape {list(tensor.shape)} that {self._name} reads was modified in place "
-                    f"{when}. Modify a copy, or leave the module out of the plan."
-                )
+                raise modified_error(f"a tensor of shape {list(tensor.shape)} that {self._name} reads", when)
 
 
 def _states(generators: tuple[torch.Generator, ...]) -> list[tuple[torch.Generator, torch.Tensor]]:

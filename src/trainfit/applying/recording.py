@@ -32,15 +32,14 @@ from trainfit.applying.randomness import generator_of, state_of
 from trainfit.applying.records import (
     VALUE,
     VIEW,
-    KeptStorage,
+    CountedTensor,
     OpRecord,
     OutsideArgument,
     Record,
-    WrittenOutside,
 )
 from trainfit.capturing.operators import Operator, aten
 from trainfit.capturing.parts import strided_parts
-from trainfit.recomputation import NOBODY, rerun, starts_stream
+from trainfit.recomputation import NOBODY, copied_before_write, rerun, starts_stream
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
@@ -102,14 +101,14 @@ class RegionRecorder(RegionMode):
         version = (number, self.record.flow.version(number))
         self._was_read.add(version)
         if number in self._uninitialised and version[1] == 0 and tensor.numel():
-            self.record.unseen_kernels = True
+            self.record.flow.unseen_writes = True
         return version
 
     def _keep(self, number: int, tensor: torch.Tensor) -> None:
         if number not in self.record.kept and self.record.flow.makers[number][0] != NOBODY:
             # With this key torch shares the count of writes between the two.
             with torch._C._SetExcludeDispatchKeyGuard(_IN_PLACE_OR_VIEW, False):
-                self.record.kept[number] = KeptStorage(tensor.detach())
+                self.record.kept[number] = CountedTensor(tensor.detach(), number)
 
     # Operators ------------------------------------------------------------------------------------------
 
@@ -179,15 +178,15 @@ class RegionRecorder(RegionMode):
             elif not facts.reads_metadata_only:
                 reads[self._read(tensor)] = None
             if number in flow.permanent and identity not in self._inputs and not tensor.is_inference():
-                self.record.left[id(tensor)] = WrittenOutside(number, tensor)
+                self.record.left[id(tensor)] = CountedTensor(tensor, number)
         row.reads = list(reads)
 
     def _before_write(self, number: int, version: int, tensor: torch.Tensor, operator: Operator) -> None:
         """Keep a copy of what lies outside and is about to be overwritten, where an op may need it again."""
         if not self._is_permanent(number, tensor):
             return
-        only_writes = all(argument is not None for argument in operator.returned)
-        if (number, version) in self._was_read or not only_writes:
+        makes_more = any(argument is None for argument in operator.returned)
+        if copied_before_write(was_read=(number, version) in self._was_read, makes_more=makes_more):
             whole = tensor.untyped_storage().nbytes() // tensor.element_size()
             self.record.snapshots[number, version] = tensor.as_strided((whole,), (1,), 0).clone()
 
@@ -281,28 +280,17 @@ class RegionRecorder(RegionMode):
         ]
         if complete:
             record.flow.needed += [(n, record.flow.version(n)) for n in range(len(record.flow.makers))]
-        if record.unseen_kernels:
-            record.rerun = record.without_kept()
-        else:
-            record.rerun = rerun(record.flow, record.kept)
+        record.rerun = rerun(record.flow, record.kept)
         record.kept = {n: kept for n, kept in record.kept.items() if n in record.rerun.restored}
-        for kept in record.kept.values():
-            kept.version = kept.tensor._version
-        for left in record.left.values():
-            left.version = left.tensor._version
+        for counted in (*record.kept.values(), *record.left.values()):
+            counted.writes = counted.tensor._version
         return record
 
 
 def _written(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an operator writes to in place."""
-    found: list[torch.Tensor] = []
-    for where in operator.mutated:
-        if isinstance(where, int):
-            value = args[where] if where < len(args) else None
-        else:
-            value = kwargs.get(where)
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(item for item in value if isinstance(item, torch.Tensor))
-    return [tensor for tensor in found if has_storage(tensor)]
+    values = [
+        kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
+        for where in operator.mutated
+    ]
+    return [tensor for tensor in tensors_in(values, {}) if has_storage(tensor)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trainfit.applying.op_results import Result
-from trainfit.recomputation import NOBODY, Flow, FlowOp, Rerun, rerun
+from trainfit.recomputation import NOBODY, Flow, FlowOp, Rerun
 
 VIEW, VALUE, COMPUTATION = "view", "value", "computation"
 
@@ -41,20 +41,18 @@ class OpRecord(FlowOp):
 
 
 @dataclass(slots=True)
-class KeptStorage:
-    """A kept storage: a tensor over it that has no history, and how often it had been written to."""
+class CountedTensor:
+    """A tensor, and how often its storage had been written to when forward was over."""
 
     tensor: torch.Tensor
-    version: int = 0
-
-
-@dataclass(slots=True)
-class WrittenOutside:
-    """A tensor from outside that the region wrote to, and how often it had been written to in the end."""
-
     storage: int
-    tensor: torch.Tensor
-    version: int = 0
+    writes: int = 0
+
+    @property
+    def is_modified(self) -> bool:
+        """Whether it has been written to since."""
+        changed: bool = self.tensor._version != self.writes
+        return changed
 
 
 @dataclass(slots=True)
@@ -65,34 +63,43 @@ class Record:
     ops: list[OpRecord] = field(default_factory=list)
     sizes: list[tuple[int, torch.device]] = field(default_factory=list)
     """Bytes and device of each storage."""
-    kept: dict[int, KeptStorage] = field(default_factory=dict)
+    inputs: list[CountedTensor] = field(default_factory=list)
+    """The region's inputs that were used in it, unless torch keeps them."""
+    kept: dict[int, CountedTensor] = field(default_factory=dict)
+    """A tensor without history over each kept storage."""
     snapshots: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """Versions of outside storages that the region read and then overwrote."""
-    left: dict[int, WrittenOutside] = field(default_factory=dict)
+    left: dict[int, CountedTensor] = field(default_factory=dict)
     """What the region wrote to besides its inputs, by the tensors' ids."""
     rerun: Rerun | None = None
-    unseen_kernels: bool = False
-    """Whether something filled memory without an operator call: then nothing can be left out."""
     values_read: bool = False
     """Whether Python code read values without an operator call."""
 
-    def without_kept(self) -> Rerun:
-        """Return what runs again when nothing that was kept can be used."""
-        if self.unseen_kernels:
-            return Rerun(tuple(op.kind is COMPUTATION for op in self.ops), frozenset())
-        return rerun(self.flow, ())
-
-    def outside_needed(self, rerun: Rerun) -> set[int]:
-        """Return the storages from outside whose content is needed: by ops that run again, or by autograd."""
-        read = {outside.storage for op, runs in zip(self.ops, rerun.runs) if runs for outside in op.outside}
-        return read | {storage for storage, _ in self.flow.needed}
-
-    def left_needed(self, rerun: Rerun) -> set[int]:
-        """Return the storages from outside that ops which run again read as the region left them."""
-        return {
+    def check_outside(self, rerun: Rerun, region: str) -> None:
+        """Refuse to run again where a tensor from outside that is needed has been modified meanwhile."""
+        running = [op for op, runs in zip(self.ops, rerun.runs) if runs]
+        needed = {outside.storage for op in running for outside in op.outside}
+        needed |= {storage for storage, _ in self.flow.needed}
+        for given in self.inputs:
+            if given.storage in needed and given.is_modified:
+                raise modified_error(f"an input of {region}, of shape {list(given.tensor.shape)},")
+        as_left = {
             outside.storage
-            for op, runs in zip(self.ops, rerun.runs)
-            for outside in (op.outside if runs else ())
+            for op in running
+            for outside in op.outside
             if outside.version == self.flow.version(outside.storage)
             and all(outside.storage != written for written, _ in op.writes)
         }
+        for left in self.left.values():
+            if left.storage in as_left and left.is_modified:
+                shape = list(left.tensor.shape)
+                raise modified_error(
+                    f"a tensor of shape {shape} that {region} writes to and needs to run again"
+                )
+
+
+def modified_error(what: str, when: str = "between forward and backward") -> RuntimeError:
+    """Return the error of a region that cannot be computed again, because a tensor was written to."""
+    return RuntimeError(
+        f"{what} was modified in place {when}. Modify a copy, or leave the module out of the plan."
+    )

@@ -23,11 +23,12 @@ from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
 from trainfit.applying.randomness import drawn_again
 from trainfit.applying.recording import RegionRecorder
-from trainfit.applying.records import Record
+from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
 from trainfit.applying.torch_changes import ordinary_paths, reads_noticed
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans import OpDecision
+from trainfit.recomputation import rerun
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
@@ -87,8 +88,6 @@ class RegionCall:
         self._used_up = False
         self._given: list[torch.Tensor] = []
         self._holds_inputs = False
-        self._inputs: list[tuple[torch.Tensor, int, int]] = []
-        """The tensors among the inputs, how often they had been written to, and their storages' numbers."""
         self._arguments: CallArguments | None = None
         self._state: ModuleAttributes | None = None
         self._host_random: HostRandomState | None = None
@@ -142,8 +141,8 @@ class RegionCall:
         self._arguments.forget_untouched(lambda tensor: recorder.number_of(tensor) >= 0)
         self._arguments = None
         if self._holds_inputs:
-            self._inputs = [
-                (tensor, tensor._version, recorder.number_of(tensor))
+            self._record.inputs = [
+                CountedTensor(tensor, recorder.number_of(tensor), tensor._version)
                 for tensor in self._given
                 if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
             ]
@@ -198,31 +197,13 @@ class RegionCall:
         if record is None or record.rerun is None:
             # Backward inside of the region's own forward, which is not over yet.
             return RunAll(self._recorder.record.ops if self._recorder is not None else ())
-        intact = not self._used_up and all(k.tensor._version == k.version for k in record.kept.values())
-        if not self._used_up and not intact:
+        modified = any(kept.is_modified for kept in record.kept.values())
+        if modified and not self._used_up:
             self._differs("a result that was kept has been modified in place after the region")
-        rerun = record.rerun if intact else record.without_kept()
-        self._check_inputs(record.outside_needed(rerun))
-        self._check_left(record, record.left_needed(rerun))
+        again = rerun(record.flow, ()) if modified or self._used_up else record.rerun
+        record.check_outside(again, self._name)
         self._used_up = not _keeps_graph()
-        return Replayer(self._name, record, rerun, release=self._used_up)
-
-    def _check_inputs(self, needed: set[int]) -> None:
-        for tensor, version, storage in self._inputs:
-            if storage in needed and tensor._version != version:
-                raise RuntimeError(
-                    f"an input of {self._name}, of shape {list(tensor.shape)}, was modified in place between "
-                    "forward and backward. Modify a copy, or leave the module out of the plan."
-                )
-
-    def _check_left(self, record: Record, needed: set[int]) -> None:
-        for left in record.left.values():
-            if left.storage in needed and left.tensor._version != left.version:
-                raise RuntimeError(
-                    f"a tensor of shape {list(left.tensor.shape)} that {self._name} writes to and needs to "
-                    "run again was modified in place between forward and backward. Modify a copy, or leave "
-                    "the module out of the plan."
-                )
+        return Replayer(self._name, record, again, release=self._used_up)
 
     def __del__(self) -> None:
         """Look, when all is over, whether someone got hold of a result that has no values."""

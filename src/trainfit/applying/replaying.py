@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from trainfit.applying.modes import Facts, RegionMode, is_weight_cast
 from trainfit.applying.op_results import Constant, make, tensors_in, with_tensors
 from trainfit.applying.randomness import Draws
-from trainfit.applying.records import VALUE, VIEW, OpRecord, OutsideArgument, Record
+from trainfit.applying.records import VALUE, VIEW, OpRecord, OutsideArgument, Record, modified_error
 from trainfit.capturing.hollow import absent_storage, is_absent
 from trainfit.recomputation import NOBODY, Rerun
 
@@ -137,10 +137,9 @@ class Replayer(RegionMode):
             return then.clone() if written else then
         counted = flow.version(outside.storage) == 0 and outside.counter >= 0 and not tensor.is_inference()
         if counted and tensor._version != outside.counter:
-            raise RuntimeError(
-                f"a tensor of shape {list(tensor.shape)} that {row.func} in {self._name} needs to run "
-                "again was modified in place between forward and backward. Modify a copy, or leave the "
-                "module out of the plan."
+            shape = list(tensor.shape)
+            raise modified_error(
+                f"a tensor of shape {shape} that {row.func} in {self._name} needs to run again"
             )
         return None
 
