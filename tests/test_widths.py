@@ -14,6 +14,7 @@ from trainfit.api.request import Request
 from trainfit.devices import find_device, known_devices
 from trainfit.order_fronts.answer import order_anything
 from trainfit.report.orders import order_view
+from trainfit.report.reading import estimate_data, frontier_data, plan_data, verification_data
 from trainfit.report.tables import NumberTable, show
 from trainfit.report.text_devices import device_view, devices_view
 from trainfit.report.text_estimates import estimate_view
@@ -42,11 +43,13 @@ def views() -> dict[str, RenderableType]:
         seconds={"capture": 1.0, "measure": 2.0, "total": 3.0},
     )
     return {
-        "estimate": estimate_view(estimate),
-        "too large": estimate_view(too_large),
-        "plan": plan_view(choose.plan_step(Request(trace, "h100"), budget=estimate.peak_bytes * 9 // 10)),
-        "frontier": frontier_view(trainfit.frontier(trace, device="h100", points=2)),
-        "verify": verification_view(verification),
+        "estimate": estimate_view(estimate_data(estimate)),
+        "too large": estimate_view(estimate_data(too_large)),
+        "plan": plan_view(
+            plan_data(choose.plan_step(Request(trace, "h100"), budget=estimate.peak_bytes * 9 // 10))
+        ),
+        "frontier": frontier_view(frontier_data(trainfit.frontier(trace, device="h100", points=2))),
+        "verify": verification_view(verification_data(verification)),
         "devices": devices_view(known_devices()),
         "device": device_view(find_device("h100")),
         "order": order_view(order_anything(trace)),

@@ -64,13 +64,15 @@ def estimate(
     with working(json, save_trace=save_trace):
         from trainfit import store
         from trainfit.api import predict
-        from trainfit.report import json_result, text_estimates
+        from trainfit.report.json_result import estimate_json
+        from trainfit.report.reading import estimate_data
+        from trainfit.report.text_estimates import estimate_view
 
         result = predict.estimate_step(asked.request(target))
         if save_trace is not None:
             doing("saving the trace")
             store.save_trace(result.trace, save_trace)
-    present(json, lambda: json_result.estimate_json(result), lambda: text_estimates.estimate_view(result))
+    present(json, estimate_data(result), estimate_json, estimate_view)
 
 
 @command(app)
@@ -100,12 +102,14 @@ def plan(
     with working(json, output=output):
         from trainfit import plan_store
         from trainfit.api import choose
-        from trainfit.report import json_result, text_plans
+        from trainfit.report.json_result import plan_json
+        from trainfit.report.reading import plan_data
+        from trainfit.report.text_plans import plan_view
 
         result = choose.plan_step(asked.request(target), budget=budget, **solver.arguments())
     if output is not None and result.feasible:
         plan_store.save_plan(result.plan, output)
-    present(json, lambda: json_result.plan_json(result), lambda: text_plans.plan_view(result))
+    present(json, plan_data(result), plan_json, plan_view)
     choose.refuse_infeasible(result)
 
 
@@ -125,10 +129,12 @@ def frontier(
     """
     with working(json):
         from trainfit.api import choose
-        from trainfit.report import json_result, text_plans
+        from trainfit.report.json_result import frontier_json
+        from trainfit.report.reading import frontier_data
+        from trainfit.report.text_plans import frontier_view
 
         result = choose.frontier_step(asked.request(target), points)
-    present(json, lambda: json_result.frontier_json(result), lambda: text_plans.frontier_view(result))
+    present(json, frontier_data(result), frontier_json, frontier_view)
 
 
 @command(app)
@@ -149,14 +155,12 @@ def verify(target: given.Target, asked: given.VerifyFlags, json: given.JsonFile 
     """
     with working(json):
         from trainfit.api import prove
-        from trainfit.report import json_result, text_verification
+        from trainfit.report.json_result import verification_json
+        from trainfit.report.reading import verification_data
+        from trainfit.report.text_verification import verification_view
 
         result = prove.verify_step(asked.request(target), **asked.arguments())
-    present(
-        json,
-        lambda: json_result.verification_json(result),
-        lambda: text_verification.verification_view(result),
-    )
+    present(json, verification_data(result), verification_json, verification_view)
 
 
 @command(app)
@@ -190,7 +194,7 @@ def order(
             task=step.task,
             seconds=seconds,
         )
-    present(json, lambda: orders.order_json(result), lambda: orders.order_view(result))
+    present(json, result, orders.order_json, orders.order_view)
 
 
 @command(app)

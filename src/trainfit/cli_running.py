@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 INTERRUPTED = 130
+Data = TypeVar("Data")
 
 
 def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -81,15 +82,18 @@ def working(json: str | None, **files: str | None) -> Iterator[None]:
 
 
 def present(
-    json: str | None, as_json: Callable[[], dict[str, Any]], view: Callable[[], RenderableType]
+    json: str | None,
+    data: Data,
+    as_json: Callable[[Data], dict[str, Any]],
+    view: Callable[[Data], RenderableType],
 ) -> None:
-    """Write the result for programs where they asked for it, and show it to people."""
+    """Write a result for programs where they asked for it, and show it to people."""
     from trainfit.report import json_result, tables
 
     if json is not None:
-        json_result.write_json(as_json(), json)
+        json_result.write_json(as_json(data), json)
     if json != json_result.STANDARD_OUTPUT:
-        tables.show(view())
+        tables.show(view(data))
 
 
 @contextlib.contextmanager

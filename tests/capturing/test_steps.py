@@ -19,6 +19,7 @@ from trainfit.capturing.random_stream import seeded
 from trainfit.errors import OptionError, StepError, UserCodeError
 from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.report import json_result
+from trainfit.report.reading import estimate_data
 from trainfit.report.text_estimates import estimate_view
 from trainfit.simulate import simulate
 from trainfit.step import Step
@@ -311,12 +312,12 @@ def test_the_end_of_the_data_ends_the_looking() -> None:
 
 def test_a_result_that_names_the_run() -> None:
     found = trainfit.estimate(build_every_tenth)
-    result = json_result.estimate_json(found)["steps"]
+    result = json_result.estimate_json(estimate_data(found))["steps"]
     assert result["looked_at"] == 13 and result["recorded"] == 10 and result["differ"]
     assert result["leak_bytes_per_step"] == 0 and result["leaks"] == []
     assert result["largest_peak_bytes"] == found.trace.observed_peak_bytes > result["smallest_peak_bytes"]
     console = Console(width=300, record=True, file=io.StringIO())
-    console.print(estimate_view(found))
+    console.print(estimate_view(estimate_data(found)))
     shown = console.export_text()
     assert "Steps differ: of runs 2 to 13, with peaks from " in shown and "this is run 10" in shown
 

@@ -18,6 +18,7 @@ from trainfit.measuring import Measurement
 from trainfit.module_stats import ModuleStats
 from trainfit.report.json_result import check_destination, estimate_json, verification_json, write_json
 from trainfit.report.module_rows import largest_rows
+from trainfit.report.reading import estimate_data, memory_curve, verification_data
 from trainfit.report.tables import show
 from trainfit.report.text_devices import device_view, devices_view
 from trainfit.report.text_estimates import estimate_view
@@ -49,7 +50,7 @@ def module(name: str, held: int, parameters: int = 0, class_name: str = "Linear"
 def rows(*modules: ModuleStats, limit: int = 10) -> list[str]:
     """Write the chosen rows as `indented label count bytes`."""
     return [
-        f"{'  ' * row.indent}{row.short_label} {len(row.members)} {row.held_bytes // MIB}"
+        f"{'  ' * row.indent}{row.label} {row.count} {row.held_bytes // MIB}"
         for row in largest_rows(modules, limit)
     ]
 
@@ -130,7 +131,7 @@ def test_a_model_without_children_and_several_roots() -> None:
 
 def make_trace(target: str = "gpt2", warnings: tuple[str, ...] = ()) -> Trace:
     signature = Signature("aten.mm.default", (), (), "[[],{}]", False, False, False, False)
-    op = Op(0, "backward", 0, 0, False, -1, (), (), ())
+    op = Op(0, "backward", -1, 0, False, -1, (), (), ())
     return Trace(
         target=target,
         device="cuda",
@@ -184,7 +185,7 @@ def printed(view: object) -> str:
 
 
 def test_the_estimate_begins_with_the_answer() -> None:
-    lines = printed(estimate_view(make_estimate())).splitlines()
+    lines = printed(estimate_view(estimate_data(make_estimate()))).splitlines()
     assert lines[0] == "gpt2: peak 300.00 MiB (predicted), fits in tiny: 100.00 MiB free"
 
 
@@ -192,23 +193,23 @@ def test_what_is_too_close_to_call_says_why() -> None:
     """Of 340 MiB a margin of 51 is kept: 300 are more than 289, and less than 340."""
     gpu = Device("tiny", "cuda", 340 * MIB + CONTEXT_BYTES)
     estimate = replace(make_estimate(), device=gpu)
-    flowing = " ".join(printed(estimate_view(estimate)).split())
+    flowing = " ".join(printed(estimate_view(estimate_data(estimate))).split())
     assert flowing.startswith(
         "gpt2: peak 300.00 MiB (predicted), too close to call in tiny: 40.00 MiB free, less than the margin "
         "of 51.00 MiB for the allocator's fragmentation and workspaces"
     )
-    result = estimate_json(estimate)
+    result = estimate_json(estimate_data(estimate))
     assert result["fits"] is False and result["verdict"] == "too close to call"
     assert (result["spare_bytes"], result["margin_bytes"]) == (40 * MIB, 51 * MIB)
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
-    lines = printed(estimate_view(make_estimate(usable=200 * MIB))).splitlines()
+    lines = printed(estimate_view(estimate_data(make_estimate(usable=200 * MIB)))).splitlines()
     assert lines[0] == "gpt2: peak 300.00 MiB (predicted), does not fit in tiny: 100.00 MiB missing"
 
 
 def test_the_estimate_says_what_where_and_how() -> None:
-    text = printed(estimate_view(make_estimate()))
+    text = printed(estimate_view(estimate_data(make_estimate())))
     flowing = " ".join(text.split())
     assert "The peak is in the backward, in GPT.h.3, at aten.mm.default (op 1,000 of 1,234)." in flowing
     assert "Before the step 100.00 MiB are in use (predicted). tiny has 400.00 MiB for tensors." in flowing
@@ -221,7 +222,7 @@ def test_the_estimate_says_what_where_and_how() -> None:
 
 def test_warnings_are_shown_once_each_and_not_without_end() -> None:
     warnings = ("line 7: assumed true", "line 7: assumed true", *(f"line {n}" for n in range(100, 120)))
-    text = printed(estimate_view(make_estimate(warnings=warnings)))
+    text = printed(estimate_view(estimate_data(make_estimate(warnings=warnings))))
     assert "  line 7: assumed true (2 times)\n" in text
     assert "line 108\n" in text and "line 109" not in text
     assert "and 11 more; --json lists all" in text
@@ -231,7 +232,7 @@ def test_warnings_are_shown_once_each_and_not_without_end() -> None:
 def test_numbers_are_never_cut_short(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     device = Device("a-device-with-a-very-long-name-indeed", "cuda", 123456789012, 3.35e12, {"bf16": 1e15})
-    for view in (estimate_view(make_estimate()), devices_view([device]), device_view(device)):
+    for view in (estimate_view(estimate_data(make_estimate())), devices_view([device]), device_view(device)):
         text = printed(view)
         assert "…" not in text
     assert "114.98 GiB" in printed(devices_view([device]))
@@ -239,7 +240,7 @@ def test_numbers_are_never_cut_short(monkeypatch: pytest.MonkeyPatch, columns: s
 
 def test_hostile_names_are_text() -> None:
     hostile = "[bold]x[/bold] \x1b[31mred\x1b[0m \x07"
-    text = printed(estimate_view(make_estimate(target=hostile, warnings=(hostile,))))
+    text = printed(estimate_view(estimate_data(make_estimate(target=hostile, warnings=(hostile,)))))
     assert "\x1b" not in text and "\x07" not in text
     assert text.count("[bold]x[/bold]") == 2
 
@@ -259,7 +260,7 @@ def make_verification(predicted: int, measured: int) -> Verification:
 
 
 def test_equal_bytes_are_exact() -> None:
-    text = printed(verification_view(make_verification(300 * MIB, 300 * MIB)))
+    text = printed(verification_view(verification_data(make_verification(300 * MIB, 300 * MIB))))
     assert text.startswith("gpt2 on cpu: the predicted peak is exact (314,572,800 bytes)\n")
     assert "step time 300 ms 250 ms +20.0%" in " ".join(text.split())
     assert text.count("exact") == 3  # headline, peak, persistent
@@ -276,7 +277,7 @@ def test_equal_bytes_are_exact() -> None:
 def test_an_error_is_never_rounded_to_nothing(
     predicted: int, measured: int, headline: str, cell: str
 ) -> None:
-    text = printed(verification_view(make_verification(predicted, measured)))
+    text = printed(verification_view(verification_data(make_verification(predicted, measured))))
     assert headline in text
     assert cell in text
 
@@ -284,7 +285,7 @@ def test_an_error_is_never_rounded_to_nothing(
 @pytest.mark.parametrize("measured", [1000, 1500])
 def test_a_plan_for_another_step_is_neither_exact_nor_wrong(measured: int) -> None:
     found = replace(make_verification(1000, measured), plan_differences=(Difference("batch", 512, 64),))
-    text = " ".join(printed(verification_view(found)).split())
+    text = " ".join(printed(verification_view(verification_data(found))).split())
     assert text.startswith("gpt2 on cpu: the plan was made for another step. With it this one has a peak of ")
     assert "it promises 1000 B for its own" in text
     assert "The plan was made for batch 512; this is batch 64." in text
@@ -296,7 +297,7 @@ COMMON_KEYS = {"schema", "target", "device", "torch", "seconds", "ops", "warning
 
 
 def test_the_json_of_an_estimate() -> None:
-    result = json.loads(json.dumps(estimate_json(make_estimate(warnings=("w",)))))
+    result = json.loads(json.dumps(estimate_json(estimate_data(make_estimate(warnings=("w",))))))
     assert result.keys() >= COMMON_KEYS | {"peak_bytes", "peak", "by_category", "modules", "fits"}
     assert result["schema"] == 1
     assert (result["target"], result["device"], result["torch"]) == ("gpt2", "tiny", "2.13.0")
@@ -318,7 +319,7 @@ def test_the_json_of_an_estimate() -> None:
 
 
 def test_the_json_of_a_verification() -> None:
-    result = json.loads(json.dumps(verification_json(make_verification(1010, 1000))))
+    result = json.loads(json.dumps(verification_json(verification_data(make_verification(1010, 1000)))))
     assert result.keys() >= COMMON_KEYS
     assert (result["predicted_peak_bytes"], result["measured_peak_bytes"]) == (1010, 1000)
     assert (result["predicted_seconds"], result["measured_seconds"]) == (0.3, 0.25)
@@ -384,7 +385,7 @@ def make_time() -> StepTime:
 def test_the_time_of_a_step() -> None:
     """20 TFLOP/s in 0.1 s; 10 of them the model's, of a peak of 100."""
     estimate = replace(make_estimate(), time=make_time())
-    text = " ".join(printed(estimate_view(estimate)).split())
+    text = " ".join(printed(estimate_view(estimate_data(estimate))).split())
     assert "; 100 ms per step" in text
     assert (
         "A step takes 100 ms (predicted, likely 80.0 ms to 125 ms): forward 30.0 ms, backward 60.0 ms, "
@@ -397,7 +398,7 @@ def test_the_time_of_a_step() -> None:
 
 
 def test_the_json_of_a_time() -> None:
-    result = estimate_json(replace(make_estimate(), time=make_time()))
+    result = estimate_json(estimate_data(replace(make_estimate(), time=make_time())))
     assert (result["step_seconds"], result["backward_seconds"], result["optimizer_seconds"]) == (
         0.1,
         0.06,
@@ -411,3 +412,41 @@ def test_the_json_of_a_time() -> None:
     assert result["operators"][0]["name"] == "aten.mm.default"
     assert set(result["orders"]) == {"forward_pre", "forward_post", "backward_pre", "backward_post"}
     json.dumps(result, allow_nan=False)
+
+
+def timeline_of(used: list[int], workspaces: list[int] | None = None) -> Timeline:
+    """Make the timeline of activations alive while each op runs, and of the workspaces of their kernels."""
+    by_category = np.zeros((len(CATEGORIES), len(used)), dtype=np.int64)
+    by_category[CATEGORIES.index("activation")] = used
+    workspace = np.array(workspaces or [0] * len(used), dtype=np.int64)
+    peak = int((workspace + used).argmax()) if used else -1
+    trace = make_trace()
+    return Timeline(
+        trace=replace(trace, ops=trace.ops[:1] * len(used)),
+        live_bytes=tuple(used),
+        by_category=by_category,
+        workspace_bytes=workspace,
+        persistent_bytes=0,
+        peak_bytes=int(workspace[peak]) + used[peak] if used else 0,
+        peak_op=peak,
+    )
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 10, 2000])
+def test_a_short_memory_curve_keeps_the_peak_and_its_place(most: int) -> None:
+    """Seven ops; two have the same most bytes, and the first of them is the peak."""
+    timeline = timeline_of([1, 9, 3, 4, 7, 5, 0], [0, 0, 0, 0, 4, 6, 0])
+    curve = memory_curve(timeline, most)
+    assert len(curve.ops) == min(most, 7) and list(curve.ops) == sorted(set(curve.ops))
+    assert curve.ops[curve.peak] == timeline.peak_op == 4
+    assert curve.by_category["activation"][curve.peak] == 7
+    assert curve.by_category["temporary"][curve.peak] == 4
+    sums = [sum(sizes) for sizes in zip(*curve.by_category.values())]
+    assert max(sums) == sums[curve.peak] == timeline.peak_bytes == 11
+    assert all(total == timeline.used_bytes[op] for op, total in zip(curve.ops, sums))
+    assert timeline.by_category.sum() == 29  # the timeline itself is as it was
+
+
+def test_a_memory_curve_of_nothing() -> None:
+    curve = memory_curve(timeline_of([]))
+    assert curve.ops == () and curve.peak == -1 and set(curve.by_category) == set(CATEGORIES)

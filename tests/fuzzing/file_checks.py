@@ -24,6 +24,7 @@ from trainfit.models.recipe import StepOptions
 from trainfit.order_fronts.answer import order_anything
 from trainfit.plan_origin import plan_differences
 from trainfit.report import json_result, orders
+from trainfit.report.reading import estimate_data, plan_data
 from trainfit.report.tables import show
 from trainfit.report.text_devices import device_view
 from trainfit.report.text_estimates import estimate_view
@@ -106,13 +107,13 @@ def _use_trace(path: Path) -> None:
     device = find_device("h100") if trace.device == "cuda" else find_device("cpu")
     device = replace(device, architecture=trace.architecture or device.architecture)
     estimate = predict.estimate(trace, device=device)
-    _shown(estimate_view(estimate))
-    json_result.write_json(json_result.estimate_json(estimate), str(again))
+    _shown(estimate_view(estimate_data(estimate)))
+    json_result.write_json(json_result.estimate_json(estimate_data(estimate)), str(again))
     order_anything(trace)
     budget = (estimate.peak_bytes + trace.persistent_bytes) // 2
     result = choose.plan_step(Request(trace, device), budget=max(budget, 1), seconds_limit=1.0)
-    _shown(plan_view(result))
-    json_result.write_json(json_result.plan_json(result), str(again))
+    _shown(plan_view(plan_data(result)))
+    json_result.write_json(json_result.plan_json(plan_data(result)), str(again))
 
 
 def _use_plan(path: Path) -> None:
@@ -145,10 +146,10 @@ def _use_device(path: Path) -> None:
     if device.kind == "cuda":
         trace = replace(trace, architecture=device.architecture)
     estimate = predict.estimate(trace, device=device)
-    _shown(estimate_view(estimate))
-    json_result.write_json(json_result.estimate_json(estimate), str(path))
+    _shown(estimate_view(estimate_data(estimate)))
+    json_result.write_json(json_result.estimate_json(estimate_data(estimate)), str(path))
     if device.default_budget_bytes > 0:
-        _shown(plan_view(choose.plan_step(Request(trace, device))))
+        _shown(plan_view(plan_data(choose.plan_step(Request(trace, device)))))
 
 
 def _use_graph(path: Path) -> None:
@@ -170,7 +171,7 @@ def _use_cache(path: Path) -> None:
 def _use_config(path: Path) -> None:
     target = load(f"hf:{path}", StepOptions(device="cuda", batch=2, seq=8))
     trace = capturing.capture(target.build, device=workbench().h100, settings=target.settings)
-    _shown(estimate_view(predict.estimate(trace, device=workbench().h100)))
+    _shown(estimate_view(estimate_data(predict.estimate(trace, device=workbench().h100))))
 
 
 USES: dict[str, Callable[[Path], None]] = {

@@ -466,7 +466,7 @@ def test_nothing_is_run_for_a_step_that_does_not_fit(monkeypatch: pytest.MonkeyP
     needed = simulate(capture(plain)).peak_bytes
     monkeypatch.setattr(verification, "free_host_bytes", lambda: needed // 2)
     monkeypatch.setattr(session, "measure_operators", lambda *args: pytest.fail("ran operators"))
-    monkeypatch.setattr(verification, "price_trace", lambda *args, **kwargs: pytest.fail("timed operators"))
+    monkeypatch.setattr(request, "price_trace", lambda *args, **kwargs: pytest.fail("timed operators"))
     with pytest.raises(MemoryGuard, match=r"the real step would need .* \(predicted\).*--force"):
         verified(plain)
 

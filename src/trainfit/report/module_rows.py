@@ -10,56 +10,42 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainfit.module_stats import ModuleStats
+from trainfit.report.data import ModuleRow
 
 _WRAPPER_SHARE = 0.95
 """A module is a mere wrapper if one child holds at least this share of what it holds."""
 
 
 @dataclass
-class ModuleRow:
-    """Modules that play the same part, as one line: `h.0-11` stands for twelve. Bytes are their sums."""
+class _Node:
+    """Modules that play the same part, in the tree of all rows that could be shown."""
 
     label: str
     """Dotted name below the root; several numbers as `0-11` or `1,4..16`."""
     members: list[ModuleStats]
-    parent: ModuleRow | None = None
-    children: list[ModuleRow] = field(default_factory=list)
+    parent: _Node | None = None
+    children: list[_Node] = field(default_factory=list)
     is_own_part: bool = False
-    """Whether the row is what its parent holds without its children."""
-    indent: int = 0
-    """How many of the shown rows this one is inside of."""
-    short_label: str = ""
-    """The label without the part that the row it is inside of already says."""
-
-    @property
-    def class_name(self) -> str:
-        """The class of the modules; they have the same one."""
-        return self.members[0].class_name
+    """Whether it is what its parent holds without its children."""
 
     @property
     def held_bytes(self) -> int:
         """Parameters, buffers and what the modules made that is alive at the peak of the step."""
         return sum(m.parameter_bytes + m.buffer_bytes + m.at_peak_bytes for m in self.members)
 
-    @property
-    def parameter_bytes(self) -> int:
-        """Parameters of the modules and of those below them."""
-        return sum(member.parameter_bytes for member in self.members)
-
-    @property
-    def activation_bytes(self) -> int:
-        """What forward leaves alive for backward."""
-        return sum(member.activation_bytes for member in self.members)
-
-    @property
-    def forward_seconds(self) -> float:
-        """Time of their forward; 0 where costs are not known."""
-        return sum(member.forward_seconds or 0.0 for member in self.members)
-
-    @property
-    def backward_seconds(self) -> float:
-        """Time of their backward, recomputation included."""
-        return sum(member.backward_seconds or 0.0 for member in self.members)
+    def row(self, outer: str, indent: int) -> ModuleRow:
+        """Return what is shown, inside of the row that has the label `outer`."""
+        return ModuleRow(
+            label=self.label.removeprefix(outer + ".") if outer else self.label,
+            indent=indent,
+            class_name=self.members[0].class_name,  # they have the same one
+            count=len(self.members),
+            held_bytes=self.held_bytes,
+            parameter_bytes=sum(member.parameter_bytes for member in self.members),
+            activation_bytes=sum(member.activation_bytes for member in self.members),
+            forward_seconds=sum(member.forward_seconds or 0.0 for member in self.members),
+            backward_seconds=sum(member.backward_seconds or 0.0 for member in self.members),
+        )
 
 
 def largest_rows(modules: Sequence[ModuleStats], limit: int = 10) -> list[ModuleRow]:
@@ -72,15 +58,15 @@ def largest_rows(modules: Sequence[ModuleStats], limit: int = 10) -> list[Module
     return list(_in_order(root, chosen, outer="", indent=0))
 
 
-def _root_row(roots: list[ModuleStats], children: dict[str, list[ModuleStats]]) -> ModuleRow:
+def _root_row(roots: list[ModuleStats], children: dict[str, list[ModuleStats]]) -> _Node:
     """Return the row above all that can be shown: the model, or nothing in particular above several roots."""
     if len(roots) == 1 and children[roots[0].name]:
-        top = ModuleRow("", roots)
+        top = _Node("", roots)
         _grow(top, children)
         return top
-    top = ModuleRow("", [])
+    top = _Node("", [])
     for module in roots:
-        row = ModuleRow(module.name, [module], parent=top)
+        row = _Node(module.name, [module], parent=top)
         _grow(row, children)
         top.children.append(row)
     return top
@@ -98,7 +84,7 @@ def _children_by_name(modules: Sequence[ModuleStats]) -> dict[str, list[ModuleSt
     return children
 
 
-def _grow(row: ModuleRow, children: dict[str, list[ModuleStats]]) -> None:
+def _grow(row: _Node, children: dict[str, list[ModuleStats]]) -> None:
     """Give `row` its children: those with the same name in every member, and numbered ones alike, as one."""
     by_name: dict[str, list[ModuleStats]] = {}
     for member in row.members:
@@ -106,14 +92,14 @@ def _grow(row: ModuleRow, children: dict[str, list[ModuleStats]]) -> None:
             by_name.setdefault(child.name.removeprefix(member.name + "."), []).append(child)
     for names, members in _alike(by_name):
         last = _joined_label(names)
-        child_row = ModuleRow(f"{row.label}.{last}" if row.label else last, members, parent=row)
+        child_row = _Node(f"{row.label}.{last}" if row.label else last, members, parent=row)
         _grow(child_row, children)
         row.children.append(child_row)
     if row.children:
         row.children.append(_itself(row, children))
 
 
-def _itself(row: ModuleRow, children: dict[str, list[ModuleStats]]) -> ModuleRow:
+def _itself(row: _Node, children: dict[str, list[ModuleStats]]) -> _Node:
     """Return what the modules of `row` hold themselves, without their children."""
     own = []
     for member in row.members:
@@ -129,7 +115,7 @@ def _itself(row: ModuleRow, children: dict[str, list[ModuleStats]]) -> ModuleRow
                 backward_seconds=_own(member.backward_seconds, [child.backward_seconds for child in below]),
             )
         )
-    return ModuleRow(f"{row.label}.itself" if row.label else "itself", own, parent=row, is_own_part=True)
+    return _Node(f"{row.label}.itself" if row.label else "itself", own, parent=row, is_own_part=True)
 
 
 def _own(whole: float | None, parts: list[float | None]) -> float | None:
@@ -157,29 +143,27 @@ def _joined_label(names: list[str]) -> str:
     return f"{names[0]},{names[1]}" if len(names) == 2 else f"{names[0]},{names[1]}..{names[-1]}"
 
 
-def _descendants(row: ModuleRow) -> Iterator[ModuleRow]:
+def _descendants(row: _Node) -> Iterator[_Node]:
     for child in row.children:
         yield child
         yield from _descendants(child)
 
 
-def _says_nothing_new(row: ModuleRow) -> bool:
+def _says_nothing_new(row: _Node) -> bool:
     """Whether the row is a wrapper of one child, or what its parent holds almost alone."""
     if row.is_own_part:
         return row.parent is not None and row.parent.parent is not None and _nearly_all(row, row.parent)
     return any(_nearly_all(child, row) for child in row.children if not child.is_own_part)
 
 
-def _nearly_all(part: ModuleRow, whole: ModuleRow) -> bool:
+def _nearly_all(part: _Node, whole: _Node) -> bool:
     return part.held_bytes >= _WRAPPER_SHARE * whole.held_bytes
 
 
-def _in_order(row: ModuleRow, chosen: set[int], outer: str, indent: int) -> Iterator[ModuleRow]:
-    for child in sorted(row.children, key=lambda child: -child.held_bytes):
+def _in_order(node: _Node, chosen: set[int], outer: str, indent: int) -> Iterator[ModuleRow]:
+    for child in sorted(node.children, key=lambda child: -child.held_bytes):
         inner, deeper = outer, indent
         if id(child) in chosen:
-            child.indent = indent
-            child.short_label = child.label.removeprefix(outer + ".") if outer else child.label
+            yield child.row(outer, indent)
             inner, deeper = child.label, indent + 1
-            yield child
         yield from _in_order(child, chosen, inner, deeper)

@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trainfit.report.data import StepsSeen, Subject
 from trainfit.settings import describe
-from trainfit.trace import Steps, Trace
 from trainfit.units import format_bytes
 
 _LEAST_WIDTH = 40
@@ -81,27 +81,24 @@ def margin_words(margin_bytes: int) -> str:
     return f"the margin of {format_bytes(margin_bytes)} for the allocator's fragmentation and workspaces"
 
 
-def settings_lines(trace: Trace) -> list[Text]:
+def settings_lines(subject: Subject) -> list[Text]:
     """Say in one line what the step is, and in another which run of it where runs differ."""
-    line = describe(trace.settings)
-    return [*([safe(line, "dim")] if line else []), *_steps(trace.steps)]
+    line = describe(subject.settings)
+    return [*([safe(line, "dim")] if line else []), *_steps(subject.steps)]
 
 
-def _steps(steps: Steps) -> list[Text]:
+def _steps(steps: StepsSeen) -> list[Text]:
     if not steps.differ:
         return []
-    counted = steps.peaks[steps.first - 1 :]
-    smallest, largest = format_bytes(min(counted)), format_bytes(max(counted))
-    peaks = f"with peaks from {smallest} to {largest} without workspaces, "
-    of_these = "the one that needs most" if smallest != largest else "and all need the same"
-    return [
-        Text()
-        .append("Steps differ: ", "yellow")
-        .append(
-            f"of runs {steps.first} to {steps.looked_at}, {peaks if smallest != largest else ''}"
-            f"this is run {steps.recorded}, {of_these}.",
-        )
-    ]
+    smallest, largest = (
+        format_bytes(peak or 0) for peak in (steps.smallest_peak_bytes, steps.largest_peak_bytes)
+    )
+    peaks, of_these = "", "and all need the same"
+    if smallest != largest:
+        peaks = f"with peaks from {smallest} to {largest} without workspaces, "
+        of_these = "the one that needs most"
+    runs = f"of runs {steps.first} to {steps.looked_at}, {peaks}this is run {steps.recorded}, {of_these}."
+    return [Text().append("Steps differ: ", "yellow").append(runs)]
 
 
 def warning_lines(warnings: Sequence[str]) -> list[RenderableType]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from trainfit.devices import Device
-from trainfit.report.module_rows import largest_rows
+from trainfit.report.data import EstimateData, ModuleRow, Subject
 from trainfit.report.tables import NumberTable, margin_words, safe, settings_lines, warning_lines
 from trainfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
-    from trainfit.estimates import Estimate
 
 _BAR_WIDTH = 24
 _MOST_OPERATORS = 8
@@ -23,82 +22,73 @@ _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
 
 
-def estimate_view(estimate: Estimate) -> RenderableType:
+def estimate_view(data: EstimateData) -> RenderableType:
     """Lay out an estimate: fits or not, what the peak consists of, where it is, the largest modules."""
     parts: list[RenderableType] = [
-        _headline(estimate),
-        *settings_lines(estimate.trace),
+        _headline(data),
+        *settings_lines(data.subject),
         Text(),
-        _where(estimate),
+        _where(data),
         Text(),
-        _categories(estimate.by_category, estimate.peak_bytes),
+        _shares(data),
     ]
-    if estimate.advice:
+    if data.advice:
         parts += [Text(), Text("what would lower it", "yellow")]
-        parts += [Padding(safe(one.text), (0, 0, 0, 2)) for one in estimate.advice]
-    modules = _modules(estimate)
-    if modules is not None:
-        parts += [Text(), modules]
-    if estimate.time is not None:
-        parts += [Text(), _time(estimate.time, estimate.device), Text(), _operators(estimate.time)]
-    parts += warning_lines(estimate.warnings)
-    parts += [Text(), _estimate_footer(estimate)]
-    return Group(*parts)
+        parts += [Padding(safe(one.text), (0, 0, 0, 2)) for one in data.advice]
+    if data.rows:
+        parts += [Text(), _modules(data.rows, timed=data.time is not None)]
+    if data.time is not None:
+        parts += [Text(), _time(data.time, data.subject.device), Text(), _operators(data.time)]
+    parts += warning_lines(data.subject.warnings)
+    return Group(*parts, Text(), _footer(data.subject))
 
 
-def _headline(estimate: Estimate) -> Text:
-    device = estimate.device
-    line = Text().append_text(safe(estimate.target, "bold")).append(": peak ")
-    line.append(format_bytes(estimate.peak_bytes), "bold").append(" (predicted), ")
-    spare = estimate.spare_bytes
-    if estimate.verdict == "fits":
-        line.append_text(safe(f"fits in {device.name}", "bold green"))
+def _headline(data: EstimateData) -> Text:
+    device, spare = data.subject.device, data.spare_bytes
+    line = Text().append_text(safe(data.subject.target, "bold")).append(": peak ")
+    line.append(format_bytes(data.peak_bytes), "bold").append(" (predicted), ")
+    if data.verdict == "fits":
+        line.append_text(safe(f"fits in {device}", "bold green"))
         line.append(f": {format_bytes(spare)} free")
-    elif estimate.verdict == "does not fit":
-        line.append_text(safe(f"does not fit in {device.name}", "bold red"))
+    elif data.verdict == "does not fit":
+        line.append_text(safe(f"does not fit in {device}", "bold red"))
         line.append(f": {format_bytes(-spare)} missing")
     else:
-        line.append_text(safe(f"too close to call in {device.name}", "bold yellow"))
-        line.append(f": {format_bytes(spare)} free, less than {margin_words(device.margin_bytes)}")
-    if estimate.time is not None:
-        line.append("; ").append(format_seconds(estimate.time.step_seconds), "bold").append(" per step")
+        line.append_text(safe(f"too close to call in {device}", "bold yellow"))
+        line.append(f": {format_bytes(spare)} free, less than {margin_words(data.subject.margin_bytes)}")
+    if data.time is not None:
+        line.append("; ").append(format_seconds(data.time.step_seconds), "bold").append(" per step")
     return line
 
 
-def _where(estimate: Estimate) -> Text:
-    peak = estimate.peak
+def _where(data: EstimateData) -> Text:
+    peak, subject = data.peak, data.subject
     before = (
-        f"Before the step {format_bytes(estimate.timeline.persistent_bytes)} are in use (predicted). "
-        f"{estimate.device.name} has {format_bytes(estimate.device.usable_bytes)} for tensors."
+        f"Before the step {format_bytes(data.persistent_bytes)} are in use (predicted). "
+        f"{subject.device} has {format_bytes(subject.device_usable_bytes)} for tensors."
     )
     if peak.op_index < 0:
         return safe(f"The peak is what is there before the step. {before}")
     module = "outside of any module" if peak.module == "Global" else f"in {peak.module}"
     place = f"The peak is in the {peak.phase}, {module}, at {peak.op} (op {format_count(peak.op_index)}"
-    return safe(f"{place} of {format_count(len(estimate.trace.ops))}). {before}")
+    return safe(f"{place} of {format_count(subject.ops)}). {before}")
 
 
-def _categories(by_category: dict[str, int], peak_bytes: int) -> NumberTable:
+def _shares(data: EstimateData) -> NumberTable:
     table = NumberTable("at the peak (predicted)", "bytes", "share", last="")
-    for name, size in sorted(by_category.items(), key=lambda item: -item[1]):
-        if size:
-            share = size / peak_bytes
-            bar = Text("█" * round(share * _BAR_WIDTH) or "▏", "cyan")
-            table.add_row(name.replace("_", " "), format_bytes(size), f"{share:.1%}", bar)
+    for share in data.shares:
+        bar = Text("█" * round(share.share * _BAR_WIDTH) or "▏", "cyan")
+        table.add_row(share.name.replace("_", " "), format_bytes(share.bytes), f"{share.share:.1%}", bar)
     return table
 
 
-def _modules(estimate: Estimate) -> NumberTable | None:
-    rows = largest_rows(estimate.modules)
-    if not rows:
-        return None
-    timed = estimate.time is not None
+def _modules(rows: Sequence[ModuleRow], *, timed: bool) -> NumberTable:
     columns = ("at the peak", "parameters", "activations", *(("forward", "backward") if timed else ()))
     table = NumberTable("largest modules (predicted)", *columns)
     for row in rows:
-        label = safe("  " * row.indent + row.short_label)
-        label.append(f" ({len(row.members)} ×)" if len(row.members) > 1 else "", "dim")
-        if row.class_name != row.short_label:
+        label = safe("  " * row.indent + row.label)
+        label.append(f" ({row.count} ×)" if row.count > 1 else "", "dim")
+        if row.class_name != row.label:
             label.append_text(safe(f" {row.class_name}", "dim"))
         sizes = (row.held_bytes, row.parameter_bytes, row.activation_bytes)
         cells = [format_bytes(size) if size else Text("-", "dim") for size in sizes]
@@ -108,7 +98,7 @@ def _modules(estimate: Estimate) -> NumberTable | None:
     return table
 
 
-def _time(time: StepTime, device: Device) -> Text:
+def _time(time: StepTime, device: str) -> Text:
     """Say how long the step takes, how sure that is, and how well it uses the device."""
     span = f"{format_seconds(time.lower_seconds)} to {format_seconds(time.upper_seconds)}"
     line = Text("A step takes ").append(format_seconds(time.step_seconds), "bold")
@@ -129,7 +119,7 @@ def _time(time: StepTime, device: Device) -> Text:
     line.append(f" {', '.join(rates)}.")
     if time.launch_bound:
         line.append(
-            f" Launch-bound: {device.name} waits {time.waiting_share:.0%} of the step for the host to issue "
+            f" Launch-bound: {device} waits {time.waiting_share:.0%} of the step for the host to issue "
             "kernels; a larger batch or torch.compile would use it better.",
             "yellow",
         )
@@ -159,11 +149,11 @@ def _operators(time: StepTime) -> NumberTable:
     return table
 
 
-def _estimate_footer(estimate: Estimate) -> Text:
-    steps = estimate.trace.steps
+def _footer(subject: Subject) -> Text:
+    steps = subject.steps
     return Text(
-        f"{format_count(len(estimate.trace.ops))} ops, captured for {estimate.trace.device} in "
-        f"{format_seconds(estimate.seconds['capture'])} (run {steps.recorded} of {steps.looked_at}), "
-        f"torch {estimate.trace.torch}",
+        f"{format_count(subject.ops)} ops, captured for {subject.captured_for} in "
+        f"{format_seconds(subject.seconds['capture'])} (run {steps.recorded} of {steps.looked_at}), "
+        f"torch {subject.torch}",
         "dim",
     )

@@ -2,125 +2,105 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
-
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from trainfit.plan_origin import other_step
+from trainfit.report.data import Compared, PlannedResults, VerificationData
 from trainfit.report.tables import NumberTable, percent, safe, settings_lines, warning_lines
 from trainfit.units import format_bytes, format_count, format_seconds
-
-if TYPE_CHECKING:
-    from trainfit.verification import Comparison, Verification
 
 _MOST_DIFFERENCES = 5
 
 
-def verification_view(verification: Verification) -> RenderableType:
+def verification_view(data: VerificationData) -> RenderableType:
     """Lay out a verification: how far off the prediction was, and the figures side by side."""
-    predicted, measured = verification.predicted_peak_bytes, verification.measured
-    if measured.compiled:
-        table, compare = NumberTable("", "eager, predicted", "compiled, measured", "ratio"), _ratio
-    else:
-        table, compare = NumberTable("", "predicted", "measured", "error"), _error
-    of_another = bool(verification.plan_differences)
-    table.add_row(
-        "peak",
-        *_both(predicted, measured.peak_bytes),
-        _other_step() if of_another else compare(predicted, measured.peak_bytes),
-    )
-    table.add_row(
-        "before the step",
-        *_both(verification.predicted_persistent_bytes, measured.persistent_bytes),
-        compare(verification.predicted_persistent_bytes, measured.persistent_bytes),
-    )
-    ratio = verification.predicted_seconds / measured.seconds if measured.seconds else 1.0
-    time_error = Text(f"{ratio:.2f} x" if measured.compiled else f"{ratio - 1:+.1%}")
-    table.add_row(
-        "step time",
-        Text(format_seconds(verification.predicted_seconds)),
-        Text(format_seconds(measured.seconds)),
-        _other_step() if of_another else time_error,
-    )
-    comparison = verification.comparison
-    if comparison is not None:
-        baseline = comparison.baseline
-        table.add_row("peak without the plan", "", format_bytes(baseline.peak_bytes), "")
-        table.add_row("step time without the plan", "", format_seconds(baseline.seconds), "")
-    seconds = verification.seconds
+    subject = data.subject
     footer = Text(
-        f"predicted in {format_seconds(seconds['capture'])} from {format_count(len(verification.trace.ops))} "
-        f"ops, measured in {format_seconds(seconds['measure'])} ({_times(verification.runs['total'])} of the "
-        f"step), torch {verification.trace.torch}",
+        f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} "
+        f"ops, measured in {format_seconds(subject.seconds['measure'])} ({_times(data.runs['total'])} of the "
+        f"step), torch {subject.torch}",
         "dim",
     )
     parts = [
-        _verdict(verification),
-        *settings_lines(verification.trace),
-        *([safe(other, "yellow")] if (other := other_step(verification.plan_differences)) else []),
-        *([] if comparison is None else _same_results(comparison)),
+        _verdict(data),
+        *settings_lines(subject),
+        *([safe(other, "yellow")] if (other := other_step(data.plan_differences)) else []),
+        *([] if data.planned is None else _same_results(data.planned)),
         Text(),
-        table,
-        *warning_lines(verification.warnings),
+        _figures(data),
+        *warning_lines(subject.warnings),
         Text(),
         footer,
     ]
     return Group(*parts)
 
 
-def _verdict(verification: Verification) -> Text:
-    line = safe(verification.target, "bold").append(f" on {verification.device.name}: ")
-    if verification.measured.compiled:
-        return line.append_text(_compiled_verdict(verification))
-    if verification.plan_differences:
-        return line.append_text(_other_plan_verdict(verification))
+def _figures(data: VerificationData) -> NumberTable:
+    if data.compiled:
+        table, compare = NumberTable("", "eager, predicted", "compiled, measured", "ratio"), _ratio
+    else:
+        table, compare = NumberTable("", "predicted", "measured", "error"), _error
+    peak, before, seconds = data.peak_bytes, data.persistent_bytes, data.step_seconds
+    peak_error, ratio = compare(peak), 1.0 if seconds.ratio is None else seconds.ratio
+    time_error = Text(f"{ratio:.2f} x" if data.compiled else f"{ratio - 1:+.1%}")
+    if data.plan_differences:
+        peak_error = time_error = Text("other step", "yellow")
+    table.add_row("peak", format_bytes(peak.predicted), format_bytes(peak.measured), peak_error)
+    table.add_row(
+        "before the step", format_bytes(before.predicted), format_bytes(before.measured), compare(before)
+    )
+    table.add_row(
+        "step time", format_seconds(seconds.predicted), format_seconds(seconds.measured), time_error
+    )
+    if data.planned is not None:
+        table.add_row("peak without the plan", "", format_bytes(data.planned.baseline_peak_bytes), "")
+        table.add_row("step time without the plan", "", format_seconds(data.planned.baseline_seconds), "")
+    return table
+
+
+def _verdict(data: VerificationData) -> Text:
+    peak = data.peak_bytes
+    line = safe(data.subject.target, "bold").append(f" on {data.subject.device}: ")
+    if data.compiled:
+        return line.append_text(_compiled_verdict(peak))
+    if data.plan_differences:
+        return line.append_text(_other_plan_verdict(data))
     line.append("the predicted peak is ")
-    if verification.predicted_peak_bytes == verification.measured.peak_bytes:
-        return line.append("exact", "bold green").append(
-            f" ({format_count(verification.measured.peak_bytes)} bytes)"
-        )
-    direction = "high" if verification.error > 0 else "low"
-    difference = abs(verification.predicted_peak_bytes - verification.measured.peak_bytes)
-    line.append(f"{percent(abs(verification.error))} too {direction}", "bold yellow")
-    return line.append(f" ({format_count(difference)} bytes)")
+    if peak.exact:
+        return line.append("exact", "bold green").append(f" ({format_count(peak.measured)} bytes)")
+    direction = "high" if data.error > 0 else "low"
+    line.append(f"{percent(abs(data.error))} too {direction}", "bold yellow")
+    return line.append(f" ({format_count(abs(peak.predicted - peak.measured))} bytes)")
 
 
-def _compiled_verdict(verification: Verification) -> Text:
+def _compiled_verdict(peak: Compared[int]) -> Text:
     """Say both peaks: that of a compiled step is nobody's prediction."""
-    predicted, measured = verification.predicted_peak_bytes, verification.measured.peak_bytes
     line = Text("the step is compiled and has a peak of ")
-    line.append(format_bytes(measured), "bold").append(" (measured); the eager step has ")
-    line.append(format_bytes(predicted), "bold")
-    line.append(f" (predicted), {predicted / max(measured, 1):.2f} times that. ")
+    line.append(format_bytes(peak.measured), "bold").append(" (measured); the eager step has ")
+    line.append(format_bytes(peak.predicted), "bold")
+    line.append(f" (predicted), {peak.predicted / max(peak.measured, 1):.2f} times that. ")
     return line.append("--eager measures the eager step.")
 
 
-def _other_plan_verdict(verification: Verification) -> Text:
+def _other_plan_verdict(data: VerificationData) -> Text:
     """Say what was measured: what the plan promises is about another step, be it the same number or not."""
     line = Text("the plan was made for another step. With it this one has a peak of ")
-    line.append(format_bytes(verification.measured.peak_bytes), "bold").append(" (measured)")
-    if verification.comparison is not None:
-        line.append(f", without it {format_bytes(verification.comparison.baseline.peak_bytes)}")
-    return line.append(f"; it promises {format_bytes(verification.predicted_peak_bytes)} for its own")
+    line.append(format_bytes(data.peak_bytes.measured), "bold").append(" (measured)")
+    if data.planned is not None:
+        line.append(f", without it {format_bytes(data.planned.baseline_peak_bytes)}")
+    return line.append(f"; it promises {format_bytes(data.peak_bytes.predicted)} for its own")
 
 
-def _other_step() -> Text:
-    return Text("other step", "yellow")
-
-
-def _same_results(comparison: Comparison) -> list[RenderableType]:
+def _same_results(results: PlannedResults) -> list[RenderableType]:
     """Say whether the plan changed the results, where, and what was not compared."""
-    results = comparison.results
-    line = Text("With the plan the loss is ").append_text(_equality(comparison.loss_equal))
-    line.append(", the gradients are ").append_text(_equality(comparison.gradients_equal))
-    line.append(", parameters and buffers afterwards are ").append_text(_equality(comparison.state_equal))
+    line = Text("With the plan the loss is ").append_text(_equality(results.loss_equal))
+    line.append(", the gradients are ").append_text(_equality(results.gradients_equal))
+    line.append(", parameters and buffers afterwards are ").append_text(_equality(results.state_equal))
     line.append(" (bit by bit, measured).")
-    if comparison.gradients_equal is False and math.isfinite(comparison.max_gradient_difference):
-        relative = comparison.max_gradient_difference / (results.gradient_scale or 1.0)
-        line.append(f" Gradients are up to {relative:.1e} of the largest apart.")
+    if results.gradients_equal is False and results.relative_gradient_difference is not None:
+        line.append(f" Gradients are up to {results.relative_gradient_difference:.1e} of the largest apart.")
     parts: list[RenderableType] = [line]
     for title, lines in (("not equal", results.differences), ("not compared", results.not_compared)):
         parts += [Padding(safe(f"{title}: {text}"), (0, 0, 0, 2)) for text in lines[:_MOST_DIFFERENCES]]
@@ -135,22 +115,17 @@ def _equality(equal: bool | None) -> Text:
     return Text("equal", "green") if equal else Text("NOT equal", "bold red")
 
 
-def _both(predicted: int, measured: int) -> tuple[Text, Text]:
-    return Text(format_bytes(predicted)), Text(format_bytes(measured))
-
-
 def _times(runs: int) -> str:
     return "1 run" if runs == 1 else f"{runs} runs"
 
 
-def _ratio(predicted: int, measured: int) -> Text:
-    return Text(f"{predicted / measured:.2f} x" if measured else "-")
+def _ratio(figure: Compared[int]) -> Text:
+    return Text("-" if figure.ratio is None else f"{figure.ratio:.2f} x")
 
 
-def _error(predicted: int, measured: int) -> Text:
-    if predicted == measured:
+def _error(figure: Compared[int]) -> Text:
+    if figure.exact:
         return Text("exact", "green")
-    if measured == 0:
-        return Text(f"+{format_count(predicted)} B", "yellow")
-    error = (predicted - measured) / measured
-    return Text(f"{'+' if error > 0 else '-'}{percent(abs(error))}", "yellow")
+    if figure.error is None:
+        return Text(f"+{format_count(figure.predicted)} B", "yellow")
+    return Text(f"{'+' if figure.error > 0 else '-'}{percent(abs(figure.error))}", "yellow")

@@ -1,0 +1,258 @@
+"""What a reader sees of each result, as plain data. Text and JSON are made from it, and compute nothing.
+
+Bytes are integers and times are seconds. `reading.py` makes these from results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from trainfit.devices import Verdict
+from trainfit.settings import Difference, Settings
+from trainfit.trace import Growth
+
+if TYPE_CHECKING:
+    from trainfit.advice import Advice
+    from trainfit.costs.summary import StepTime
+    from trainfit.estimates import Peak
+    from trainfit.module_stats import ModuleStats
+    from trainfit.planning.baselines import Baseline
+    from trainfit.plans import Plan, Region
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class StepsSeen:
+    """Which run of the step was recorded, and what was seen of the others."""
+
+    looked_at: int
+    recorded: int
+    first: int
+    differ: bool
+    smallest_peak_bytes: int | None
+    largest_peak_bytes: int | None
+    changing: tuple[str, ...]
+    complete: bool
+    leak_bytes_per_step: int
+    leaks: tuple[Growth, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a result is about, and how it was found."""
+
+    target: str
+    device: str
+    device_usable_bytes: int
+    margin_bytes: int
+    torch: str
+    ops: int
+    captured_for: str
+    """The kind of device."""
+    seconds: dict[str, float]
+    """Wall time of each stage."""
+    settings: Settings
+    steps: StepsSeen
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of the peak."""
+
+    name: str
+    bytes: int
+    share: float
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """Modules that play the same part, as one row: `h.0-11` stands for twelve. Figures are their sums."""
+
+    label: str
+    """Dotted name without what the row around it already says; several numbers as `0-11` or `1,4..16`."""
+    indent: int
+    """How many of the shown rows this one is inside of."""
+    class_name: str
+    count: int
+    held_bytes: int
+    """Parameters, buffers and what the modules made that is alive at the peak of the step."""
+    parameter_bytes: int
+    activation_bytes: int
+    """What forward leaves alive for backward."""
+    forward_seconds: float
+    """0 where costs are not known."""
+    backward_seconds: float
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Bytes in use over the step, at most some thousand points of it; the peak is one of them."""
+
+    ops: tuple[int, ...]
+    """The op of each point: of those that it stands for, the one with the most bytes."""
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    phases: tuple[str, ...]
+    by_category: dict[str, tuple[int, ...]]
+    """For each category its bytes at each point; workspaces of kernels are temporary."""
+    peak: int
+    """The point of the peak; -1 if it is what is there before the step."""
+
+
+@dataclass(frozen=True)
+class EstimateData:
+    """An estimate: does it fit, what the peak consists of, where the time goes."""
+
+    subject: Subject
+    peak_bytes: int
+    persistent_bytes: int
+    verdict: Verdict
+    spare_bytes: int
+    peak: Peak
+    by_category: dict[str, int]
+    shares: tuple[Share, ...]
+    """What there is at the peak by category, the most first."""
+    advice: tuple[Advice, ...]
+    time: StepTime | None
+    modules: tuple[ModuleStats, ...]
+    rows: tuple[ModuleRow, ...]
+    """The largest modules, as an indented tree."""
+    orders: dict[str, tuple[str, ...]]
+    """The modules in the order in which their forward and backward began and ended."""
+    memory: MemoryCurve
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run the step beside others."""
+
+    name: str
+    peak_bytes: int
+    step_seconds: float
+    added: float
+    """What it adds to the step's time, as a share of the step as it is."""
+    fits: bool
+
+
+@dataclass(frozen=True)
+class RegionGroup:
+    """Regions of a plan with the same decisions, as one row. Bytes and seconds are their sums."""
+
+    module: str
+    """Of the first region."""
+    calls: int
+    kept_bytes: int
+    recompute_seconds: float
+    decisions: dict[str, int]
+    """How many ops of one region are saved, recomputed and skipped."""
+
+
+@dataclass(frozen=True)
+class PlanData:
+    """A plan: does it fit, what it costs, the usual ways beside it, its regions."""
+
+    subject: Subject
+    plan: Plan
+    feasible: bool
+    budget_margin_bytes: int
+    """What the budget leaves free of the device's memory; 0 if the budget was named."""
+    added: float
+    recompute_seconds: float
+    regions: tuple[tuple[Region, dict[str, int]], ...]
+    """Each region, and how many of its ops have which decision."""
+    groups: tuple[RegionGroup, ...]
+    """The most regions first."""
+    ways: tuple[Way, ...]
+    """This plan, then the usual ways."""
+    baselines: tuple[Baseline, ...]
+    by_category: dict[str, int]
+    advice: tuple[Advice, ...]
+    memory: MemoryCurve
+
+
+@dataclass(frozen=True)
+class PointRow:
+    """One point of a frontier."""
+
+    peak_bytes: int
+    step_seconds: float
+    bound_seconds: float
+    regions: int
+    verdict: Verdict
+    added: float | None
+    """Beside the fastest, as a share of its time; None if that is not known."""
+
+
+@dataclass(frozen=True)
+class FrontierData:
+    """A frontier: the least time for every peak, smallest peak first."""
+
+    subject: Subject
+    points: tuple[PointRow, ...]
+    best: PointRow | None
+    """The fastest that leaves the device's margin free."""
+    baselines: tuple[Baseline, ...]
+
+
+@dataclass(frozen=True)
+class Compared(Generic[Number]):
+    """A figure as predicted and as measured."""
+
+    predicted: Number
+    measured: Number
+
+    @property
+    def exact(self) -> bool:
+        """Whether both are the same."""
+        return self.predicted == self.measured
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted by measured; None if nothing was measured."""
+        return self.predicted / self.measured if self.measured else None
+
+    @property
+    def error(self) -> float | None:
+        """What was predicted too much, as a share of what was measured; None if nothing was."""
+        return (self.predicted - self.measured) / self.measured if self.measured else None
+
+
+@dataclass(frozen=True)
+class PlannedResults:
+    """What a plan changed: the step without it, and whether the results are the same."""
+
+    made_for: dict[str, object]
+    """The device and the settings of the step that the plan was made for."""
+    baseline_peak_bytes: int
+    baseline_seconds: float
+    loss_equal: bool | None
+    gradients_equal: bool | None
+    state_equal: bool | None
+    max_gradient_difference: float | None
+    """None where no number says it."""
+    relative_gradient_difference: float | None
+    """Of the largest element of any gradient."""
+    differences: tuple[str, ...]
+    not_compared: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class VerificationData:
+    """Predicted against measured; with a plan also whether it changes results."""
+
+    subject: Subject
+    peak_bytes: Compared[int]
+    persistent_bytes: Compared[int]
+    step_seconds: Compared[float]
+    error: float
+    """Of the predicted peak."""
+    compiled: bool
+    runs: dict[str, int]
+    """How often the real step ran, and what for."""
+    other_load: float | None
+    plan_differences: tuple[Difference, ...]
+    """In what the step is not the one that the plan was made for."""
+    planned: PlannedResults | None

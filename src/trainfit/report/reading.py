@@ -1,0 +1,226 @@
+"""Turn results into what a reader sees of them: shares, groups, rows, verdicts, a short memory curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from trainfit.advice import advice
+from trainfit.plans import DECISIONS, Plan, Region
+from trainfit.report.data import (
+    Compared,
+    EstimateData,
+    FrontierData,
+    MemoryCurve,
+    PlanData,
+    PlannedResults,
+    PointRow,
+    RegionGroup,
+    Share,
+    StepsSeen,
+    Subject,
+    VerificationData,
+    Way,
+)
+from trainfit.report.module_rows import largest_rows
+from trainfit.settings import settings_json
+from trainfit.trace import CATEGORIES, Steps, Trace
+
+if TYPE_CHECKING:
+    from trainfit.devices import Device
+    from trainfit.estimates import Estimate
+    from trainfit.planning.baselines import Baseline
+    from trainfit.planning.plan_results import Frontier, PlanResult
+    from trainfit.simulate import Timeline
+    from trainfit.verification import Comparison, Verification
+
+MOST_POINTS = 2000
+"""A curve with more is no better to look at."""
+
+
+def estimate_data(estimate: Estimate) -> EstimateData:
+    """Return what a reader sees of an estimate."""
+    trace, peak = estimate.trace, estimate.peak_bytes
+    shares = [Share(name, size, size / peak) for name, size in estimate.by_category.items() if size]
+    return EstimateData(
+        subject=_subject(trace, estimate.device, estimate.seconds, estimate.warnings),
+        peak_bytes=peak,
+        persistent_bytes=estimate.timeline.persistent_bytes,
+        verdict=estimate.verdict,
+        spare_bytes=estimate.spare_bytes,
+        peak=estimate.peak,
+        by_category=dict(estimate.by_category),
+        shares=tuple(sorted(shares, key=lambda share: -share.bytes)),
+        advice=estimate.advice,
+        time=estimate.time,
+        modules=estimate.modules,
+        rows=tuple(largest_rows(estimate.modules)),
+        orders={
+            name: trace.call_names(getattr(trace, f"{name}_order"))
+            for name in ("forward_pre", "forward_post", "backward_pre", "backward_post")
+        },
+        memory=memory_curve(estimate.timeline),
+    )
+
+
+def memory_curve(timeline: Timeline, most: int = MOST_POINTS) -> MemoryCurve:
+    """Return at most so many points of the memory over the step: of each stretch of ops the highest."""
+    trace, count = timeline.trace, len(timeline.live_bytes)
+    points = min(most, count)
+    edges = [count * point // points for point in range(points + 1)] if points else []
+    ops = [first + int(timeline.used_bytes[first:last].argmax()) for first, last in pairwise(edges)]
+    by_category = timeline.by_category[:, ops]
+    by_category[CATEGORIES.index("temporary")] += timeline.workspace_bytes[ops]
+    return MemoryCurve(
+        ops=tuple(ops),
+        names=tuple(trace.op_name(op) for op in ops),
+        modules=tuple(trace.module_name(trace.ops[op].module) for op in ops),
+        phases=tuple(trace.ops[op].phase for op in ops),
+        by_category={name: tuple(row) for name, row in zip(CATEGORIES, by_category.tolist())},
+        peak=ops.index(timeline.peak_op) if timeline.peak_op >= 0 else -1,
+    )
+
+
+def plan_data(result: PlanResult) -> PlanData:
+    """Return what a reader sees of a plan; if nothing fits, of the one with the smallest peak."""
+    plan = result.plan
+    base = plan.baseline_step_seconds
+    decided = [_counts(plan, kind) for kind in range(len(plan.kinds))]
+    return PlanData(
+        subject=_subject(result.trace, result.device, result.seconds, result.warnings),
+        plan=plan,
+        feasible=result.feasible,
+        budget_margin_bytes=result.margin_bytes,
+        added=plan.added_seconds / base if base else 0.0,
+        recompute_seconds=sum(region.recompute_seconds for region in plan.regions),
+        regions=tuple((region, decided[region.kind]) for region in plan.regions),
+        groups=_groups(plan, decided),
+        ways=_ways(plan, result.baselines),
+        baselines=result.baselines,
+        by_category=dict(result.timeline.peak_by_category),
+        advice=() if result.feasible else advice(result.timeline, planned=True),
+        memory=memory_curve(result.timeline),
+    )
+
+
+def _counts(plan: Plan, kind: int) -> dict[str, int]:
+    decisions = [op.decision for op in plan.kinds[kind].ops]
+    return {decision: decisions.count(decision) for decision in DECISIONS}
+
+
+def _groups(plan: Plan, decided: Sequence[dict[str, int]]) -> tuple[RegionGroup, ...]:
+    """Return the regions with the same decisions as one group each, the most regions first."""
+    by_kind: dict[int, list[Region]] = {}
+    for region in plan.regions:
+        by_kind.setdefault(region.kind, []).append(region)
+    return tuple(
+        RegionGroup(
+            module=members[0].module,
+            calls=len(members),
+            kept_bytes=sum(region.kept_bytes for region in members),
+            recompute_seconds=sum(region.recompute_seconds for region in members),
+            decisions=decided[kind],
+        )
+        for kind, members in sorted(by_kind.items(), key=lambda item: -len(item[1]))
+    )
+
+
+def _ways(plan: Plan, baselines: Sequence[Baseline]) -> tuple[Way, ...]:
+    rows = [("this plan", plan.peak_bytes, plan.step_seconds)]
+    rows += [(baseline.name, baseline.peak_bytes, baseline.step_seconds) for baseline in baselines]
+    base = plan.baseline_step_seconds
+    return tuple(
+        Way(name, peak, step, step / base - 1 if base else 0.0, peak <= plan.budget_bytes)
+        for name, peak, step in rows
+    )
+
+
+def frontier_data(frontier: Frontier) -> FrontierData:
+    """Return what a reader sees of a frontier."""
+    device, fastest = frontier.device, frontier.points[-1].step_seconds
+    points = tuple(
+        PointRow(
+            peak_bytes=point.peak_bytes,
+            step_seconds=point.step_seconds,
+            bound_seconds=point.plan.bound_seconds,
+            regions=len(point.plan.regions),
+            verdict=device.verdict(point.peak_bytes),
+            added=point.step_seconds / fastest - 1 if fastest else None,
+        )
+        for point in frontier.points
+    )
+    return FrontierData(
+        subject=_subject(frontier.trace, device, frontier.seconds, frontier.trace.warnings),
+        points=points,
+        best=next((p for p in reversed(points) if p.peak_bytes <= device.default_budget_bytes), None),
+        baselines=frontier.baselines,
+    )
+
+
+def verification_data(verification: Verification) -> VerificationData:
+    """Return what a reader sees of a verification."""
+    found, measured = verification, verification.measured
+    return VerificationData(
+        subject=_subject(found.trace, found.device, found.seconds, found.warnings),
+        peak_bytes=Compared(found.predicted_peak_bytes, measured.peak_bytes),
+        persistent_bytes=Compared(found.predicted_persistent_bytes, measured.persistent_bytes),
+        step_seconds=Compared(found.predicted_seconds, measured.seconds),
+        error=found.error,
+        compiled=measured.compiled,
+        runs=found.runs,
+        other_load=measured.load,
+        plan_differences=found.plan_differences,
+        planned=None if found.comparison is None else _planned(found.comparison),
+    )
+
+
+def _planned(comparison: Comparison) -> PlannedResults:
+    plan, results = comparison.plan, comparison.results
+    # JSON has no infinity.
+    apart = comparison.max_gradient_difference if math.isfinite(comparison.max_gradient_difference) else None
+    return PlannedResults(
+        made_for={"device": plan.device, **settings_json(plan.settings)},
+        baseline_peak_bytes=comparison.baseline.peak_bytes,
+        baseline_seconds=comparison.baseline.seconds,
+        loss_equal=comparison.loss_equal,
+        gradients_equal=comparison.gradients_equal,
+        state_equal=comparison.state_equal,
+        max_gradient_difference=apart,
+        relative_gradient_difference=None if apart is None else apart / (results.gradient_scale or 1.0),
+        differences=results.differences,
+        not_compared=results.not_compared,
+    )
+
+
+def _subject(trace: Trace, device: Device, seconds: dict[str, float], warnings: tuple[str, ...]) -> Subject:
+    return Subject(
+        target=trace.target,
+        device=device.name,
+        device_usable_bytes=device.usable_bytes,
+        margin_bytes=device.margin_bytes,
+        torch=trace.torch,
+        ops=len(trace.ops),
+        captured_for=trace.device,
+        seconds=dict(seconds),
+        settings=trace.settings,
+        steps=_steps(trace.steps),
+        warnings=tuple(warnings),
+    )
+
+
+def _steps(steps: Steps) -> StepsSeen:
+    counted = steps.peaks[steps.first - 1 :]
+    return StepsSeen(
+        looked_at=steps.looked_at,
+        recorded=steps.recorded,
+        first=steps.first,
+        differ=steps.differ,
+        smallest_peak_bytes=min(counted, default=None),
+        largest_peak_bytes=max(counted, default=None),
+        changing=steps.changing,
+        complete=steps.complete,
+        leak_bytes_per_step=steps.growth_bytes,
+        leaks=steps.grows,
+    )
