@@ -10,9 +10,9 @@ from rich.console import RenderableType
 
 import trainfit
 from trainfit.api import choose
+from trainfit.api.arrange import order_anything
 from trainfit.api.request import Request
 from trainfit.devices import find_device, known_devices
-from trainfit.order_fronts.answer import order_anything
 from trainfit.report.orders import order_view
 from trainfit.report.reading import estimate_data, frontier_data, plan_data, verification_data
 from trainfit.report.tables import NumberTable, show

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
+    from trainfit.api.arrange import order
     from trainfit.api.choose import frontier, plan
     from trainfit.api.predict import capture, estimate, price
     from trainfit.api.prove import verify
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from trainfit.measuring import Measurement
     from trainfit.models.recipe import StepOptions
     from trainfit.module_stats import ModuleStats
-    from trainfit.order_fronts.switch import order
     from trainfit.ordering.found_order import Order
     from trainfit.ordering.graph import BufferGraph
     from trainfit.ordering.simulator_json import load_graph, save_graph
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from trainfit.verification import Verification
 
 _HOME = {
+    "trainfit.api.arrange": ("order",),
     "trainfit.api.choose": ("frontier", "plan"),
     "trainfit.api.predict": ("capture", "estimate", "price"),
     "trainfit.api.prove": ("verify",),
@@ -83,7 +84,6 @@ _HOME = {
     "trainfit.models.recipe": ("StepOptions",),
     "trainfit.measuring": ("Measurement",),
     "trainfit.module_stats": ("ModuleStats",),
-    "trainfit.order_fronts.switch": ("order",),
     "trainfit.ordering.graph": ("BufferGraph",),
     "trainfit.ordering.found_order": ("Order",),
     "trainfit.ordering.simulator_json": ("load_graph", "save_graph"),

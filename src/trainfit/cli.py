@@ -184,7 +184,8 @@ def order(
     torch.compile.
     """
     with working(json):
-        from trainfit.order_fronts.answer import is_graph_file, order_anything
+        from trainfit.api.arrange import order_anything
+        from trainfit.order_fronts.order_result import is_graph_file
         from trainfit.report import orders
 
         result = order_anything(

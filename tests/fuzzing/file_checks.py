@@ -15,13 +15,13 @@ from workbench import DEVICE, workbench
 
 from trainfit import capturing, plan_store, store
 from trainfit.api import choose, predict
+from trainfit.api.arrange import order_anything
 from trainfit.api.request import Request
 from trainfit.applying import attach_plan
 from trainfit.devices import find_device, read_device
 from trainfit.errors import PlanError, TrainfitError, UserCodeError
 from trainfit.measured_cache import Entry, Figures, Machine, MeasuredCache
 from trainfit.models.recipe import StepOptions
-from trainfit.order_fronts.answer import order_anything
 from trainfit.plan_origin import plan_differences
 from trainfit.report import json_result, orders
 from trainfit.report.reading import estimate_data, plan_data

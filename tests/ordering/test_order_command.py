@@ -153,4 +153,6 @@ def test_the_function_takes_graphs_files_modules_and_traces() -> None:
     assert torch.equal(trainfit.order.module(module)(torch.ones(64)), torch.tensor(320.0))
     with pytest.raises(trainfit.OptionError, match=r"order takes a graph, .* got int"):
         trainfit.order(7)
+    with pytest.raises(trainfit.OptionError, match=r"options is a trainfit\.StepOptions, .* got dict"):
+        trainfit.order("gpt2-tiny", options={"batch": 2})
     assert repr(trainfit.order) == "<function trainfit.order>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from trainfit import capturing
+from trainfit.api.stopwatch import Stopwatch
 from trainfit.architectures import same_kernels
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
@@ -29,26 +29,6 @@ _MOST_STEPS = 10_000
 def default_device() -> str:
     """Return the device of this machine: the GPU if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-class Stopwatch:
-    """Wall time by stage: what has passed since the last lap belongs to the stage that the next one names."""
-
-    def __init__(self) -> None:
-        """Start."""
-        self._begin = self._last = time.perf_counter()
-        self._stages: dict[str, float] = {}
-
-    def lap(self, stage: str) -> None:
-        """End a stage, or add to one that ended before."""
-        now = time.perf_counter()
-        self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last
-        self._last = now
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """The seconds of each stage, and in `total` all until now."""
-        return {**self._stages, "total": time.perf_counter() - self._begin}
 
 
 class Request:

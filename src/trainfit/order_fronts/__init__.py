@@ -3,5 +3,5 @@
 `fx.py` turns an FX graph into a `BufferGraph` and back; `joint.py` traces a step's forward and backward into
 one. `inductor.py` gives torch.compile our order; `scheduler_memory.py` and `reuse.py` tell what compiled
 code allocates. `eager.py` asks what another order could save in the step as it runs without a compiler.
-`answer.py` takes whatever a user gives, and `switch.py` is `trainfit.order`: all of them behind one name.
+`order_result.py` takes whatever has a graph, and returns its best order with where it came from.
 """

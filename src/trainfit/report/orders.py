@@ -12,7 +12,7 @@ from trainfit.report.tables import NumberTable, safe, warning_lines
 from trainfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from trainfit.order_fronts.answer import OrderResult
+    from trainfit.order_fronts.order_result import OrderResult
 
 _SOURCES = {
     "file": "the graph's",
@@ -37,8 +37,8 @@ def order_view(result: OrderResult) -> RenderableType:
     parts: list[RenderableType] = [_headline(result), Text(), _methods(result)]
     if result.released_at_last_use is not None:
         freest = result.released_at_last_use.peak_bytes
-        parts += [Text(), Text(f"if every tensor also went after its last use: {format_bytes(freest)}")]
-    parts += warning_lines(result.warnings)
+        parts += [Text(), Text(f"if every tensor were also freed after its last use: {format_bytes(freest)}")]
+    parts += warning_lines(result.given.warnings)
     return Group(*parts, Text(), _footer(result))
 
 
@@ -48,13 +48,13 @@ def order_json(result: OrderResult) -> dict[str, Any]:
     freest = result.released_at_last_use
     return {
         "schema": SCHEMA,
-        "target": result.target,
-        "device": result.device,
-        "torch": result.torch,
+        "target": result.given.target,
+        "device": result.given.device,
+        "torch": result.given.torch,
         "seconds": dict(result.seconds),
         "ops": len(order.steps),
-        "warnings": list(result.warnings),
-        "source": result.source,
+        "warnings": list(result.given.warnings),
+        "source": result.given.source,
         "baseline_peak_bytes": order.baseline_peak_bytes,
         "peak_bytes": order.peak_bytes,
         "method": order.method,
@@ -69,11 +69,11 @@ def order_json(result: OrderResult) -> dict[str, Any]:
 
 def _headline(result: OrderResult) -> Text:
     order = result.order
-    line = safe(result.target, "bold").append(f": {_SOURCES[result.source]} peak ")
+    line = safe(result.given.target, "bold").append(f": {_SOURCES[result.given.source]} peak ")
     saved = order.baseline_peak_bytes - order.peak_bytes
     if saved:
         share = saved / order.baseline_peak_bytes
-        # A few bytes are no less in percent.
+        # So few bytes are 0.0% less: say how many instead.
         least = f"{share:.1%}" if share >= _LEAST_SHOWN else format_bytes(saved)
         line.append(f"falls from {format_bytes(order.baseline_peak_bytes)} to ")
         line.append(format_bytes(order.peak_bytes), "bold green").append(f", {least} less (predicted); ")
@@ -95,10 +95,10 @@ def _methods(result: OrderResult) -> RenderableType:
 
 def _footer(result: OrderResult) -> Text:
     seconds = result.seconds
-    read = "read" if result.source in ("file", "graph") else "traced"
+    read = "read" if result.given.source in ("file", "graph") else "traced"
     return Text(
         f"{format_count(len(result.order.steps))} nodes, {read} in {format_seconds(seconds['capture'])}, "
         f"ordered in {format_seconds(seconds['solve'])}"
-        + (f", torch {result.torch}" if result.torch else ""),
+        + (f", torch {result.given.torch}" if result.given.torch else ""),
         "dim",
     )

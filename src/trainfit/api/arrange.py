@@ -1,11 +1,17 @@
-"""`trainfit.order`: a function that orders what it is given, and the switch of the pass in torch.compile."""
+"""`order`: the order of a graph's nodes with the smallest peak, and the pass that gives it to torch.compile.
+
+Nothing here loads torch before it is needed: the graph of a file is ordered without it.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainfit.order_fronts.answer import order_anything
+from trainfit.api.stopwatch import Stopwatch
+from trainfit.errors import OptionError
+from trainfit.order_fronts.order_result import OrderResult, graph_to_order, has_graph, order_graph
 from trainfit.ordering.found_order import Order
 
 if TYPE_CHECKING:
@@ -13,9 +19,47 @@ if TYPE_CHECKING:
 
     from trainfit.models.recipe import StepOptions
     from trainfit.order_fronts.inductor import Watcher
+    from trainfit.targets import Target
+    from trainfit.trace import Trace
+
+GRAPHS = ("joint", "eager")
 
 
-class OrderSwitch:
+def order_anything(
+    given: Any,
+    *,
+    graph: str = "joint",
+    options: StepOptions | None = None,
+    task: str | None = None,
+    seconds: float | None = None,
+) -> OrderResult:
+    """Find the order with the smallest peak, with where its graph came from; see `OrderFunction.__call__`."""
+    if graph not in GRAPHS:
+        raise OptionError(f"--graph must be one of {', '.join(GRAPHS)}, got {graph!r}.")
+    watch = Stopwatch()
+    if not has_graph(given):
+        given = _captured(given, graph, options, task)
+    found = graph_to_order(given)
+    watch.lap("capture")
+    result = order_graph(found, seconds=seconds)
+    watch.lap("solve")
+    return replace(result, seconds=watch.seconds)
+
+
+def _captured(given: Any, graph: str, options: StepOptions | None, task: str | None) -> Trace | Target:
+    """Return the step that a name or a function stands for: its trace, or what its joint graph is made of."""
+    if not isinstance(given, str) and not callable(given):
+        raise OptionError(
+            "order takes a graph, the path of one, an FX GraphModule, a Trace, the name of a target, or a "
+            f"function that builds a Step; got {type(given).__name__}."
+        )
+    from trainfit.api.request import Request
+
+    request = Request(given, "cpu", options, task)
+    return request.trace() if graph == "eager" else request.resolved
+
+
+class OrderFunction:
     """Call it to order a graph; `install` or `compiled` to let torch.compile use our order."""
 
     def __call__(
@@ -73,4 +117,4 @@ class OrderSwitch:
         return "<function trainfit.order>"
 
 
-order = OrderSwitch()
+order = OrderFunction()
