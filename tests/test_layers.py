@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "trainfit"
 LAYERS = (
     "errors",
     "units  arguments  user_errors  architectures  maximum_flow  doing",
-    "decoding  sealed_files",
+    "decoding  sealed_files  hardware",
     "settings",
     "trace  trace_check  simulate",
     "operators",
@@ -54,7 +54,7 @@ THIRD_PARTIES = {
     "torch": (
         "step step_marks models targets profiler workspace capturing applying comparing plan_comparison "
         "trainer_callback order_fronts timing measuring verification api",
-        "devices costs cli_running",
+        "hardware costs cli_running",
     ),
     "numpy": ("simulate module_stats advice costs planning capturing comparing", ""),
     "rich": ("report", ""),

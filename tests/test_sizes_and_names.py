@@ -28,7 +28,6 @@ FILE_NAMES_TWICE: set[str] = set()
 CLASS_NAMES_TWICE = {
     "ModuleCall",
     "SavedTensor",
-    "_Malformed",
 }
 INCOMPLETE_LISTS = {
     "capturing",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from trainfit.decoding import Malformed, decode, expected, parse_json
 from trainfit.errors import DeviceError, OptionError
+from trainfit.hardware import CUDA, Cuda, host_bytes
 from trainfit.units import parse_size
 
 Kind = Literal["cuda", "cpu"]
@@ -169,29 +170,28 @@ def this_cpu() -> Device:
     return Device(
         name="cpu",
         kind="cpu",
-        memory_bytes=_host_memory_bytes(),
+        memory_bytes=host_bytes(),
         sm_count=os.cpu_count(),
         architecture=os.uname().machine,
         source="this machine",
     )
 
 
-def present_gpu(number: int = 0) -> Device:
+def present_gpu(number: int = 0, cuda: Cuda = CUDA) -> Device:
     """Describe a GPU of this machine: its memory from the driver, its speed from the table if it is there."""
-    import torch  # only here: the device table must answer without torch
-
-    if not torch.cuda.is_available():
+    count = cuda.count()
+    if not count:
         raise DeviceError("no CUDA GPU in this machine; name one, e.g. --device h100.")
-    if number >= torch.cuda.device_count():
-        raise DeviceError(f"there is no cuda:{number}; this machine has {torch.cuda.device_count()} GPU(s).")
-    properties = torch.cuda.get_device_properties(number)
-    matches = _match(properties.name)
-    known = matches[0] if len(matches) == 1 else Device(properties.name, "cuda", 0)
+    if number >= count:
+        raise DeviceError(f"there is no cuda:{number}; this machine has {count} GPU(s).")
+    found = cuda.properties(number)
+    matches = _match(found.name)
+    known = matches[0] if len(matches) == 1 else Device(found.name, "cuda", 0)
     return replace(
         known,
-        memory_bytes=properties.total_memory,
-        sm_count=properties.multi_processor_count,
-        architecture=known.architecture or f"sm_{properties.major}{properties.minor}",
+        memory_bytes=found.memory_bytes,
+        sm_count=found.multiprocessors,
+        architecture=known.architecture or found.architecture,
         source=f"this machine; {known.source}" if known.source else "this machine",
     )
 
@@ -296,13 +296,3 @@ def _check(device: Device) -> None:
         raise expected(f"a share of the peak, at most {_LARGEST_SHARE}", device.matmul_share).inside(
             "matmul_share"
         )
-
-
-def _host_memory_bytes() -> int:
-    """Return the memory of this machine, or of the container it runs in if that is less."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return memory
-    return min(memory, int(limit)) if limit.isdecimal() else memory

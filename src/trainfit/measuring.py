@@ -24,6 +24,7 @@ from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.surroundings import Surroundings
 from trainfit.doing import doing
 from trainfit.errors import StepError
+from trainfit.hardware import CUDA, Cuda
 from trainfit.plan_comparison import planned
 from trainfit.plans import Plan
 from trainfit.profiler import no_cycle_collection, profile_allocations
@@ -92,6 +93,7 @@ def measure_step(
     timed: int = TIMED_RUNS,
     eager: bool = False,
     meter: LoadMeter | None = None,
+    cuda: Cuda = CUDA,
 ) -> Measurement:
     """Build the real step, with a plan or without, run it until it is steady, and measure it.
 
@@ -101,7 +103,7 @@ def measure_step(
     If something is compiled in a run that is measured, or only some of those run compiled code, the step is
     built and measured anew, after as many runs as that took; a note says so if it does not become steady.
     """
-    measure = functools.partial(_measured_once, planned(build, plan), kind, timed, eager, meter)
+    measure = functools.partial(_measured_once, planned(build, plan), kind, timed, eager, meter, cuda)
     compiler = _Compiler()
     found = measure(compiler, steps, 0)
     change = compiler.last_change(found.runs)
@@ -128,6 +130,7 @@ def _measured_once(
     timed: int,
     eager: bool,
     meter: LoadMeter | None,
+    cuda: Cuda,
     compiler: _Compiler,
     steps: Steps,
     least: int,
@@ -138,10 +141,10 @@ def _measured_once(
     observe = _observe_cuda if kind == "cuda" else _observe_cpu
     with _nothing_remembered(), stance, seeded(), no_cycle_collection():
         doing("running until it is steady, and once more to count every allocation")
-        seen = observe(compiler.watching(build), steps, least)
+        seen = observe(compiler.watching(build), steps, least, cuda)
         doing("timing it")
         with (meter or LoadMeter()).watching() as watch:
-            times, notes = _timed_runs(seen, timed)
+            times, notes = _timed_runs(seen, timed, cuda)
     runs = RunCounts(seen.warm_ups, 1, len(times))
     return Measurement(
         peak_bytes=seen.peak_bytes,
@@ -226,7 +229,7 @@ class _Observed:
     """Whether its runs change anything that is looked at; then one that changes nothing did nothing."""
 
 
-def _observe_cpu(build: Callable[[], Step], steps: Steps, least: int) -> _Observed:
+def _observe_cpu(build: Callable[[], Step], steps: Steps, least: int, cuda: Cuda) -> _Observed:
     # A build that keeps its model in a global variable lets go of the one that it made before.
     with profile_allocations(only_own=True) as log:
         step = build()
@@ -240,17 +243,17 @@ def _observe_cpu(build: Callable[[], Step], steps: Steps, least: int) -> _Observ
     return _Observed(step, warm_ups, usage.peak_bytes, usage.start_bytes, usage.seconds, leaves_marks)
 
 
-def _observe_cuda(build: Callable[[], Step], steps: Steps, least: int) -> _Observed:
-    outside = torch.cuda.memory_allocated()
+def _observe_cuda(build: Callable[[], Step], steps: Steps, least: int, cuda: Cuda) -> _Observed:
+    outside = cuda.allocated_bytes()
     step = build()
     warm_ups, leaves_marks = _warm_up(step, steps, least)
     before = StepMarks(step)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    persistent = torch.cuda.memory_allocated() - outside
-    with _clock() as seconds:
+    cuda.synchronize()
+    cuda.restart_peak()
+    persistent = cuda.allocated_bytes() - outside
+    with _clock(cuda) as seconds:
         result = step.run()
-    peak = torch.cuda.max_memory_allocated() - outside
+    peak = cuda.peak_bytes() - outside
     _refuse_idle(step, before, warm_ups, leaves_marks)
     del result
     return _Observed(step, warm_ups, peak, persistent, seconds[0], leaves_marks)
@@ -303,7 +306,7 @@ def _parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _timed_runs(seen: _Observed, most: int) -> tuple[list[float], tuple[str, ...]]:
+def _timed_runs(seen: _Observed, most: int, cuda: Cuda) -> tuple[list[float], tuple[str, ...]]:
     """Time some steps without the profiler, which slows every operator down; end well if their data does."""
     taken: list[float] = []
     begin = time.perf_counter()
@@ -311,7 +314,7 @@ def _timed_runs(seen: _Observed, most: int) -> tuple[list[float], tuple[str, ...
         before = StepMarks(seen.step)
         measured = f"{len(taken)} of {most} steps were timed" if taken else "no step was timed by itself"
         try:
-            with _clock() as seconds:
+            with _clock(cuda) as seconds:
                 seen.step.run()
         except Exception as error:
             if not data_ended(error):
@@ -324,11 +327,11 @@ def _timed_runs(seen: _Observed, most: int) -> tuple[list[float], tuple[str, ...
 
 
 @contextlib.contextmanager
-def _clock() -> Iterator[list[float]]:
+def _clock(cuda: Cuda) -> Iterator[list[float]]:
     """Put the seconds that the block took into a list, when the device is done with it."""
     seconds: list[float] = []
+    cuda.synchronize()
     begin = time.perf_counter()
     yield seconds
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    cuda.synchronize()
     seconds.append(time.perf_counter() - begin)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import torch
 
 from trainfit.capturing.compiled import is_compiler_error
 from trainfit.devices import Device
 from trainfit.doing import as_part_of, doing
 from trainfit.errors import MemoryGuard, StepError
+from trainfit.hardware import free_bytes
 from trainfit.measuring import Measurement, measure_step
 from trainfit.plan_comparison import SameResults, compare_results
 from trainfit.plans import Plan
@@ -149,7 +147,7 @@ def needed_bytes(timeline: Timeline, plan: Plan | None) -> dict[str, int]:
 
 def guard_memory(device: Device, needed: dict[str, int]) -> None:
     """Refuse real runs whose predicted needs do not fit into this machine's free memory."""
-    free = torch.cuda.mem_get_info()[0] if device.kind == "cuda" else free_host_bytes()
+    free = free_bytes(device.kind)
     for what, needed_bytes in needed.items():
         if needed_bytes > _SAFE_SHARE * free:
             raise MemoryGuard(
@@ -193,15 +191,3 @@ def notes_on(measured: Measurement, comparison: Comparison | None) -> tuple[str,
         busiest(run.load for run in runs), "the step was measured", "its measured time is too long."
     )
     return busy + tuple(dict.fromkeys(note for run in runs for note in run.notes))
-
-
-def free_host_bytes() -> int:
-    """Return the host memory that can be had without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

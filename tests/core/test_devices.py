@@ -201,6 +201,7 @@ class FakeProperties:
     name: str
     total_memory: int = 79 * GIB
     multi_processor_count: int = 99
+    L2_cache_size: int = 50 << 20
     major: int = 9
     minor: int = 0
 

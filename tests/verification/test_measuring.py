@@ -464,7 +464,7 @@ def test_a_compiler_that_fails_is_one_clear_message() -> None:
 def test_nothing_is_run_for_a_step_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a step larger than the free memory, THEN none of its operators runs before it is refused."""
     needed = simulate(capture(plain)).peak_bytes
-    monkeypatch.setattr(verification, "free_host_bytes", lambda: needed // 2)
+    monkeypatch.setattr(verification, "free_bytes", lambda kind: needed // 2)
     monkeypatch.setattr(session, "measure_operators", lambda *args: pytest.fail("ran operators"))
     monkeypatch.setattr(request, "price_trace", lambda *args, **kwargs: pytest.fail("timed operators"))
     with pytest.raises(MemoryGuard, match=r"the real step would need .* \(predicted\).*--force"):
@@ -473,9 +473,9 @@ def test_nothing_is_run_for_a_step_that_does_not_fit(monkeypatch: pytest.MonkeyP
 
 def test_what_fits_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = simulate(capture(plain)).peak_bytes
-    monkeypatch.setattr(verification, "free_host_bytes", lambda: needed * 2)
+    monkeypatch.setattr(verification, "free_bytes", lambda kind: needed * 2)
     assert verified(plain).error == 0.0
-    monkeypatch.setattr(verification, "free_host_bytes", lambda: 1)
+    monkeypatch.setattr(verification, "free_bytes", lambda kind: 1)
     assert verified(plain, force=True).error == 0.0
 
 
@@ -485,7 +485,7 @@ def test_with_a_plan_the_step_without_it_has_to_fit_too(monkeypatch: pytest.Monk
     plan = no_regions(peak // 4)
 
     def refusal(free: int) -> str:
-        monkeypatch.setattr(verification, "free_host_bytes", lambda: free)
+        monkeypatch.setattr(verification, "free_bytes", lambda kind: free)
         with pytest.raises(MemoryGuard) as caught:
             verified(plain, plan=plan)
         return str(caught.value)
@@ -493,12 +493,12 @@ def test_with_a_plan_the_step_without_it_has_to_fit_too(monkeypatch: pytest.Monk
     # The first guard, before operators are run, sees the step without the plan already.
     assert refusal(peak // 2).startswith("the real step would need")
     assert refusal(round(peak / 0.9) + parameters).startswith("comparing the results of both runs would need")
-    monkeypatch.setattr(verification, "free_host_bytes", lambda: round((peak + 3 * parameters + 64) / 0.9))
+    monkeypatch.setattr(verification, "free_bytes", lambda kind: round((peak + 3 * parameters + 64) / 0.9))
     assert verified(plain, plan=plan).comparison is not None
 
 
 def test_the_guard_names_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "free_host_bytes", lambda: 1000)
+    monkeypatch.setattr(verification, "free_bytes", lambda kind: 1000)
     with pytest.raises(MemoryGuard, match=r"^the second would need 901 B .* has 1000 B free"):
         verification.guard_memory(CPU, {"the first": 900, "the second": 901})
     verification.guard_memory(CPU, {"the first": 900})

@@ -14,6 +14,7 @@ from trainfit.costs.table import Host
 from trainfit.devices import Device, this_cpu
 from trainfit.doing import as_part_of, doing
 from trainfit.errors import DeviceError
+from trainfit.hardware import CUDA
 from trainfit.measured_cache import Figures, Machine, MeasuredCache
 from trainfit.timing.load import LoadMeter
 
@@ -34,7 +35,7 @@ def machine_of(device: Device) -> Machine:
     from trainfit.workspace.conditions import this_processor
 
     if device.kind == "cuda":
-        return Machine(torch.cuda.get_device_name(0), torch.__version__, 0)
+        return Machine(CUDA.properties().name, torch.__version__, 0)
     return this_processor()
 
 

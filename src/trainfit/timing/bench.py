@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from trainfit.doing import Measuring
+from trainfit.hardware import CUDA, Cuda, free_bytes
 from trainfit.timing.caller import REFUSED, Caller
 from trainfit.timing.locality import FAR, Caches, Locality, localities, this_machines_caches
-from trainfit.timing.memory import Memory, free_bytes
+from trainfit.timing.memory import Memory
 from trainfit.timing.rounds import Rounds, Timing
 from trainfit.trace import Signature, Trace
 
@@ -49,7 +48,7 @@ class Bench:
         """`device` is `cpu` or `cuda`."""
         self._device = device
         self._most_bytes = _MEMORY_SHARE * free_bytes(device)
-        self.memory = Memory(device, _caches(device))
+        self.memory = Memory(device, caches_of(device))
 
     def time(
         self,
@@ -91,8 +90,6 @@ class Bench:
             return None
 
 
-def _caches(device: str) -> Caches:
-    if device == "cpu":
-        return this_machines_caches()
-    cache = int(torch.cuda.get_device_properties(0).L2_cache_size)
-    return Caches(0, cache)
+def caches_of(device: str, cuda: Cuda = CUDA) -> Caches:
+    """Return the caches of the device; on a GPU only the one that all multiprocessors share."""
+    return this_machines_caches() if device == "cpu" else Caches(0, cuda.properties().cache_bytes)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from trainfit.hardware import CUDA, Cuda
 
 _SLEEP_CYCLES = 1_000_000
 
@@ -23,10 +26,10 @@ def cpu_clock() -> Callable[[], float]:
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def timed_on(device: str) -> Timed:
+def timed_on(device: str, cuda: Cuda = CUDA) -> Timed:
     """Return the function that times one call on `cpu` or `cuda`."""
     if device == "cuda":
-        return _cuda_seconds
+        return functools.partial(_cuda_seconds, cuda)
     clock = cpu_clock()
 
     def cpu_seconds(function: Any, positional: list[Any], keyword: dict[str, Any]) -> tuple[float, Any]:
@@ -37,10 +40,12 @@ def timed_on(device: str) -> Timed:
     return cpu_seconds
 
 
-def _cuda_seconds(function: Any, positional: list[Any], keyword: dict[str, Any]) -> tuple[float, Any]:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    # The GPU is kept busy until everything is issued, so that it does not wait between the two events.
-    torch.cuda._sleep(_SLEEP_CYCLES)
+def _cuda_seconds(
+    cuda: Cuda, function: Any, positional: list[Any], keyword: dict[str, Any]
+) -> tuple[float, Any]:
+    begin, end = cuda.event(), cuda.event()
+    # The GPU is kept busy until everything is launched, so that it does not wait between the two events.
+    cuda.sleep(_SLEEP_CYCLES)
     begin.record()
     result = function(*positional, **keyword)
     end.record()

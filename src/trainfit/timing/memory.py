@@ -7,7 +7,6 @@ What has to be near is touched directly before the call.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -100,20 +99,6 @@ class _Block:
         # Copies of one piece: drawing all numbers would take longer than the measurements.
         for part in tensor.split(self._piece.numel()):
             part.copy_(self._piece[: part.numel()])
-
-
-def free_bytes(device: str) -> int:
-    """Return the memory that can be had now: the GPU's, or the host's without swapping."""
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next((line for line in lines if line.startswith("MemAvailable:")), None)
-        if available is not None:
-            return int(available.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def aligned(elements: int, dtype: torch.dtype) -> int:

@@ -19,7 +19,7 @@ import torch
 
 from trainfit.doing import Measuring
 from trainfit.timing.caller import REFUSED, Caller
-from trainfit.timing.clocks import timed_on
+from trainfit.timing.clocks import Timed, timed_on
 
 _FEWEST_ROUNDS = 3
 _ENOUGH_ROUNDS = 7
@@ -48,11 +48,13 @@ class _Sample:
 class Rounds:
     """Operators that are called in turn, and the times of their calls so far."""
 
-    def __init__(self, callers: Sequence[Caller], company: Sequence[Caller], device: str) -> None:
+    def __init__(
+        self, callers: Sequence[Caller], company: Sequence[Caller], device: str, timed: Timed | None = None
+    ) -> None:
         """Begin with no times; `device` is `cpu` or `cuda`. The `company` is called, but not reported."""
         self._callers = [*callers, *company]
         self._reported = len(callers)
-        self._timed = timed_on(device)
+        self._timed = timed or timed_on(device)
         self._samples: list[list[_Sample] | None] = [[] for _ in self._callers]
         self._baseline: list[float] = []
         self._calls = 0

@@ -1,0 +1,117 @@
+"""What this machine says about itself: its memory, what of it is free, and the statistics of its GPU.
+
+`Cuda` is everything that is asked of a real GPU while a step or an operator is measured. No GPU has run this
+code yet: tests have a stand-in for it, and check what is computed from its answers.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Event(Protocol):
+    """A mark in the GPU's queue, as `torch.cuda.Event`."""
+
+    def record(self) -> None:
+        """Put it into the queue."""
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has reached it."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds from this mark to a later one."""
+
+
+@dataclass(frozen=True)
+class GpuProperties:
+    """What the driver says about a GPU."""
+
+    name: str
+    memory_bytes: int
+    cache_bytes: int
+    """Its L2 cache."""
+    multiprocessors: int
+    architecture: str
+
+
+class Cuda:
+    """The GPUs of this machine, by `torch.cuda`; memory and time are those of the current one."""
+
+    @property
+    def _torch(self) -> Any:
+        import torch  # only now: the device table must answer without torch
+
+        return torch.cuda
+
+    def count(self) -> int:
+        """Return how many there are."""
+        return int(self._torch.device_count()) if self._torch.is_available() else 0
+
+    def properties(self, number: int = 0) -> GpuProperties:
+        """Describe one of them."""
+        found = self._torch.get_device_properties(number)
+        return GpuProperties(
+            found.name,
+            found.total_memory,
+            int(found.L2_cache_size),
+            found.multi_processor_count,
+            f"sm_{found.major}{found.minor}",
+        )
+
+    def free_bytes(self) -> int:
+        """Return the memory that can be had now, that of torch's own cache not included."""
+        return int(self._torch.mem_get_info()[0])
+
+    def allocated_bytes(self) -> int:
+        """Return what tensors take now."""
+        return int(self._torch.memory_allocated())
+
+    def peak_bytes(self) -> int:
+        """Return the most that tensors took since `restart_peak`."""
+        return int(self._torch.max_memory_allocated())
+
+    def restart_peak(self) -> None:
+        """Let the peak begin at what is allocated now."""
+        self._torch.reset_peak_memory_stats()
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has done all that was launched; nothing to wait for if it was never used."""
+        if self._torch.is_initialized():
+            self._torch.synchronize()
+
+    def event(self) -> Event:
+        """Return a mark that knows the time at which the GPU reaches it."""
+        event: Event = self._torch.Event(enable_timing=True)
+        return event
+
+    def sleep(self, cycles: int) -> None:
+        """Keep the GPU busy for so many of its cycles."""
+        self._torch._sleep(cycles)
+
+
+CUDA = Cuda()
+
+
+def host_bytes() -> int:
+    """Return the memory of this machine, or of the container it runs in if that is less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return memory
+    return min(memory, int(limit)) if limit.isdecimal() else memory
+
+
+def free_bytes(kind: str, cuda: Cuda = CUDA) -> int:
+    """Return the memory that can be had now: the GPU's (`cuda`), or the host's without swapping (`cpu`)."""
+    if kind == "cuda":
+        return cuda.free_bytes()
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    except OSError:
+        available = None
+    return host_bytes() if available is None else int(available.split()[1]) * 1024
