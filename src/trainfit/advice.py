@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainfit.operators.families import list_kind
 from trainfit.simulate import Timeline
 from trainfit.trace import Storage, Trace
 from trainfit.units import format_bytes
@@ -166,7 +167,7 @@ def _is_of_foreach(trace: Trace, storage: Storage) -> bool:
     if storage.producer < 0 or storage.category != "temporary":
         return False
     op = trace.ops[storage.producer]
-    return op.phase == "optimizer" and trace.op_name(storage.producer).startswith("aten._foreach_")
+    return op.phase == "optimizer" and list_kind(trace.op_name(storage.producer)) == "foreach"
 
 
 _Span = tuple[int, int | None, int]

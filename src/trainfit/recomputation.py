@@ -17,17 +17,6 @@ NOBODY = -1
 Version = tuple[int, int]
 """A storage and one of its versions."""
 
-READS_METADATA_ONLY = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("empty_like.default", "zeros_like.default", "ones_like.default", "full_like.default"),
-        *("rand_like.default", "randn_like.default", "randint_like.default", "randint_like.low_dtype"),
-        *("new_empty.default", "new_empty_strided.default", "new_zeros.default", "new_ones.default"),
-        "new_full.default",
-    )
-)
-"""Operators that look at the shape of their tensors, not at the values."""
-
 
 @dataclass(slots=True)
 class FlowOp:

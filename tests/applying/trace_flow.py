@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.recomputation import NOBODY, READS_METADATA_ONLY, Flow, FlowOp, Version, starts_stream
+from trainfit.operators.value_use import reads_metadata_only
+from trainfit.recomputation import NOBODY, Flow, FlowOp, Version, starts_stream
 from trainfit.trace import Trace
 
 
@@ -33,7 +34,7 @@ class _TraceFlow:
             if signature.view:
                 self.flow.ops.append(FlowOp())
                 continue
-            metadata_only = signature.name in READS_METADATA_ONLY
+            metadata_only = reads_metadata_only(signature.name)
             reads = [] if metadata_only else [self._read(storage) for storage in dict.fromkeys(op.reads)]
             writes = [self._write(storage, number, position) for storage in dict.fromkeys(op.writes)]
             row = FlowOp(

@@ -8,8 +8,9 @@ import torch
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import Roofline
 from trainfit.devices import find_device
-from trainfit.operators import families, fused_attention, matrix_products
+from trainfit.operators import families, fused_attention, matrix_products, memory_use, value_use
 from trainfit.operators.families import IRREGULAR, REDUCTIONS, takes_lists
+from trainfit.operators.names import OperatorSet
 from trainfit.trace import Signature, TensorSpec
 
 NAMES = {
@@ -32,7 +33,7 @@ FAMILIES = {
     "memory": IRREGULAR | REDUCTIONS,
     "convolutions": families.CONVOLUTIONS | families.RECURRENT,
     "products": families.MATRIX_PRODUCTS | families.ATTENTION,
-    "sizes": families.SIZED_BY_VALUES,
+    "sizes": value_use.SIZED_BY_VALUES,
     "factorisations": families.FACTORISATIONS,
 }
 OUTSIDE = {
@@ -100,25 +101,27 @@ other devices, or are made of other operators, which are what a trace has."""
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_operator_that_sounds_like_one_is_inside_or_outside(family: str) -> None:
     alike = {name for name in NAMES if any(word in name for word in WORDS[family].split())}
-    alike = {name for name in alike if not takes_lists(name)}
+    alike = {name for name in alike if not takes_lists(f"aten.{name}.default")}
     outside = set(OUTSIDE[family].split())
-    assert not outside & FAMILIES[family]
-    assert alike - FAMILIES[family] == outside
+    assert not outside & FAMILIES[family].names
+    assert alike - FAMILIES[family].names == outside
 
 
 def test_there_are_no_operators_in_a_family_that_torch_does_not_have() -> None:
-    for family in (*FAMILIES.values(), families.FUSED_OPTIMIZERS):
-        assert family <= NAMES
-    assert not IRREGULAR & REDUCTIONS
-    assert set(matrix_products._CONVOLUTIONS) <= families.CONVOLUTIONS
+    for registry in (families, memory_use, value_use):
+        sets = {name: found for name, found in vars(registry).items() if isinstance(found, OperatorSet)}
+        assert {name: set(found) - NAMES for name, found in sets.items() if set(found) - NAMES} == {}
+    assert not IRREGULAR.names & REDUCTIONS.names
+    assert set(matrix_products._CONVOLUTIONS) <= families.CONVOLUTIONS.names
     known = families.CONVOLUTIONS | families.RECURRENT | families.MATRIX_PRODUCTS
-    assert set(matrix_products._PRODUCTS) <= known
-    assert set(fused_attention._CAUSAL_POSITION) <= families.ATTENTION
+    assert set(matrix_products._PRODUCTS) <= known.names
+    assert set(fused_attention._CAUSAL_POSITION) <= families.ATTENTION.names
+    assert families.PLAIN_PRODUCTS.names <= families.MATRIX_PRODUCTS.names
 
 
 def test_every_operator_that_takes_lists_of_tensors_in_step_is_known() -> None:
-    lists = {name for name in NAMES if takes_lists(name)}
-    assert {name for name in NAMES if "foreach" in name} == lists - families.FUSED_OPTIMIZERS
+    lists = {name for name in NAMES if takes_lists(f"aten.{name}.default")}
+    assert {name for name in NAMES if "foreach" in name} == lists - families.FUSED_OPTIMIZERS.names
     fused = {name for name in NAMES if name.startswith("_fused_")} - lists
     assert fused == {
         *("_fused_dropout", "_fused_rms_norm", "_fused_rms_norm_backward", "_fused_sdp_choice"),
@@ -144,4 +147,4 @@ def test_operators_get_the_bandwidth_of_their_family(name: str, share: float) ->
     spec = TensorSpec("float32", (64,), (1,))
     signature = Signature(name, (spec,), (spec,), "[[],{}]", False, False, False, False)
     roofline = Roofline(find_device("h100"), CALIBRATED)
-    assert roofline._bandwidth_share(signature, name.split(".")[1]) == share
+    assert roofline._bandwidth_share(signature) == share

@@ -187,3 +187,11 @@ def test_an_operator_of_the_users_own_is_priced_by_its_traffic() -> None:
     unknown = call("mine.twist.default", [spec(4, 4)], [spec(4, 4)])
     assert known_flops(unknown) is None
     assert moved_bytes(unknown, ()) == 128
+
+
+def test_an_operator_of_the_users_own_is_not_taken_for_torchs_of_the_same_name() -> None:
+    """It may do anything: what torch's `dot` multiplies and what `empty` leaves out is not known of it."""
+    alone = call("mine.dot.default", [spec(4, 4)], [spec(4, 4)])
+    assert products_of(alone) == ()
+    assert known_flops(alone) is None
+    assert moved_bytes(call("mine.empty.default", [spec(4, 4)], [spec(4, 4)]), ()) == 128

@@ -14,17 +14,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from trainfit.operators.names import CAST, is_operator
+from trainfit.operators.value_use import SHOW_VALUES
 from trainfit.plans import OpDecision
 
-_CAST = "aten._to_copy.default"
-VALUES_READ = frozenset(("aten._local_scalar_dense.default", "aten.equal.default", "aten.allclose.default"))
-"""Operators that return plain values: they run once, and are answered with the same values later."""
 SAVE, RECOMPUTE, SKIP = "save", "recompute", "skip"
-
-
-def is_operator(name: str) -> bool:
-    """Whether a trace's op is an operator call; memory made without one has a name of two parts."""
-    return name.count(".") >= 2
 
 
 class Follower:
@@ -50,7 +44,7 @@ class Follower:
         while position < len(ops) and ops[position].name != name:
             if weight_cast:
                 return RECOMPUTE
-            if ops[position].name != _CAST and not (self._hooked and self._next == 0):
+            if ops[position].name != CAST and not (self._hooked and self._next == 0):
                 break
             position += 1
         if position < len(ops) and ops[position].name == name:
@@ -70,7 +64,7 @@ class Follower:
         others for each batch.
         """
         op = self._matched
-        if op is None or op.name == _CAST or self._hooked or self._by_data or self.lost or self.larger:
+        if op is None or op.name == CAST or self._hooked or self._by_data or self.lost or self.larger:
             return
         if torch.Tag.dynamic_output_shape in func.tags:
             self._by_data = True
@@ -84,10 +78,10 @@ class Follower:
         """The region has ended; ops that are left over mean that it did something else."""
         if self.lost is not None or self._hooked:
             return
-        if any(op.name != _CAST for op in self._ops[self._next :]):
+        if any(op.name != CAST for op in self._ops[self._next :]):
             self.lost = f"it ended after {self._next} of {len(self._ops)} ops"
 
 
 def followed_ops(ops: tuple[OpDecision, ...]) -> tuple[OpDecision, ...]:
     """Return the ops of a plan that are followed: operators that compute, and do not only read values."""
-    return tuple(op for op in ops if is_operator(op.name) and op.name not in VALUES_READ)
+    return tuple(op for op in ops if is_operator(op.name) and op.name not in SHOW_VALUES)

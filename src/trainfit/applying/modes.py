@@ -14,24 +14,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainfit.applying.execution import execution
-from trainfit.applying.following import VALUES_READ
 from trainfit.applying.randomness import may_draw
-from trainfit.capturing.operators import Operator, aten, describe
 from trainfit.capturing.own_kernels import OWN_KERNELS
-from trainfit.recomputation import READS_METADATA_ONLY
-
-_STATISTICS = ("running_mean", "running_var")
-
-_RUNS_ALWAYS = {
-    aten._efficientzerotensor.default,
-    aten.set_.source_Storage,
-    aten.set_.source_Storage_storage_offset,
-    aten.set_.source_Tensor,
-    aten.set_.default,
-    aten.is_pinned.default,
-    aten.is_same_size.default,
-}
-"""These touch no data and are not recorded either: they simply run, in forward and again."""
+from trainfit.capturing.schemas import Operator, aten, describe
+from trainfit.operators.memory_use import STATISTICS, TOUCH_NO_DATA
+from trainfit.operators.value_use import SHOW_VALUES, reads_metadata_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +49,12 @@ def facts_of(func: OpOverload) -> Facts:
         found = _facts[id(func)] = Facts(
             func=func,
             operator=operator,
-            runs_always=operator.invisible or func in _RUNS_ALWAYS,
+            runs_always=operator.invisible or operator.name in TOUCH_NO_DATA,
             decomposes=operator.composite and not operator.is_view and func not in OWN_KERNELS,
-            asks_for_values=operator.name in VALUES_READ,
+            asks_for_values=operator.name in SHOW_VALUES,
             draws=may_draw(func),
-            reads_metadata_only=operator.name in READS_METADATA_ONLY,
-            statistics=tuple(n for n, a in arguments if a.name in _STATISTICS and a.alias_info is None),
+            reads_metadata_only=reads_metadata_only(operator.name),
+            statistics=tuple(n for n, a in arguments if a.name in STATISTICS and a.alias_info is None),
         )
     return found
 

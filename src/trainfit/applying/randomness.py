@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from trainfit.capturing.operators import describe
 from trainfit.capturing.random_stream import HostRandomState
+from trainfit.capturing.schemas import describe
+from trainfit.operators import collectives
 
-_KNOWN_NAMESPACES = ("aten", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd")
+_KNOWN_NAMESPACES = ("aten", "prims", *collectives.NAMESPACES)
 
 
 def may_draw(func: OpOverload) -> bool:

@@ -37,8 +37,8 @@ from trainfit.applying.records import (
     OutsideArgument,
     Record,
 )
-from trainfit.capturing.operators import Operator, aten
 from trainfit.capturing.parts import strided_parts
+from trainfit.capturing.schemas import Operator, aten
 from trainfit.recomputation import NOBODY, copied_before_write, rerun, starts_stream
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ The files, in the order in which a step passes through them: `session` (builds t
 runs eagerly, and is noticed), `disk` (no tensors are written), `processes` (workers are ordinary Python),
 `explaining` (errors that are ours), `composites` and `derivatives` (paths of torch that differ under a
 dispatch mode), `dispatch` (every operator call), `engine` (what backward does in place), `operators` and
-`metadata` (what the call is, what it returns), `own_kernels` and `special` (operators that need more),
+`metadata` (what the call is, what it returns), `own_kernels` and `handlers` (operators that need more),
 `values` and `known_masks` (what is known and what is assumed), `waiting` (where the host waits for the
 device), `hollow` and `ledger` (tensors without memory, and who holds them), `autograd` and `modules` (saved
 tensors, backward nodes, names), `recorder` (rows), `describing` (what step it is), `assemble` (the trace).

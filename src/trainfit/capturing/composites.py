@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainfit.capturing import derivatives
-from trainfit.capturing.special import known_numbers
+from trainfit.capturing.handlers import known_numbers
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode

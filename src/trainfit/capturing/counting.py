@@ -13,9 +13,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from trainfit import arguments
-from trainfit.capturing.operators import Operator, describe
+from trainfit.capturing.schemas import Operator, describe
 from trainfit.operators.families import FUSED_OPTIMIZERS
-from trainfit.operators.names import base_name
 from trainfit.operators.work import with_work
 from trainfit.trace import Signature, Trace
 
@@ -49,7 +48,7 @@ def _written(signature: Signature, operator: Operator) -> tuple[int, ...]:
     positional, keyword = arguments.decode(signature.arguments)
     # Fused optimizers may write the gradients too, but do so only to undo a loss scale.
     scaled = keyword.get("grad_scale")
-    untouched = 1 if base_name(signature.name) in FUSED_OPTIMIZERS and not scaled else None
+    untouched = 1 if signature.name in FUSED_OPTIMIZERS and not scaled else None
     places = [
         keyword.get(where) if isinstance(where, str) else positional[where]
         for where in operator.mutated

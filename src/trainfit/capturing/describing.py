@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainfit.capturing.recorder import OPTIMIZER, Row
+from trainfit.operators.families import list_kind
 from trainfit.settings import Settings, dtype_name
 from trainfit.step import Step
 from trainfit.units import format_bytes
@@ -59,10 +60,8 @@ def _kernels(rows: Iterable[Row]) -> str | None:
     names = {row.call.operator.name for row in rows if row.phase is OPTIMIZER}
     if not names:
         return None
-    for kind in ("fused", "foreach"):
-        if any(name.startswith(f"aten._{kind}_") for name in names):
-            return kind
-    return "for-loop"
+    kinds = set(map(list_kind, names))
+    return next((kind for kind in ("fused", "foreach") if kind in kinds), "for-loop")
 
 
 def on_the_host(step: Step, session: Session) -> tuple[str, ...]:

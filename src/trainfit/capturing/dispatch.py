@@ -16,11 +16,11 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainfit.capturing import sparse, special
+from trainfit.capturing import handlers, sparse
 from trainfit.capturing.autograd import called_by_engine
 from trainfit.capturing.engine import as_the_engine_would, sums_masked_gradient
 from trainfit.capturing.hollow import tensor_over
-from trainfit.capturing.known_masks import MADE_LIKE, constant_summed, makes_floats, note_constant
+from trainfit.capturing.known_masks import constant_summed, makes_floats, note_constant
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
 from trainfit.capturing.metadata import (
     Call,
@@ -34,10 +34,10 @@ from trainfit.capturing.metadata import (
     differs,
 )
 from trainfit.capturing.mixing import note_mixed
-from trainfit.capturing.operators import Operator, aten, describe, not_an_operator
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
+from trainfit.capturing.schemas import Operator, aten, describe, not_an_operator
 from trainfit.capturing.values import (
     ASSUMED_RESULTS,
     FILLED_LATER,
@@ -113,12 +113,12 @@ class CaptureMode(TorchDispatchMode):
             return sparse.handle(self, func, args, kwargs)
         if self.recorder.in_engine and (self._in_torchs_formula or called_by_engine(depth=3)):
             if func is aten.where.self and sums_masked_gradient(self.recorder):
-                return special.masked_select(self, aten.masked_select.default, (args[1], args[0]), {})
+                return handlers.masked_select(self, aten.masked_select.default, (args[1], args[0]), {})
             func = as_the_engine_would(self, func, args, kwargs)
-        handler = special.HANDLERS.get(func)
+        handler = handlers.HANDLERS.get(func)
         if handler is not None:
             result = handler(self, func, args, kwargs)
-            if result is not special.NOT_SPECIAL:
+            if result is not handlers.NOT_HANDLED:
                 return result
         if operator.is_view:
             return self.view(func, args, kwargs)
@@ -222,7 +222,7 @@ class CaptureMode(TorchDispatchMode):
             call.unlike_cpu = call.unlike_cpu or differs(call.outputs, (result,) if call.single else result)
         if call.unlike_cpu:
             return self._hollow(func, call, args, kwargs, tensors, lives)
-        read = () if call.operator.name in MADE_LIKE else lives
+        read = () if call.operator.made_like else lives
         assumption = next((live.assumption for live in read if live.assumption), None)
         undecided = assumption is not None and any(live.undecided for live in lives)
         if undecided and isinstance(result, torch.Tensor):
@@ -358,7 +358,7 @@ class CaptureMode(TorchDispatchMode):
 
     def _inputs_known(self, call: Call, lives: list[LiveStorage]) -> bool:
         operator = call.operator
-        if operator.name in MADE_LIKE and not makes_floats(call):
+        if operator.made_like and not makes_floats(call):
             return True
         if operator.overwrites_first and lives:
             if not lives[0].known and lives[0].backing is None:

@@ -12,40 +12,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from trainfit.capturing.operators import aten
 from trainfit.capturing.recorder import Recorder
+from trainfit.capturing.schemas import aten, in_place_forms
+from trainfit.operators.value_use import ZEROS
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
 
 # Not into every tensor of the node: a formula gets a copy of the gradient where a view was written to, and
 # leaves that as it is.
-_ZEROS = ("aten.new_zeros.default", "aten.zeros.default", "aten.zeros_like.default")
-_IN_PLACE_INTO_ZEROS = {
-    aten.index_put.default: aten.index_put_.default,
-    aten.index_add.default: aten.index_add_.default,
-    aten.index_copy.default: aten.index_copy_.default,
-    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
-    aten.scatter.src: aten.scatter_.src,
-    aten.scatter.value: aten.scatter_.value,
-    aten.scatter_add.default: aten.scatter_add_.default,
-    aten.masked_scatter.default: aten.masked_scatter_.default,
-    aten.put.default: aten.put_.default,
-}
+_IN_PLACE_INTO_ZEROS = in_place_forms(
+    """
+    index_put.default index_add.default index_copy.default index_fill.int_Scalar scatter.src scatter.value
+    scatter_add.default masked_scatter.default put.default
+    """
+)
 # Formulas that go further, and also compute in place.
 _IN_PLACE_IN_NODE = {
-    "BinaryCrossEntropyWithLogitsBackward0": {
-        aten.sub.Tensor: aten.sub_.Tensor,
-        aten.mul.Tensor: aten.mul_.Tensor,
-        aten.div.Tensor: aten.div_.Tensor,
-    },
+    "BinaryCrossEntropyWithLogitsBackward0": in_place_forms("sub.Tensor mul.Tensor div.Tensor"),
     # With factors that are zero.
-    "CumprodBackward0": {aten.mul.Tensor: aten.mul_.Tensor, aten.div.Tensor: aten.div_.Tensor},
+    "CumprodBackward0": in_place_forms("mul.Tensor div.Tensor"),
     # Clamping between tensors.
-    "ClampBackward0": {
-        aten.logical_and.default: aten.logical_and_.default,
-        aten.logical_or.default: aten.logical_or_.default,
-    },
+    "ClampBackward0": in_place_forms("logical_and.default logical_or.default"),
 }
 
 
@@ -63,7 +51,7 @@ def as_the_engine_would(
     if form is not None and _made_in_this_node(mode, args[0]):
         return form
     form = _IN_PLACE_INTO_ZEROS.get(func)
-    if form is not None and mode.live(args[0]).producer in _ZEROS and _made_in_this_node(mode, args[0]):
+    if form is not None and mode.live(args[0]).producer in ZEROS and _made_in_this_node(mode, args[0]):
         return form
     return func
 

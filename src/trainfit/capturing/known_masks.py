@@ -13,15 +13,10 @@ import torch
 
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
+from trainfit.operators.value_use import FULL, ONES, ZEROS, place_of_constant
 
 _LARGEST = 1 << 28
 """Elements that are added up for real: a fraction of a second."""
-_ONES = ("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
-_ZEROS = ("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default")
-_FULL = {"aten.full.default": 1, "aten.full_like.default": 1, "aten.new_full.default": 2}
-"""With the place of the value among the arguments."""
-MADE_LIKE = frozenset(name for name in (*_ONES, *_ZEROS, *_FULL) if "like" in name or "new" in name)
-"""Operators that look at the shape of a tensor only."""
 _COPIES = ("aten._to_copy.default", "aten.clone.default")
 _SUMS = ("aten.sum.default", "aten.sum.dim_IntList")
 
@@ -33,12 +28,12 @@ def note_constant(
     if makes_floats(call):
         return  # activations and gradients, which are written to
     name, value = call.operator.name, None
-    if name in _ONES:
+    if name in ONES:
         value = 1.0
-    elif name in _ZEROS:
+    elif name in ZEROS:
         value = 0.0
-    elif name in _FULL and isinstance(args[_FULL[name]], int | float):
-        value = float(args[_FULL[name]])
+    elif name in FULL and isinstance(args[place_of_constant(name)], int | float):
+        value = float(args[place_of_constant(name)])
     elif name in _COPIES:
         value = lives[0].constant
     if value is not None and value.is_integer():  # which any dtype holds as it is

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch._ops import OpOverload
 
-from trainfit.capturing.operators import aten
+from trainfit.capturing.schemas import aten
 from trainfit.capturing.values import script_line
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
+from trainfit.operators.value_use import DRAW_NOTHING
+
 BUDGET_ELEMENTS = 1 << 26
 """Elements drawn for real in one capture: less than a second."""
-_DRAW_NOTHING = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
-"""Tagged as random like all attention, but this kernel has no dropout."""
 SEED = 0
 """Captures and real runs begin with this seed."""
 
@@ -37,7 +37,7 @@ class RandomStream:
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]
     ) -> None:
         """Draw what the operator would have drawn, on scratch memory; `results` are those of the capture."""
-        if func in _DRAW_NOTHING or self._left < 0:
+        if self._left < 0 or str(func) in DRAW_NOTHING:
             return
         # What makes its tensors itself (`randn`) has none among its arguments.
         self._left -= max(_elements((args, kwargs)), _elements(results))

@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from trainfit.capturing.autograd import called_by_engine
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, call_key
-from trainfit.capturing.operators import aten, describe
 from trainfit.capturing.parts import strided_parts
+from trainfit.capturing.schemas import aten, describe
 from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:

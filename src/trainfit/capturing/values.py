@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from trainfit.capturing.ledger import LiveStorage
+from trainfit.operators.names import OperatorSet
+from trainfit.operators.value_use import ALL_TRUE, ANY_TRUE, RANDOM
 from trainfit.trace import DATA_DEPENDENT
 
 _PATIENCE = 100
@@ -27,7 +29,6 @@ _INTEGER_LIMIT = 1 << 20
 _FLOAT_LIMIT = 1 << 16
 _ARRAY_LIMIT = 1 << 12
 _EVERYTHING = 1 << 62
-_DRAWS = ("aten.rand", "aten.uniform", "aten.normal", "aten.bernoulli", "aten.multinomial")
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
 _STANDARD_LIBRARY = str(Path(traceback.__file__).resolve().parent)
 _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
@@ -120,7 +121,7 @@ class Values:
         if isinstance(value, complex):
             return
         counts = isinstance(value, float) and value.is_integer() and not _asked_by_torch()
-        if not isinstance(value, float) or counts or any(word in producer for word in _DRAWS):
+        if not isinstance(value, float) or counts or producer in RANDOM:
             self.answers.append(value)
 
     def note_array(self, values: Any, tensor: torch.Tensor) -> None:
@@ -148,15 +149,15 @@ class Values:
         return value
 
 
-_HOLDS = ("aten.all.", "aten._is_all_true.", "aten.isfinite.")
-"""Operators, up to their overload, whose answer is true in a healthy step."""
+_HOLDS = ALL_TRUE | OperatorSet.of("isfinite")
+"""Operators whose answer is true in a healthy step."""
 
 
 def _plausible(dtype: torch.dtype, producer: str) -> bool | int | float:
     """Return the value that a healthy training step would most likely have."""
     if dtype is torch.bool:
         # all(isfinite(x)) and all(mask) hold; any(isnan(x)) and stopping tests do not.
-        return producer.startswith(_HOLDS)
+        return producer in _HOLDS
     return 1.0 if dtype.is_floating_point else 1
 
 
@@ -227,7 +228,7 @@ ASSUMED_RESULTS: dict[str, tuple[int, Assume]] = {
 }
 
 
-# Operators whose small results get values after they are made: assumed here, or known in `special.py`.
+# Operators whose small results get values after they are made: assumed here, or known in `handlers.py`.
 FILLED_LATER = {*ASSUMED_RESULTS, "aten._pack_padded_sequence.default"}
 
 
@@ -243,9 +244,9 @@ def assume_result(name: str, inputs: list[torch.Tensor], results: list[object], 
 
 def decide(name: str, result: torch.Tensor) -> None:
     """Answer `all` and `any` over tests of unknown data as a healthy step would: all hold, none fires."""
-    if name.startswith(("aten.all.", "aten._is_all_true.")):
+    if name in ALL_TRUE:
         result.fill_(True)
-    elif name.startswith(("aten.any.", "aten._is_any_true.")):
+    elif name in ANY_TRUE:
         result.fill_(False)
 
 

@@ -13,8 +13,8 @@ import torch
 from torch._ops import OpOverload
 
 from trainfit.capturing.metadata import Call, Key
-from trainfit.capturing.operators import aten, not_an_operator
 from trainfit.capturing.recorder import OPTIMIZER
+from trainfit.capturing.schemas import SIZED_BY_VALUES_OVERLOADS, aten, not_an_operator
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
@@ -100,12 +100,7 @@ def _copies_between(mode: CaptureMode, args: Arguments, kwargs: Keywords) -> boo
 
 
 _WAITS: dict[OpOverload, Callable[[CaptureMode, Arguments, Keywords], bool]] = {
-    aten.nonzero.default: _on_device,
-    aten.masked_select.default: _on_device,
-    aten._unique2.default: _on_device,
-    aten.unique_dim.default: _on_device,
-    aten.unique_consecutive.default: _on_device,
-    aten.bincount.default: _on_device,
+    **dict.fromkeys(SIZED_BY_VALUES_OVERLOADS, _on_device),
     aten.repeat_interleave.Tensor: _repeats,
     aten.index.Tensor: _by_mask,
     aten.index_put.default: _put_by_mask,

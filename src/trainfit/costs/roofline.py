@@ -18,14 +18,13 @@ from trainfit.errors import DeviceError
 from trainfit.operators.families import IRREGULAR, REDUCTIONS, takes_lists
 from trainfit.operators.fused_attention import FusedAttention, attention_of
 from trainfit.operators.matrix_products import Product, is_convolution, products_of
-from trainfit.operators.names import base_name
+from trainfit.operators.memory_use import COPIES, ONLY_ALLOCATE
+from trainfit.operators.names import aten_name
 from trainfit.operators.recorded_calls import nbytes
 from trainfit.trace import Signature, TensorSpec, Trace
 
 FREE = OpCost(0.0, "assumed", "nothing", kernels=0)
 
-_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-_COPIES = {"_to_copy", "clone", "copy_", "contiguous", "cat", "stack"}
 _TENSORS_PER_LAUNCH = 100
 """A foreach kernel takes the addresses of about so many tensors as its arguments."""
 SHARED_LANES = ("sm_86", "sm_89", "sm_120")
@@ -103,12 +102,11 @@ class Roofline:
 
     def price(self, signature: Signature) -> OpCost:
         """Return what one call costs on the device."""
-        name = base_name(signature.name)
-        if signature.view or name in _ALLOCATIONS or signature.work_source == "none":
+        if signature.view or signature.name in ONLY_ALLOCATE or signature.work_source == "none":
             return FREE
-        moving = self._memory_seconds(signature, name)
+        moving = self._memory_seconds(signature)
         computing = self._compute_seconds(signature)
-        kernels = self._kernels(signature, name)
+        kernels = self._kernels(signature)
         latency = kernels * self.constants.kernel_seconds
         seconds = max(computing, moving) + latency
         bound = (
@@ -119,26 +117,26 @@ class Roofline:
 
     # Memory ----------------------------------------------------------------------------------------------
 
-    def _memory_seconds(self, signature: Signature, name: str) -> float:
+    def _memory_seconds(self, signature: Signature) -> float:
         moved = signature.moved_bytes
         if is_convolution(signature):
             moved += self._layout_bytes(signature)
-        share = self._bandwidth_share(signature, name)
+        share = self._bandwidth_share(signature)
         cache = self.device.cache_bytes or 0
         # What is smaller than the last-level cache is partly still there from the kernel before.
         kept = max(0.0, 1.0 - moved / cache) if cache else 0.0
         gain = 1.0 - kept * (1.0 - 1.0 / self.constants.cache_gain)
         return moved * gain / (self.bandwidth * share)
 
-    def _bandwidth_share(self, signature: Signature, name: str) -> float:
-        constants = self.constants
+    def _bandwidth_share(self, signature: Signature) -> float:
+        constants, name = self.constants, signature.name
         if takes_lists(name):
             return constants.list_share
         if name in IRREGULAR:
             return constants.irregular_share
         if name in REDUCTIONS:
             return constants.reduction_share
-        if name in _COPIES and _is_transposed(signature):
+        if name in COPIES and _is_transposed(signature):
             return constants.strided_share
         return constants.stream_share
 
@@ -210,11 +208,11 @@ class Roofline:
         flops = self.device.flops
         return flops.get(rate) or flops.get("fp32") or max(flops.values())
 
-    def _kernels(self, signature: Signature, name: str) -> int:
-        if takes_lists(name):
+    def _kernels(self, signature: Signature) -> int:
+        if takes_lists(signature.name):
             tensors = max(len(signature.inputs), len(signature.outputs))
             return max(1, tensors // _TENSORS_PER_LAUNCH)
-        return _KERNELS.get(name, 1)
+        return _KERNELS.get(aten_name(signature.name), 1)
 
 
 _KERNELS = {

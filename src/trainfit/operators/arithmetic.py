@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trainfit import arguments
 from trainfit.operators.families import takes_lists
-from trainfit.operators.names import base_name
+from trainfit.operators.names import aten_name
 from trainfit.operators.recorded_calls import elements
 from trainfit.trace import Signature
 
@@ -95,7 +95,7 @@ def arithmetic_flops(signature: Signature) -> int | None:
     """Return the FLOPs of an operator that works element by element; None if it is not known."""
     if signature.view:
         return 0
-    per_element = _PER_ELEMENT.get(base_name(signature.name))
+    per_element = _PER_ELEMENT.get(aten_name(signature.name))
     if per_element is None:
         return None
     return per_element * _elements(signature)
@@ -104,7 +104,7 @@ def arithmetic_flops(signature: Signature) -> int | None:
 def _elements(signature: Signature) -> int:
     """Return the elements worked on: those of the largest tensor, or of the first list of tensors."""
     sizes = [elements(spec) for spec in (*signature.inputs, *signature.outputs)]
-    if takes_lists(base_name(signature.name)):
+    if takes_lists(signature.name):
         return sum(sizes) // max(_lists(signature), 1)
     return max(sizes, default=0)
 

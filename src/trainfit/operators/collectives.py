@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from trainfit.operators.names import base_name, namespace
-
 NAMESPACES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 """Where torch keeps the operators of `torch.distributed`."""
 
@@ -26,7 +24,7 @@ _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split
 
 def communicates(name: str) -> bool:
     """Whether an operator such as `c10d.allreduce_.default` belongs to `torch.distributed`."""
-    return namespace(name) in NAMESPACES
+    return name.partition(".")[0] in NAMESPACES
 
 
 def collective_kind(name: str) -> str | None:
@@ -37,7 +35,7 @@ def collective_kind(name: str) -> str | None:
     """
     if not communicates(name):
         return None
-    base = base_name(name)
+    base = name.split(".")[1]
     for ending in ("_", "_out", "_coalesced"):
         base = base.removesuffix(ending)
     return _KIND_OF.get(base)

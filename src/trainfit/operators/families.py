@@ -1,4 +1,4 @@
-"""Which family an operator belongs to, by its exact name without namespace and overload (`base_name`).
+"""Which family an operator belongs to, by its exact name.
 
 One table for all who ask. Parts of names would not do: `norm` is in `normal_`, `nonzero` in `count_nonzero`,
 `prod` in `_scaled_dot_product_flash_attention`, `mm` in `cummax`. A test holds the table against every
@@ -7,12 +7,9 @@ operator that torch has.
 
 from __future__ import annotations
 
+from trainfit.operators.names import OperatorSet, aten_name
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-IRREGULAR = _names(
+IRREGULAR = OperatorSet.of(
     """
     embedding embedding_dense_backward embedding_sparse_backward embedding_renorm embedding_renorm_
     _embedding_bag _embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward
@@ -28,7 +25,7 @@ IRREGULAR = _names(
 )
 """Gathers, scatters, sorts and searches: memory is not walked straight through."""
 
-REDUCTIONS = _names(
+REDUCTIONS = OperatorSet.of(
     """
     sum nansum _sparse_sum _sparse_csr_sum sum_to_size mean var var_mean std std_mean prod _sparse_csr_prod
     max min amax amin aminmax _aminmax argmax argmin any all _is_any_true _is_all_true count_nonzero
@@ -58,13 +55,13 @@ REDUCTIONS = _names(
 """Kernels in which many elements become few, or in which every element waits for a sum: norms, softmax,
 pooling, scans."""
 
-FUSED_OPTIMIZERS = _names(
+FUSED_OPTIMIZERS = OperatorSet.of(
     """
     _fused_adam _fused_adam_ _fused_adamw _fused_adamw_ _fused_sgd _fused_sgd_ _fused_adagrad _fused_adagrad_
     """
 )
 
-CONVOLUTIONS = _names(
+CONVOLUTIONS = OperatorSet.of(
     """
     convolution convolution_overrideable convolution_backward convolution_backward_overrideable _convolution
     _convolution_double_backward cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu
@@ -76,7 +73,7 @@ CONVOLUTIONS = _names(
     """
 )
 
-RECURRENT = _names(
+RECURRENT = OperatorSet.of(
     """
     lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward miopen_rnn miopen_rnn_backward
@@ -86,7 +83,7 @@ RECURRENT = _names(
     """
 )
 
-MATRIX_PRODUCTS = _names(
+MATRIX_PRODUCTS = OperatorSet.of(
     """
     mm bmm matmul addmm addmm_ baddbmm baddbmm_ addbmm addbmm_ mv dot vdot addmv addmv_ addr linear bilinear
     linear_backward mkldnn_linear mkldnn_linear_backward mkldnn_linear_backward_input
@@ -97,7 +94,10 @@ MATRIX_PRODUCTS = _names(
     """
 )
 
-ATTENTION = _names(
+PLAIN_PRODUCTS = OperatorSet.of("mm addmm bmm baddbmm")
+"""Dense products of two matrices; libraries need no workspace for them that counts."""
+
+ATTENTION = OperatorSet.of(
     """
     _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
@@ -113,15 +113,7 @@ ATTENTION = _names(
     """
 )
 
-SIZED_BY_VALUES = _names(
-    """
-    nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive masked_select bincount
-    repeat_interleave
-    """
-)
-"""How large the result is depends on the values of the inputs."""
-
-FACTORISATIONS = _names(
+FACTORISATIONS = OperatorSet.of(
     """
     cholesky cholesky_inverse cholesky_solve _cholesky_solve_helper matrix_exp linalg_matrix_exp
     linalg_cholesky_ex linalg_eig linalg_eigvals _linalg_eigvals _linalg_eigh _linalg_svd _linalg_det
@@ -133,6 +125,13 @@ FACTORISATIONS = _names(
 """Linear algebra that looks at the values: not every matrix has an inverse or a root."""
 
 
+def list_kind(name: str) -> str | None:
+    """Return how an optimizer's operator takes lists of tensors: `foreach` or `fused`; None if not at all."""
+    if aten_name(name).startswith("_foreach_"):
+        return "foreach"
+    return "fused" if name in FUSED_OPTIMIZERS else None
+
+
 def takes_lists(name: str) -> bool:
-    """Whether an operator takes lists of tensors: torch's prefix for it, and the fused optimizers."""
-    return name.startswith(("_foreach_", "_amp_foreach_")) or name in FUSED_OPTIMIZERS
+    """Whether an operator goes over lists of tensors in one call."""
+    return list_kind(name) is not None or aten_name(name).startswith("_amp_foreach_")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from trainfit.operators.names import base_name
+from trainfit.operators.names import aten_name
 from trainfit.operators.recorded_calls import RecordedArguments
 from trainfit.trace import Signature
 
@@ -61,12 +61,12 @@ class FusedAttention:
 
 def attention_of(signature: Signature) -> FusedAttention | None:
     """Return the attention that a call computes, or None."""
-    return _found(signature) if base_name(signature.name) in _CAUSAL_POSITION else None
+    return _found(signature) if aten_name(signature.name) in _CAUSAL_POSITION else None
 
 
 @lru_cache(maxsize=4096)
 def _found(signature: Signature) -> FusedAttention | None:
-    name = base_name(signature.name)
+    name = aten_name(signature.name)
     position = _CAUSAL_POSITION[name]
     backward = name.endswith("_backward")
     call = RecordedArguments(signature)

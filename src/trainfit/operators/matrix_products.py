@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from trainfit.operators.names import base_name
+from trainfit.operators.names import aten_name
 from trainfit.operators.recorded_calls import RecordedArguments
 from trainfit.trace import Signature
 
@@ -29,18 +29,18 @@ class Product:
 
 def products_of(signature: Signature) -> tuple[Product, ...]:
     """Return the matrix products of one call; empty if it has none."""
-    return _found(signature) if base_name(signature.name) in _PRODUCTS else ()
+    return _found(signature) if aten_name(signature.name) in _PRODUCTS else ()
 
 
 @lru_cache(maxsize=16384)
 def _found(signature: Signature) -> tuple[Product, ...]:
     """Reading the arguments takes longer than everything else, and one trace is priced for many devices."""
-    return _PRODUCTS[base_name(signature.name)](signature)
+    return _PRODUCTS[aten_name(signature.name)](signature)
 
 
 def is_convolution(signature: Signature) -> bool:
     """Whether its products are those of a convolution, done without writing the matrices out."""
-    return base_name(signature.name) in _CONVOLUTIONS
+    return aten_name(signature.name) in _CONVOLUTIONS
 
 
 def _matrices(first: int) -> Callable[[Signature], tuple[Product, ...]]:

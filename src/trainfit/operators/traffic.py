@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainfit.operators.names import base_name
+from trainfit.operators.memory_use import ONLY_ALLOCATE
+from trainfit.operators.names import OperatorSet, aten_name
 from trainfit.operators.recorded_calls import RecordedArguments, nbytes
 from trainfit.trace import Signature
 
-_NOTHING = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "empty_permuted",
-    "new_empty",
-    "new_empty_strided",
-    "resize_",
-}
+_MOVE_NOTHING = ONLY_ALLOCATE | OperatorSet.of("resize_")
 _ROW_CACHE_BYTES = 48 << 10
 """A softmax over longer rows than fit into a block's shared memory reads them twice."""
 
@@ -27,12 +20,11 @@ def moved_bytes(signature: Signature, written: tuple[int, ...], overwrites_first
     `written` are the numbers of the inputs that it changes; with `overwrites_first` it does not read the
     first of them.
     """
-    name = base_name(signature.name)
-    if signature.view or name in _NOTHING:
+    if signature.view or signature.name in _MOVE_NOTHING:
         return 0
-    special = _SPECIAL.get(name)
-    if special is not None:
-        return special(signature)
+    rule = _RULES.get(aten_name(signature.name))
+    if rule is not None:
+        return rule(signature)
     total = sum(map(nbytes, signature.inputs)) + sum(map(nbytes, signature.outputs))
     total += sum(nbytes(signature.inputs[number]) for number in written)
     if overwrites_first and written:
@@ -103,7 +95,7 @@ def _sort(signature: Signature) -> int:
     return _all(signature) + 2 * per_key * sum(map(nbytes, signature.outputs))
 
 
-_SPECIAL: dict[str, Callable[[Signature], int]] = {
+_RULES: dict[str, Callable[[Signature], int]] = {
     **dict.fromkeys(("embedding", "index_select", "gather", "index", "take", "_embedding_bag"), _rows_picked),
     **dict.fromkeys(
         ("index_add_", "scatter_add_", "index_put_", "_index_put_impl_", "scatter_"), _rows_changed

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from trainfit.capturing.schemas import describe
 from trainfit.errors import GraphError
 from trainfit.ordering import graph as buffers
 from trainfit.ordering.best_order import best_order
@@ -217,8 +218,7 @@ def _written_storages(node: Node) -> set[int]:
 
 def _lines(node: Node) -> Iterator[str]:
     """Yield the queues in which a node keeps its place."""
-    tags = getattr(node.target, "tags", ())
-    if torch.Tag.nondeterministic_seeded in tags:
+    if isinstance(node.target, torch._ops.OpOverload) and describe(node.target).random:
         yield "random"
     if node.is_impure():
         yield "effects"

@@ -19,6 +19,7 @@ from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
+from trainfit.operators.families import PLAIN_PRODUCTS
 from trainfit.ordering.graph import Buffer, BufferGraph, Node
 
 Nodes = list[Any]
@@ -116,11 +117,8 @@ def _is_matrix_product(kernel: str) -> bool:
     """Whether a kernel such as `extern_kernels.mm` or `torch.ops.aten.mm.default` is a plain product."""
     for module in ("extern_kernels.", "torch.ops.aten.", "aten."):
         if kernel.startswith(module):
-            return kernel.removeprefix(module).split(".")[0] in _WITHOUT_WORKSPACE
+            return kernel.removeprefix(module).split(".")[0] in {*PLAIN_PRODUCTS, "_mm_plus_mm"}
     return False
-
-
-_WITHOUT_WORKSPACE = {"mm", "addmm", "bmm", "baddbmm", "_mm_plus_mm"}
 
 
 def with_workspaces(graph: BufferGraph, workspaces: dict[int, int]) -> BufferGraph:

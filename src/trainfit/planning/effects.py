@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from trainfit.operators.memory_use import moves_statistics
 from trainfit.planning.full_recompute import is_full_recompute
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, moves_statistics, remaining_holds, values_read
+from trainfit.planning.regions import RegionGraph, remaining_holds, values_read
 from trainfit.planning.weight_casts import with_casts
 from trainfit.recomputation import starts_stream
 from trainfit.trace import Interval, Trace

@@ -6,8 +6,9 @@ runs again until the last value that backward needs, also what nobody needs.
 
 from __future__ import annotations
 
+from trainfit.operators.memory_use import moves_statistics
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, moves_statistics
+from trainfit.planning.regions import RegionGraph
 from trainfit.trace import Trace
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainfit.operators.value_use import reads_metadata_only
 from trainfit.planning.weight_casts import is_kept_by_autocast
-from trainfit.recomputation import READS_METADATA_ONLY
 from trainfit.trace import Interval, Trace
 
 
@@ -191,17 +191,6 @@ def _alive_around(trace: Trace, start: int, end: int) -> list[int]:
     return list(found)
 
 
-_MOVE_STATISTICS = ("aten.native_batch_norm.", "aten.cudnn_batch_norm.", "aten.miopen_batch_norm.")
-
-
-def moves_statistics(name: str) -> bool:
-    """Whether an operator moves running statistics, which its schema does not say.
-
-    Computed again, it moves a copy of them.
-    """
-    return name.startswith(_MOVE_STATISTICS)
-
-
 def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> None:
     creator: dict[int, int] = {}
     leader: dict[int, int] = {}
@@ -294,7 +283,7 @@ def _kept_bytes(trace: Trace, region: RegionGraph, number: int) -> int:
 
 def values_read(trace: Trace, number: int) -> tuple[int, ...]:
     """Return the storages whose content an op reads: `empty_like` and its kind only look at the shape."""
-    return () if trace.op_name(number) in READS_METADATA_ONLY else trace.ops[number].reads
+    return () if reads_metadata_only(trace.op_name(number)) else trace.ops[number].reads
 
 
 def _read_before_last_write(

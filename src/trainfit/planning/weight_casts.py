@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from trainfit.operators.names import CAST
 from trainfit.settings import is_cast_to
 from trainfit.trace import Trace
-
-_CAST = "aten._to_copy.default"
 
 
 def is_kept_by_autocast(trace: Trace, number: int) -> bool:
     """Whether a storage is a weight that autocast has cast."""
     producer = trace.storages[number].producer
-    if producer < 0 or trace.op_name(producer) != _CAST:
+    if producer < 0 or trace.op_name(producer) != CAST:
         return False
     op = trace.ops[producer]
     from_weights = all(trace.storages[source].category == "parameter" for source in op.reads)

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from trainfit import arguments
 from trainfit.operators.families import FACTORISATIONS, RECURRENT
-from trainfit.operators.names import base_name
 from trainfit.operators.recorded_calls import nbytes
 from trainfit.timing.input_values import index_bounds
 from trainfit.timing.locality import MIDDLE, NEAR, Locality
@@ -114,7 +113,7 @@ class Caller:
     def _choose_cuts(
         self, signature: Signature, locality: Locality, numbered: dict[int, torch.Tensor], made: Any
     ) -> dict[int, _Cut]:
-        if base_name(signature.name) in _KEEP_VALUES:
+        if signature.name in _KEEP_VALUES:
             return {}
         written = {id(tensor) for tensor in _mutated(self.function, *made)}
         return {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainfit import arguments
-from trainfit.operators.names import base_name
+from trainfit.operators.names import functional_name
 from trainfit.trace import Signature
 
 Bounds = dict[int, int]
@@ -22,7 +22,7 @@ Bounds = dict[int, int]
 
 def index_bounds(signature: Signature) -> Bounds:
     """Return the exclusive upper bound of each input that holds indices."""
-    rule = _RULES.get(base_name(signature.name).removesuffix("_"))
+    rule = _RULES.get(functional_name(signature.name))
     if rule is None:
         return {}
     positional, keyword = arguments.decode(signature.arguments)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainfit.operators.names import is_operator
 from trainfit.trace import Signature, Trace
 from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.measured import Limits, measure_operators
@@ -29,7 +30,7 @@ def with_measured_workspaces(trace: Trace, limits: Limits) -> Trace:
         elif measured is not None:
             workspace = measured.workspace_bytes
             signature = replace(signature, workspace_bytes=workspace, workspace_source="measured")
-        elif not signature.view and signature.name.count(".") >= 2:  # what is no operator has no kernel
+        elif not signature.view and is_operator(signature.name):  # what is no operator has no kernel
             left_out.add(signature.name)
             signature = replace(signature, workspace_source="unknown")
         signatures.append(signature)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from trainfit.operators.recorded_calls import ITEM_BYTES
 from trainfit.trace import Signature
 
 _FLASH_BLOCK = 128
@@ -34,7 +35,7 @@ def _flash_backward(signature: Signature) -> int:
     padded_head = -(-head // _HEAD_BLOCK) * _HEAD_BLOCK
     total = 4 * batch * heads * padded_rows * (padded_head + 1)
     if key_heads != heads:
-        total += 2 * batch * heads * columns * head * _ITEM_BYTES[key.dtype]
+        total += 2 * batch * heads * columns * head * ITEM_BYTES[key.dtype]
     return total
 
 
@@ -53,7 +54,6 @@ def _embedding_backward(signature: Signature) -> int:
     return 4 * 8 * math.prod(signature.inputs[1].shape)
 
 
-_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _FORMULAS: dict[str, Callable[[Signature], int]] = {
     "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,

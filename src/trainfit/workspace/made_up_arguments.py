@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from trainfit import arguments
-from trainfit.operators.families import SIZED_BY_VALUES
-from trainfit.operators.names import base_name
+from trainfit.operators.names import aten_name, functional_name
+from trainfit.operators.value_use import SIZED_BY_VALUES
 from trainfit.trace import Signature, TensorSpec
 
 _GROUPED = {"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"}
@@ -46,12 +46,12 @@ def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     """
     positional, keyword = arguments.decode(signature.arguments)
     tensors = [_make_tensor(spec) for spec in signature.inputs]
-    if base_name(signature.name) in _GROUPED:
+    if aten_name(signature.name) in _GROUPED:
         _spread_group_ends(tensors)
     if signature.name == "aten.linalg_matrix_exp.default":
         tensors[0].fill_(4)
     made = [_decode(value, tensors) for value in positional]
-    divides = base_name(signature.name).removesuffix("_") in _DIVISIONS
+    divides = functional_name(signature.name) in _DIVISIONS
     for argument, value in zip(find_operator(signature.name)._schema.arguments, made):
         from_one = argument.name in _FROM_ONE or (argument.name == "other" and divides)
         if from_one and isinstance(value, torch.Tensor):
@@ -59,7 +59,7 @@ def make_arguments(signature: Signature) -> tuple[list[Any], dict[str, Any]]:
     make_values = _RESULT_SIZES.get(signature.name)
     if make_values is not None:
         make_values(signature, made)
-    elif base_name(signature.name) in SIZED_BY_VALUES:
+    elif signature.name in SIZED_BY_VALUES:
         raise CannotRunAlone("the size of its result depends on values")
     if signature.name == "aten.mkldnn_rnn_layer_backward.default":
         _use_real_rnn_state(made)

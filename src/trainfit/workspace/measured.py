@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 from trainfit.doing import doing
 from trainfit.measured_cache import Machine, MeasuredCache
 from trainfit.operators.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
-from trainfit.operators.names import base_name
 from trainfit.profiler import AllocationLog, profile_allocations
 from trainfit.trace import Signature, Trace
 from trainfit.workspace.conditions import this_processor
@@ -117,11 +116,11 @@ def _within(signature: Signature, limits: Limits) -> bool:
 
 def _is_convolution(signature: Signature) -> bool:
     """Whether it is a convolution or a recurrent layer, whose workspaces are large."""
-    return base_name(signature.name) in CONVOLUTIONS | RECURRENT
+    return signature.name in CONVOLUTIONS | RECURRENT
 
 
 def _is_product(signature: Signature) -> bool:
-    return _is_convolution(signature) or base_name(signature.name) in MATRIX_PRODUCTS | ATTENTION
+    return _is_convolution(signature) or signature.name in MATRIX_PRODUCTS | ATTENTION
 
 
 def _multiply_adds(signature: Signature) -> float:

@@ -18,7 +18,6 @@ from pathlib import Path
 from trainfit.errors import DeviceError
 from trainfit.measured_cache import Figures, MeasuredCache
 from trainfit.operators.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
-from trainfit.operators.names import base_name
 from trainfit.trace import Signature
 from trainfit.workspace.conditions import this_processor
 
@@ -49,7 +48,7 @@ def products_by_dtype(signatures: Iterable[Signature]) -> set[str]:
     return {
         spec.dtype
         for signature in signatures
-        if base_name(signature.name) in products
+        if signature.name in products
         for spec in signature.inputs
         if spec.dtype in _DTYPES
     }

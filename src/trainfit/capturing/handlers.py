@@ -10,16 +10,17 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from trainfit.capturing.metadata import Call, call_key, describe_call
-from trainfit.capturing.operators import aten, describe
+from trainfit.capturing.schemas import SIZED_BY_VALUES_OVERLOADS, aten, describe, overloads
 from trainfit.capturing.values import user_line
 from trainfit.capturing.waiting import note_read
 from trainfit.errors import CaptureError
+from trainfit.operators.memory_use import TOUCH_NO_DATA
 from trainfit.workspace.measured import run_for_workspace
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
 
-NOT_SPECIAL = object()
+NOT_HANDLED = object()
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 Handler = Callable[["CaptureMode", OpOverload, Arguments, Keywords], Any]
@@ -70,7 +71,7 @@ def with_known_values(mode: CaptureMode, func: OpOverload, args: Arguments, kwar
     key, tensors = call_key(func, args, kwargs)
     lives = [mode.live(tensor) for tensor in tensors]
     if not all(live.known for live in lives):
-        return NOT_SPECIAL
+        return NOT_HANDLED
     for live in lives:
         mode.values.rely_on(live)
     result = mode.run_real(func, None, key, args, kwargs, tensors, lives)
@@ -81,7 +82,7 @@ def with_known_values(mode: CaptureMode, func: OpOverload, args: Arguments, kwar
 def nonzero(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """List the true positions; of an unknown mask, all positions (an upper bound)."""
     result = with_known_values(mode, func, args, kwargs)
-    if result is not NOT_SPECIAL:
+    if result is not NOT_HANDLED:
         return result
     mode.values.assume(_all_true(args[0]))
 
@@ -94,7 +95,7 @@ def nonzero(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywor
 def masked_select(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Gather the masked elements into a new 1-D tensor; an unknown mask selects all."""
     result = with_known_values(mode, func, args, kwargs)
-    if result is not NOT_SPECIAL:
+    if result is not NOT_HANDLED:
         return result
     _, mask = torch.broadcast_tensors(args[0], args[1])
     live = mode.live(mask)
@@ -115,9 +116,9 @@ def index(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords
     """Index with tensors; boolean masks count as the positions of their true elements."""
     tensor, indices = args[0], args[1]
     if not any(_is_mask(i) for i in indices):
-        return NOT_SPECIAL
+        return NOT_HANDLED
     result = with_known_values(mode, func, args, kwargs)
-    if result is not NOT_SPECIAL:
+    if result is not NOT_HANDLED:
         return result
     positions: list[torch.Tensor | None] = []
     for i in indices:
@@ -227,7 +228,7 @@ def workspace_by_values(mode: CaptureMode, func: OpOverload, args: Arguments, kw
     kernel is measured on made-up ones, which are large (see `workspace/made_up_arguments.py`).
     """
     if not mode.measures_workspaces:
-        return NOT_SPECIAL
+        return NOT_HANDLED
     key, tensors = call_key(func, args, kwargs)
     lives = [mode.live(tensor) for tensor in tensors]
     call = mode.oracle.look_up(key) or mode.oracle.ask(func, key, args, kwargs)
@@ -240,7 +241,7 @@ def workspace_by_values(mode: CaptureMode, func: OpOverload, args: Arguments, kw
         mode.values.assume(
             f"memory depends on data: {call.operator.name} was measured on values that need the most"
         )
-        return NOT_SPECIAL
+        return NOT_HANDLED
     for live in lives:
         mode.values.rely_on(live)
     # Calls of the same shapes with another workspace are another row of the trace's table.
@@ -257,6 +258,7 @@ def run_for_real(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: K
 
 
 HANDLERS: dict[OpOverload, Handler] = {
+    **dict.fromkeys(SIZED_BY_VALUES_OVERLOADS, with_known_values),
     aten._local_scalar_dense.default: item,
     aten.equal.default: equal,
     aten.lift_fresh.default: lift_fresh,
@@ -272,18 +274,7 @@ HANDLERS: dict[OpOverload, Handler] = {
     aten._pack_padded_sequence.default: pack_padded_sequence,
     aten.allclose.default: allclose,
     aten.linalg_matrix_exp.default: workspace_by_values,
-    aten._efficientzerotensor.default: run_for_real,
     aten.resize_.default: resize,
     aten.resize_as_.default: resize,
-    aten.set_.source_Storage: run_for_real,
-    aten.set_.source_Storage_storage_offset: run_for_real,
-    aten.set_.source_Tensor: run_for_real,
-    aten.set_.default: run_for_real,
-    aten.is_pinned.default: run_for_real,
-    aten.is_same_size.default: run_for_real,
-    aten.repeat_interleave.Tensor: with_known_values,
-    aten.bincount.default: with_known_values,
-    aten._unique2.default: with_known_values,
-    aten.unique_dim.default: with_known_values,
-    aten.unique_consecutive.default: with_known_values,
+    **{func: run_for_real for name in TOUCH_NO_DATA for func in overloads(name)},
 }

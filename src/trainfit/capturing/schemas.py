@@ -1,38 +1,25 @@
-"""What an operator's schema says about it: does it make views, mutate, draw random numbers, communicate?"""
+"""What torch's schema says about an operator, with what the registry knows by its name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-aten = torch.ops.aten
+from trainfit.operators.collectives import communicates
+from trainfit.operators.memory_use import (
+    INVISIBLE,
+    INVISIBLE_NAMESPACES,
+    ONLY_ALLOCATE,
+    OVERWRITE_FIRST,
+    UNDECLARED_VIEWS,
+)
+from trainfit.operators.value_use import MADE_LIKE, SIZED_BY_VALUES
 
-# These share memory with their input although the schema does not say so.
-_UNDECLARED_VIEWS = {
-    aten._unsafe_view.default,
-    aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
-    aten._reshape_alias.default,
-    aten.lift.default,
-}
-# Not part of the computation: autograd's own bookkeeping, and the profiler's ranges.
-INVISIBLE = {aten.detach.default, aten.alias.default, aten._fw_primal.default, aten._version.default}
-# Leave the memory as it was: the values are whatever happened to be there.
-UNINITIALISED = {
-    aten.empty.memory_format,
-    aten.empty_strided.default,
-    aten.empty_like.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-    aten.empty_permuted.default,
-}
-# Replace every element of their first argument, whatever it was before.
-_OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
-_OVERWRITES |= {"log_normal_", "cauchy_", "geometric_"}
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +31,7 @@ class Operator:
     invisible: bool
     overwrites_first: bool
     uninitialised: bool
+    made_like: bool
     random: bool
     collective: bool
     composite: bool
@@ -56,11 +44,11 @@ class Operator:
 
 @cache
 def describe(func: OpOverload) -> Operator:
-    """Return the facts about `func`, from its schema and tags."""
-    schema = func._schema
+    """Return the facts about `func`, from its schema and tags, and from the registry by its name."""
+    name, schema = str(func), func._schema
     mutated: list[int | str] = []
     by_alias: dict[str, int | str] = {}
-    views = func in _UNDECLARED_VIEWS
+    views = name in UNDECLARED_VIEWS
     for position, argument in enumerate(schema.arguments):
         alias = argument.alias_info
         if alias is None:
@@ -68,26 +56,25 @@ def describe(func: OpOverload) -> Operator:
         where: int | str = argument.name if argument.kwarg_only else position
         if alias.is_write:
             mutated.append(where)
-            for name in alias.before_set:
-                by_alias[name] = where
+            by_alias.update(dict.fromkeys(alias.before_set, where))
     returned: list[int | str | None] = []
     for value in schema.returns:
         alias = value.alias_info
         if alias is not None and alias.is_write:
-            returned.append(next((by_alias[name] for name in alias.before_set if name in by_alias), None))
+            returned.append(next((by_alias[a] for a in alias.before_set if a in by_alias), None))
         else:
             views = views or alias is not None
             returned.append(None)
-    base_name = schema.name.split("::")[-1]
     return Operator(
-        name=str(func),
+        name=name,
         # In-place views (`unsqueeze_`) change a tensor's metadata only.
         is_view=(views and not mutated) or torch.Tag.inplace_view in func.tags,
-        invisible=func in INVISIBLE or func.namespace in ("profiler", "prim", "prims"),
-        overwrites_first=base_name in _OVERWRITES,
-        uninitialised=func in UNINITIALISED,
+        invisible=name in INVISIBLE or func.namespace in INVISIBLE_NAMESPACES,
+        overwrites_first=name in OVERWRITE_FIRST,
+        uninitialised=name in ONLY_ALLOCATE,
+        made_like=name in MADE_LIKE,
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        collective=func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"),
+        collective=communicates(name),
         composite=_is_composite(func),
         runs_on_cpu=_has_kernel(func, "CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"),
         mutated=tuple(mutated),
@@ -109,8 +96,24 @@ def _has_kernel(func: OpOverload, *keys: str) -> bool:
 
 def not_an_operator(name: str) -> Operator:
     """Return the facts about an allocation that Python code makes without calling an operator."""
-    nothing = dict.fromkeys(
-        ("is_view", "invisible", "overwrites_first", "uninitialised", "random", "collective", "composite"),
-        False,
-    )
-    return Operator(name=name, **nothing, runs_on_cpu=False, mutated=(), returned=(None,))
+    flags = dict.fromkeys((field.name for field in fields(Operator) if field.type == "bool"), False)
+    return Operator(name=name, **flags, mutated=(), returned=(None,))
+
+
+def overloads(name: str) -> tuple[OpOverload, ...]:
+    """Return all overloads of an operator of torch's."""
+    packet = getattr(aten, name)
+    return tuple(getattr(packet, overload) for overload in packet.overloads())
+
+
+SIZED_BY_VALUES_OVERLOADS = tuple(
+    aten.repeat_interleave.Tensor if name == "repeat_interleave" else getattr(aten, name).default
+    for name in SIZED_BY_VALUES
+)
+"""Of an operator whose result is sized by values, the overload that looks at them."""
+
+
+def in_place_forms(names: str) -> dict[OpOverload, OpOverload]:
+    """Return the in-place form of each operator in a text such as `mul.Tensor div.Tensor`."""
+    parts = (name.split(".") for name in names.split())
+    return {getattr(getattr(aten, n), o): getattr(getattr(aten, f"{n}_"), o) for n, o in parts}
