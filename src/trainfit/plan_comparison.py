@@ -17,8 +17,8 @@ from trainfit.plans import Plan
 from trainfit.step import Step
 
 _RUNS = ("unplanned", "planned")
-_ONCE_MORE = 2
-"""So often at most the step runs again without the plan, to see what differs by itself. Twice, because data
+_EXTRA_RUNS = 2
+"""How often at most the step runs again without the plan, to see what differs by itself. Twice, because data
 that alternates between two batches is the same again in every other run."""
 _BY_ITSELF = "two runs without the plan differ too"
 
@@ -84,7 +84,7 @@ def compare_results(build: Callable[[], Step], plan: Plan) -> SameResults:
     first = _results(build, steps)
     found = _compared(first, _results(planned(build, plan), steps), _RUNS)
     builds = 2
-    while builds < 2 + _ONCE_MORE and any(match.different for match in found):
+    while builds < 2 + _EXTRA_RUNS and any(match.different for match in found):
         by_itself = _compared(first, _results(build, steps), ("first", "second"))
         found = [match.apart_from(other, _BY_ITSELF) for match, other in zip(found, by_itself)]
         builds += 1

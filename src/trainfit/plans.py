@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.units import format_bytes, format_seconds
 
-DECISIONS = ("save", "recompute", "skip")
+SAVE, RECOMPUTE, SKIP = DECISIONS = ("save", "recompute", "skip")
 
 
 @dataclass(frozen=True, slots=True)

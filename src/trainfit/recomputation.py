@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from trainfit.plans import RECOMPUTE
+
 NOBODY = -1
 Version = tuple[int, int]
 """A storage and one of its versions."""
@@ -151,7 +153,7 @@ def starts_stream(decision: str, decision_of_draw_before: str | None) -> bool:
     """
     if decision_of_draw_before is None:
         return True
-    return decision == "recompute" and decision_of_draw_before != "recompute"
+    return decision == RECOMPUTE and decision_of_draw_before != RECOMPUTE
 
 
 def copied_before_write(*, was_read: bool, makes_more: bool) -> bool:

@@ -38,7 +38,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     # What a plan names may be a part of the model that was captured: then there is nothing to compare.
     if plan.settings.model_class in (_root_name(plan), type(root).__name__):
         another = other_model(plan, _settings_of(root))
-    # That of another model is broken already.
+    # To another model it promises nothing.
     attach_plan(model, plan, promise=None if another else Promise.of(plan))
     if another:
         warnings.warn(another, stacklevel=2)
@@ -59,7 +59,7 @@ def _settings_of(model: nn.Module) -> Settings:
 
 
 def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None) -> nn.Module:
-    """Do as `apply` does, for whoever has compared the plan's step with this one already.
+    """Apply a plan without comparing what it was made for: the caller has done so.
 
     With a `promise` there is a warning where a run shows that it is about another one.
     """

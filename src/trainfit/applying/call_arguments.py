@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainfit.applying.chaining import Link, is_given_on
+from trainfit.applying.chaining import Link, was_passed_on
 from trainfit.applying.op_results import TensorLayout, can_be_absent, has_storage
 from trainfit.applying.python_objects import copy_structure
 from trainfit.capturing.hollow import absent_storage
@@ -33,10 +33,10 @@ class CallArguments:
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, holds_tensors: bool, continues: bool
     ) -> None:
-        """Remember them; with the tensors, if nobody else holds those, but for one that was given on."""
+        """Remember them; with the tensors, if nobody else holds those, but for one that was passed on."""
         values = (*args, *kwargs.values())
         self._count, self._names = len(args), tuple(kwargs)
-        self.linked: torch.Tensor | None = next(filter(is_given_on, values), None) if continues else None
+        self.linked: torch.Tensor | None = next(filter(was_passed_on, values), None) if continues else None
         """What the region before will compute again; held only until forward is over."""
         passed_in = [
             not holds_tensors and isinstance(value, torch.Tensor) and value is not self.linked

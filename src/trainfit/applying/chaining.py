@@ -44,7 +44,7 @@ class Link:
         return values.requires_grad_()
 
 
-def given_on(result: Any) -> Any:
+def pass_on(result: Any) -> Any:
     """Return a region's result so that the next region can ask for its first tensor again."""
     leaves, structure = tree_flatten(result)
     for number, leaf in enumerate(leaves):
@@ -56,7 +56,7 @@ def given_on(result: Any) -> Any:
     return result
 
 
-def is_given_on(value: Any) -> bool:
+def was_passed_on(value: Any) -> bool:
     """Whether a value is a tensor that the region before it has passed on."""
     made_by = value.grad_fn if isinstance(value, torch.Tensor) else None
     return made_by is not None and type(made_by).__name__ == f"{_Output.__name__}Backward"

@@ -16,9 +16,7 @@ from torch._ops import OpOverload
 
 from trainfit.operators.names import CAST, is_operator
 from trainfit.operators.value_use import SHOW_VALUES
-from trainfit.plans import OpDecision
-
-SAVE, RECOMPUTE, SKIP = "save", "recompute", "skip"
+from trainfit.plans import RECOMPUTE, SAVE, OpDecision
 
 
 class Follower:
@@ -57,11 +55,11 @@ class Follower:
         return SAVE
 
     def made(self, func: OpOverload, result: Any) -> None:
-        """Compare what the op made, whose decision was asked for last, with what it made in the trace.
+        """Compare the result of the op whose decision was asked for last with its result in the trace.
 
-        Less is within the plan's promise. Of casts, and of the ops of a `hooked` module, it is not known
-        which one of the trace they are; and after an op that makes as much as its data says, sizes are
-        others for each batch.
+        A smaller one is within the plan's promise. A cast, or an op of a `hooked` module, may be another op
+        of the trace than the one it was matched with; and after an op whose result is as long as its data
+        says, sizes differ from batch to batch.
         """
         op = self._matched
         if op is None or op.name == CAST or self._hooked or self._by_data or self.lost or self.larger:

@@ -23,7 +23,7 @@ from trainfit.operators.value_use import SHOW_VALUES, reads_metadata_only
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What matters of an operator on every call, worked out once."""
+    """What has to be known about an operator on every call, worked out once."""
 
     func: OpOverload
     operator: Operator

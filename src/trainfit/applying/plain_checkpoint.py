@@ -3,7 +3,7 @@
 The first call is run like any other region's. If it did nothing but compute its result from its inputs, the
 same can be expected of the next call in the same circumstances (kinds of arguments, attributes of the
 modules, autocast), and that is left to `torch.utils.checkpoint` alone, which needs much less of the host.
-What can be checked for next to nothing still is: that no parameter, buffer or input was written to.
+What can be checked at almost no cost still is: that no parameter, buffer or input was written to.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _VALUES = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 _MOST_KINDS = 16
-"""Of calls, for one region: batches come in some sizes, but a number that grows is never the same again."""
+"""Kinds of calls remembered per region: batches come in a few sizes, but a growing number never returns."""
 _MOST_CHANGES = 8
-"""Of attributes: where they change again and again, nothing is to be expected of the next call."""
+"""Changes of attributes after which no call is expected to be like one before."""
 _DEVICES = ("cpu", "cuda")
 
 
@@ -51,8 +51,8 @@ class Circumstances(NamedTuple):
 class Followed(NamedTuple):
     """A call that was followed op by op, and went as planned."""
 
-    state: ModuleAttributes
-    """That of the modules before it."""
+    attributes: ModuleAttributes
+    """Those of the modules before it."""
     recorder: RegionRecorder
 
 
@@ -61,8 +61,8 @@ class Expected(NamedTuple):
 
     circumstances: Circumstances
     """Those of the call to come."""
-    state: ModuleAttributes
-    """That of the modules before it."""
+    attributes: ModuleAttributes
+    """Those of the modules before it."""
     weights: list[dict[str, Any]]
     """The parameters and buffers of its modules."""
     generators: tuple[torch.Generator, ...]
@@ -76,24 +76,24 @@ class KnownCalls:
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self._state: ModuleAttributes | None = None
+        self._attributes: ModuleAttributes | None = None
         self._weights: list[dict[str, Any]] = []
         self._known: dict[Hashable, tuple[tuple[torch.Generator, ...], tuple[int, ...]]] = {}
         self._changes = 0
 
     def expected(self, circumstances: Circumstances) -> Expected | None:
         """Return what to expect of a call, if that is known."""
-        if self._state is None or circumstances.key not in self._known:
+        if self._attributes is None or circumstances.key not in self._known:
             return None
-        if not self._state.is_present():
+        if not self._attributes.is_present():
             # Not held any longer than that: there may be tensors among the attributes.
-            self._state, self._weights, self._known = None, [], {}
+            self._attributes, self._weights, self._known = None, [], {}
             self._changes += 1
             return None
-        _, *inside = self._state.modules
+        _, *inside = self._attributes.modules
         if any_hooks(inside):
             return None
-        return Expected(circumstances, self._state, self._weights, *self._known[circumstances.key])
+        return Expected(circumstances, self._attributes, self._weights, *self._known[circumstances.key])
 
     def learn(self, circumstances: Circumstances, followed: Followed) -> None:
         """Look at a call that was followed, and remember it if torch alone can repeat it."""
@@ -102,12 +102,12 @@ class KnownCalls:
         generators = _generators_if_repeatable(followed.recorder.record)
         if generators is None:
             return
-        if not followed.state.is_present():
+        if not followed.attributes.is_present():
             self._changes += 1
             return
-        if self._state is None:
-            modules = list(followed.state.modules)
-            self._state = followed.state
+        if self._attributes is None:
+            modules = list(followed.attributes.modules)
+            self._attributes = followed.attributes
             self._weights = [held for m in modules for held in (m._parameters, m._buffers) if held]
         number_of = followed.recorder.number_of
         untouched = tuple(n for n, tensor in enumerate(circumstances.tensors) if number_of(tensor) == NOBODY)
@@ -140,7 +140,7 @@ def circumstances_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Circumsta
     tensors: list[torch.Tensor] = []
     try:
         kinds = (_kind(args, tensors), _kind(kwargs, tensors))
-    except (_Unknown, RecursionError):
+    except (_Unpredictable, RecursionError):
         return None
     autocast = tuple(
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) for device in _DEVICES
@@ -148,7 +148,7 @@ def circumstances_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Circumsta
     return Circumstances((kinds, autocast), args, kwargs, tensors)
 
 
-class _Unknown(Exception):
+class _Unpredictable(Exception):
     """An argument is an object, in which anything may change."""
 
 
@@ -166,7 +166,7 @@ def _kind(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         return (kind, *[(name, _kind(item, tensors)) for name, item in value.items()])
     if dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
         return (kind, *[(name, _kind(item, tensors)) for name, item in vars(value).items()])
-    raise _Unknown
+    raise _Unpredictable
 
 
 class PlainCheckpoint:
@@ -178,7 +178,7 @@ class PlainCheckpoint:
         """Prepare one call."""
         self._name = name
         self._forward = forward
-        self._state = expected.state
+        self._attributes = expected.attributes
         self._generators = expected.generators
         self._on_backward = on_backward
         args, kwargs, given = expected.circumstances[1:]
@@ -217,7 +217,7 @@ class PlainCheckpoint:
         with execution.recomputation():
             try:
                 _set(self._states)
-                with self._state.restored():
+                with self._attributes.restored():
                     return self._forward(*args, **kwargs)
             finally:
                 _set(now)

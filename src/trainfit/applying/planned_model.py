@@ -41,7 +41,7 @@ class PlannedModel:
     """Counts the calls of a model's modules in each step, and warns once where it is not what was planned."""
 
     def __init__(self, promise: Promise | None = None) -> None:
-        """Begin with a step; without a promise there is none to compare a run with."""
+        """Begin a step; without a promise there is nothing to compare a run with."""
         self._lock = threading.Lock()
         self._promise = promise
         self._knows_device = promise is None
@@ -97,7 +97,7 @@ class PlannedModel:
             )
 
     def region_begins(self, module: nn.Module) -> None:
-        """Say, when the first region runs, that it runs on another kind of device than the plan is for.
+        """Warn when the first region runs on another kind of device than the plan is for.
 
         Not when the plan is applied: models are moved to their device before or after that.
         """

@@ -53,7 +53,7 @@ def copy_structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int
     try:
         copied = copy.copy(value)
     except Exception:
-        # It does not want to be copied; it will be used as it is.
+        # It cannot be copied, so it is used as it is.
         return value
     memo[id(value)] = copied
     if copied is not value:
@@ -90,7 +90,7 @@ def _copy_attributes(copied: Any, of_tensor: OfTensor | None, memo: dict[int, An
         vars(copied)[name] = copy_structure(item, of_tensor, memo)
     for name in _slots(type(copied)):
         if hasattr(copied, name):
-            # Past the class's own: a frozen dataclass refuses.
+            # Not the class's own, which refuses in a frozen dataclass.
             object.__setattr__(copied, name, copy_structure(getattr(copied, name), of_tensor, memo))
 
 
@@ -111,7 +111,7 @@ class ModuleAttributes:
         """Remember the attributes as they are now."""
         self._rows = [(each, dict(vars(each)), dict(vars(each)["_buffers"])) for each in module.modules()]
         self._own: list[list[tuple[str, Any]]] = []
-        """The attributes of each module that are not torch's, which nobody replaces."""
+        """The attributes of each module without those that torch sets, which are not replaced."""
         self._held: list[tuple[Any, Any]] = []
         seen: set[int] = set()
         for _, attributes, _ in self._rows:

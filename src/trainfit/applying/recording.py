@@ -1,8 +1,8 @@
 """Forward of a region: every op is matched with the plan, and what is needed to run it again is noted.
 
-Kept are: the storages that the plan says to save, one state per chain of random draws, and of everything else
-only its description. What will really be computed again is decided at the end of the region, from what
-the ops read and wrote and what autograd saved: a plan decides what is kept, it cannot make a result wrong.
+Kept are the storages that the plan saves and one generator state per chain of random draws; of the rest
+only a description. What will really be computed again is decided at the end of the region, from what the ops
+read and wrote and what autograd saved: a plan decides what is kept, it cannot make a result wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from trainfit.applying import op_results
-from trainfit.applying.following import SAVE, Follower
+from trainfit.applying.following import Follower
 from trainfit.applying.modes import Facts, RegionMode, is_plain, is_weight_cast
 from trainfit.applying.op_results import (
     Alias,
@@ -39,6 +39,7 @@ from trainfit.applying.records import (
 )
 from trainfit.capturing.parts import strided_parts
 from trainfit.capturing.schemas import Operator, aten
+from trainfit.plans import SAVE
 from trainfit.recomputation import NOBODY, copied_before_write, rerun, starts_stream
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from trainfit.applying.call_arguments import CallArguments
-from trainfit.applying.chaining import given_on
+from trainfit.applying.chaining import pass_on
 from trainfit.applying.execution import execution
 from trainfit.applying.following import Follower
 from trainfit.applying.plain_checkpoint import Followed
@@ -89,7 +89,7 @@ class RegionCall:
         self._given: list[torch.Tensor] = []
         self._holds_inputs = False
         self._arguments: CallArguments | None = None
-        self._state: ModuleAttributes | None = None
+        self._attributes: ModuleAttributes | None = None
         self._host_random: HostRandomState | None = None
         """Python's and NumPy's generators before forward, if it drew from them."""
         self._absent: list[weakref.ref[torch.UntypedStorage]] = []
@@ -109,7 +109,7 @@ class RegionCall:
 
         def forward(*tensors: Any) -> Any:
             result = arguments.call(self._forward, tensors)
-            return given_on(result) if self._planned.continued else result
+            return pass_on(result) if self._planned.continued else result
 
         options: dict[str, Any] = {
             "use_reentrant": False,
@@ -128,12 +128,12 @@ class RegionCall:
             recorder.packed(tensor, holder)
             return holder
 
-        state, host_random = ModuleAttributes(self._module), HostRandomState()
+        attributes, host_random = ModuleAttributes(self._module), HostRandomState()
         hooks = saved_tensors_hooks(pack_and_note, unpack)
         with execution.forward(recorder.value_read), self._ordinary(), reads_noticed(), hooks, recorder:
             yield
         self._record = recorder.finish(complete=has_hooks_inside(self._module))
-        self._state = state
+        self._attributes = attributes
         if not host_random.is_present():
             self._host_random = host_random
         assert self._arguments is not None
@@ -147,7 +147,7 @@ class RegionCall:
                 if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
             ]
         self._recorder, self._given = None, []
-        self._tell(recorder.follower, Followed(state, recorder))
+        self._tell(recorder.follower, Followed(attributes, recorder))
 
     def _tell(self, follower: Follower, followed: Followed) -> None:
         """Say how forward went."""
@@ -181,7 +181,7 @@ class RegionCall:
         """Return the context in which the region is computed again."""
         self._planned_model.step_ends()
         mode = self._replay_mode()
-        as_in_forward = contextlib.nullcontext() if self._state is None else self._state.restored()
+        as_in_forward = contextlib.nullcontext() if self._attributes is None else self._attributes.restored()
         with execution.recomputation():
             try:
                 with self._ordinary(), as_in_forward, drawn_again(self._host_random), mode:

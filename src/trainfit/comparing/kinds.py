@@ -1,4 +1,4 @@
-"""What stands for a value that has parts of its own, or that nobody can take apart."""
+"""What stands for a value that consists of parts, or that cannot be taken apart."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def shown(value: Any) -> str:
     """Write a plain value down."""
     try:
         return repr(value)
-    except ValueError:  # Python writes no number with thousands of digits
+    except ValueError:  # Python refuses to print thousands of digits
         return hex(value)

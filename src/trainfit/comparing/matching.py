@@ -24,7 +24,7 @@ class Different:
     path: str
     text: str
     size: float
-    """How far apart; infinite where no number says it."""
+    """How far apart; infinite where no number can say it."""
     only_one: bool = False
     """Whether only one of the two values has it."""
 
@@ -53,7 +53,7 @@ class Match:
 
     @property
     def largest_difference(self) -> float:
-        """Between any two numbers; infinite where no number says it.
+        """Between any two numbers; infinite where no number can say it.
 
         That is so for NaN against a number, another shape, a part that only one of the two has, or that is
         different each time.
@@ -150,7 +150,7 @@ def _difference(one: Any, other: Any) -> _Difference | Unknown | None:
 
 
 def _apart(one: complex, other: complex) -> float:
-    """Return how far two numbers are apart; infinite where no number says it."""
+    """Return how far two numbers are apart; infinite where no number can say it."""
     try:
         size = float(abs(one - other))
     except OverflowError:

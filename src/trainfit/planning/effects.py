@@ -24,7 +24,7 @@ from trainfit.planning.full_recompute import is_full_recompute
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph, remaining_holds, values_read
 from trainfit.planning.weight_casts import with_casts
-from trainfit.recomputation import starts_stream
+from trainfit.recomputation import copied_before_write, starts_stream
 from trainfit.trace import Interval, Trace
 
 SEGMENT_END = 1 << 60
@@ -175,7 +175,8 @@ def _overwritten(trace: Trace, region: RegionGraph) -> Iterator[tuple[int, int]]
     for number in region.ops:
         op = trace.ops[number]
         for storage in op.writes:
-            if storage not in made and (storage in read or op.creates):
+            copied = copied_before_write(was_read=storage in read, makes_more=bool(op.creates))
+            if copied and storage not in made:
                 yield number, trace.storages[storage].bytes
             read.discard(storage)
         made.update(op.creates)
