@@ -3,7 +3,7 @@
     python benchmarks/calibrate.py --cache DIR [--minutes 10]
 
 What is fitted are the constants of `costs/constants.py` marked so, and the `matmul_share` of the two GPUs of
-the data whose fastest matrix product nobody has published. Every family of rows (a model on a GPU in one
+the data for which no fastest matrix product is published. Every family of rows (a model on a GPU in one
 precision) counts by the root of its number of rows, so that no benchmark with many batch sizes decides alone.
 The loss is the mean of |log(predicted / published)|. The test rows are never looked at.
 """

@@ -3,9 +3,9 @@
     python benchmarks/capture_speed.py                three ways, side by side, and the ratios
     python benchmarks/capture_speed.py --layers       time and memory of capture from 8B to 405B
 
-The bare step is torch's own `FakeTensorMode` around forward, backward and optimizer: the least that anybody
-who follows a step through fake tensors has to pay, without recording anything. Model: transformers' Llama
-with the configuration of Llama-3-8B, bf16, AdamW. Each way runs in a process of its own, interleaved.
+The bare step is torch's own `FakeTensorMode` around forward, backward and optimizer, without recording
+anything: the least that following a step through fake tensors costs. Model: transformers' Llama with the
+configuration of Llama-3-8B, bf16, AdamW. Each way runs in a process of its own, interleaved.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def grow(path: Path | None) -> None:
 
 def main() -> None:
     if len(sys.argv) > 2 and sys.argv[1] == "--run-one":
-        from transformers import LlamaForCausalLM  # noqa: F401  (its import is nobody's work)
+        from transformers import LlamaForCausalLM  # noqa: F401  (so that its import is not timed)
 
         print(json.dumps(globals()[sys.argv[2]]()))
         return

@@ -51,7 +51,7 @@ def best_seconds(plans: list[tuple[int, float]], budget_bytes: int) -> float:
 
 
 def every_choice(region: RegionGraph) -> Iterator[Choice]:
-    """Yield each way to have every needed value, without running again what nobody needs."""
+    """Yield each way to have every needed value, without recomputing what is not needed."""
     groups = region.groups
     repeatable = [n for n, group in enumerate(groups) if group.repeatable and group.storages]
     for size in range(len(repeatable) + 1):

@@ -269,7 +269,7 @@ def main() -> int:
         return 0
     import torch_sac
 
-    if problem := torch_sac.missing():
+    if not options.executors and (problem := torch_sac.missing()):
         print(problem, file=sys.stderr)
         return 2
     rows: list[Row] = []

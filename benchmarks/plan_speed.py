@@ -11,7 +11,7 @@
   asks a GPU for its speed and refuses to run without one; here it is told an H100's figures.
 - 405b: `trainfit plan llama-3-405b`. Claim: under 60 s.
 
-Every measurement is a process of its own, and the ways take turns. Imports are not counted for anybody. Exit
+Every measurement is a process of its own, and the ways take turns. Imports are not counted. Exit
 code 1 if a claim is missed. PyTorch's part needs pulp and pwlf, see torch_sac.py.
 """
 
@@ -239,7 +239,7 @@ COMPARISONS = {"8b": compare_8b, "pipeline": compare_pipeline, "405b": compare_4
 
 def main() -> int:
     if len(sys.argv) > 2 and sys.argv[1] == "--run-one":
-        # Imports are nobody's work; torch's own `FakeTensorMode` brings the last one along.
+        # Imports are not timed; torch's own `FakeTensorMode` would import the compiler.
         import torch._dynamo  # noqa: F401
 
         import trainfit.api.choose  # noqa: F401

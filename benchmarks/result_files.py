@@ -250,8 +250,8 @@ def _cells(row: Any) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, float) and math.isnan(value):
-        return ""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
     if isinstance(value, (list, tuple)):
         return "; ".join(map(str, value))
     assert value is None or isinstance(value, (str, int, float)), value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,16 @@ def own_imports() -> Iterator[Import]:
 def test_every_part_has_its_layer() -> None:
     parts = {name.split(".")[1] for name in FILES if name != "trainfit"}
     assert parts == set(RANK)
+
+
+def test_architecture_has_the_parts_in_this_order() -> None:
+    text = (PACKAGE.parent.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.split("| part | what it does |")[1].split("\n\n")[0]
+    parts = [part for row in table.splitlines()[2:] for part in re.findall(r"`([\w]+)/?`", row.split("|")[1])]
+    assert sorted(parts) == sorted(RANK)
+    ranks = [RANK[part] for part in parts]
+    wrong = [part for part, rank, before in zip(parts[1:], ranks[1:], ranks) if rank < before]
+    assert not wrong, f"in the table of ARCHITECTURE.md above a part that is below it here: {wrong}"
 
 
 def test_imports_point_one_way() -> None:

@@ -79,7 +79,7 @@ def dataclass_output() -> Step:
 
 
 class Mixture:
-    """What a model returns, as an object that nobody can look into."""
+    """What a model returns, as an opaque object."""
 
     __slots__ = ("_means", "_weights")
 

@@ -46,10 +46,10 @@ class GraphBuilder:
         return [self._node([whole], (), [Buffer(f"buf{len(self.buffers)}", 0, size)]) for size in sizes]
 
     def finish(self, outputs: Sequence[str] = (), share_of_ends: float = 0.5) -> BufferGraph:
-        """Return the graph; besides `outputs`, a share of what nobody reads is an output."""
+        """Return the graph; besides `outputs`, a share of the buffers without readers are outputs."""
         chosen = set(outputs)
         for name in [name for name in self.inputs if name not in self._read]:
-            self.inputs.remove(name)  # torch does not know inputs that nobody reads
+            self.inputs.remove(name)  # torch does not know inputs without readers
             del self.buffers[name]
         for name in self.buffers:
             if name not in self._read and self.numbers.random() < share_of_ends:

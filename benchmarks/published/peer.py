@@ -64,7 +64,7 @@ def _operator_seconds(signature: Signature) -> float:
 
 
 def _results(signature: Signature, positional: list[Any], outputs: list[torch.Tensor]) -> Any:
-    """Return the results as the operator does: a convolution's backward leaves out what nobody asked for."""
+    """Return the results as the operator does: a convolution's backward leaves out what was not asked for."""
     if signature.name == "aten.convolution_backward.default":
         given = iter(outputs)
         return tuple(next(given) if asked else None for asked in positional[10])

@@ -3,8 +3,9 @@
 `gpu.py` is the simulated GPU, with what `torch.cuda` answers for it. `device.py` lets tensors claim
 to be on it, so that user code and optimizers choose what they would choose there. `kernels.py` and
 `attention.py` replace the few operators that pick another kernel on a GPU.
-`storages.py` moves storages and what `torch.load` reads. `autocast.py` casts by the GPU's lists.
-`libraries.py` tells those libraries that remember the device. Each rule is in one place.
+`jagged.py` does the same for jagged tensors. `storages.py` moves storages and what `torch.load` reads.
+`autocast.py` casts by the GPU's lists. `parallel.py` runs `DataParallel` on one GPU. `libraries.py` tells
+libraries that remember the device. Each rule is in one place.
 """
 
 from __future__ import annotations
