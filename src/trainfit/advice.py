@@ -70,7 +70,7 @@ def _kept_for_backward(timeline: Timeline) -> list[_Span]:
         span
         for storage in timeline.trace.storages
         if storage.category == "activation"
-        for span in _held_by_autograd_alone(storage)
+        for span in _held_by_autograd_alone(timeline.trace, storage)
     ]
 
 
@@ -87,13 +87,13 @@ def _kernels(timeline: Timeline, *, planned: bool) -> Advice | None:
         return None
     names = Counter[str]()
     for storage in alive:
-        names[trace.op_name(storage.producer)] += storage.bytes
+        names[trace.op_name(storage.producer)] += trace.memory.occupied(storage.bytes)
     freed = sum(names.values())
     fused = any(name in _HAS_FUSED for name in (trace.settings.optimizer_class or "").split("+"))
     # One parameter at a time makes its results one after another; a fused kernel makes none at all.
-    spans = [_span(storage) for storage in made]
+    spans = [_span(trace, storage) for storage in made]
     left = _peak_without(timeline, spans + (_kept_for_backward(timeline) if planned else []))
-    left += 0 if fused else max(storage.bytes for storage in alive)
+    left += 0 if fused else trace.memory.occupied(max(storage.bytes for storage in alive))
     way = "fused=True" if fused else "foreach=False"
     leaves = "lets a plan get lower, not below" if planned else "leaves a peak of"
     text = (
@@ -105,13 +105,12 @@ def _kernels(timeline: Timeline, *, planned: bool) -> Advice | None:
 
 
 def _state(timeline: Timeline) -> Advice | None:
-    state = [storage for storage in timeline.trace.storages if storage.category == "optimizer_state"]
-    freed = sum(storage.bytes_at(timeline.peak_op) for storage in state if storage.alive_at(timeline.peak_op))
-    left = _peak_without(timeline, [_span(storage) for storage in state])
+    trace = timeline.trace
+    state = [storage for storage in trace.storages if storage.category == "optimizer_state"]
+    freed = timeline.peak_by_category["optimizer_state"]
+    left = _peak_without(timeline, [_span(trace, storage) for storage in state])
     # Moments are stored as the parameters are.
-    smaller = {"fp32": 4, "bf16-autocast": 4, "fp16-autocast": 4, "bf16": 2}.get(
-        timeline.trace.settings.dtype or ""
-    )
+    smaller = {"fp32": 4, "bf16-autocast": 4, "fp16-autocast": 4, "bf16": 2}.get(trace.settings.dtype or "")
     eight_bit = f", 8-bit moments about {format_bytes(left + freed // smaller)}" if smaller else ""
     text = (
         f"optimizer state: {format_bytes(freed)}; an optimizer without state (SGD without momentum) leaves "
@@ -149,17 +148,17 @@ def _batch(timeline: Timeline) -> Advice | None:
     return Advice("batch", text, freed, left, "about", changes_results=False) if freed else None
 
 
-def _held_by_autograd_alone(storage: Storage) -> Iterator[_Span]:
+def _held_by_autograd_alone(trace: Trace, storage: Storage) -> Iterator[_Span]:
     """Yield when the program has let go of a storage: between forward and its use in backward."""
-    free_from = storage.start
+    free_from, size = storage.start, trace.memory.occupied(storage.bytes)
     for interval in sorted(storage.held_by("program"), key=lambda interval: interval.start):
         if interval.start > free_from:
-            yield free_from, interval.start, storage.bytes
+            yield free_from, interval.start, size
         if interval.end is None:
             return
         free_from = max(free_from, interval.end)
     if storage.end is None or free_from < storage.end:
-        yield free_from, storage.end, storage.bytes
+        yield free_from, storage.end, size
 
 
 def _is_of_foreach(trace: Trace, storage: Storage) -> bool:
@@ -174,8 +173,8 @@ _Span = tuple[int, int | None, int]
 """From when until before when (None: to the end) how many bytes."""
 
 
-def _span(storage: Storage) -> _Span:
-    return storage.start, storage.end, storage.bytes
+def _span(trace: Trace, storage: Storage) -> _Span:
+    return storage.start, storage.end, trace.memory.occupied(storage.bytes)
 
 
 def _peak_without(timeline: Timeline, spans: Iterable[_Span]) -> int:

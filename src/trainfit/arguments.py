@@ -2,8 +2,9 @@
 
 The text is a list `[positional, keyword]`. Plain values stand for themselves; everything else is an object
 with one key: `{"tensor": 0}` is the signature's input number 0, `{"dtype": "float32"}`,
-`{"device": "cpu"}`, `{"layout": "strided"}`, `{"memory_format": "channels_last"}`,
-`{"float": "inf"}`, `{"complex": [re, im]}`. What cannot be written is `{"other": description}`.
+`{"device": "cpu"}`, `{"layout": "strided"}`, `{"memory_format": "channels_last"}`, `{"float": "inf"}`,
+`{"complex": [re, im]}`; `{"group": "0"}` is a communication group. What cannot be written is
+`{"other": description}`.
 """
 
 from __future__ import annotations

@@ -95,14 +95,13 @@ def _categories_before(timeline: Timeline, op: int) -> dict[str, int]:
     trace = timeline.trace
     if op >= len(trace.ops):
         found = dict.fromkeys(CATEGORIES, 0)
-        for storage in trace.storages:
+        for number, storage in enumerate(trace.storages):
             if storage.end is None:
-                found[storage.category] += storage.resizes[-1][1] if storage.resizes else storage.bytes
+                found[storage.category] += trace.occupied_at(number, op)
         return found
     found = _as_dict(timeline.by_category[:, op])
     for storage_number in trace.ops[op].creates:
-        storage = trace.storages[storage_number]
-        found[storage.category] -= storage.bytes_at(op)
+        found[trace.storages[storage_number].category] -= trace.occupied_at(storage_number, op)
     return found
 
 
@@ -123,17 +122,17 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
     for call in trace.calls:
         calls[call.module] += not call.recompute
     for number, module in gradient_modules(trace):
-        gradients[module] += trace.storages[number].bytes
-    for storage in trace.storages:
+        gradients[module] += trace.occupied_bytes[number]
+    for number, storage in enumerate(trace.storages):
         if storage.producer < 0:
             continue
         op = trace.ops[storage.producer]
         if op.module < 0:
             continue
         if storage.category == "activation" and any(True for _ in storage.held_by("autograd")):
-            activations[op.module] += 0 if op.recompute else storage.bytes
+            activations[op.module] += 0 if op.recompute else trace.occupied_bytes[number]
         if storage.alive_at(timeline.peak_op):
-            at_peak[op.module] += storage.bytes_at(timeline.peak_op)
+            at_peak[op.module] += trace.occupied_at(number, timeline.peak_op)
     # Children come after their parents, so one pass from the end adds every module to its ancestors.
     for number in reversed(range(count)):
         parent = trace.modules[number].parent

@@ -73,7 +73,7 @@ class Timeline:
         found: list[AliveStorage] = []
         for number, storage in enumerate(self.trace.storages):
             if storage.alive_at(self.peak_op):
-                size = storage.bytes_at(self.peak_op)
+                size = self.trace.occupied_at(number, self.peak_op)
                 producer, module = "", "Global"
                 if storage.producer >= 0:
                     producer = self.trace.op_name(storage.producer)
@@ -96,7 +96,7 @@ def simulate(trace: Trace) -> Timeline:
     ops = len(trace.ops)
     by_category = _category_bytes(trace, ops)
     live = by_category.sum(axis=0)
-    per_signature = np.array([s.workspace_bytes for s in trace.signatures], dtype=np.int64)
+    per_signature = np.array(trace.workspace_bytes, dtype=np.int64)
     signature = np.fromiter((op.signature for op in trace.ops), dtype=np.int64, count=ops)
     workspace: Bytes = per_signature[signature] if ops else np.zeros(0, dtype=np.int64)
     during = live + workspace
@@ -121,7 +121,8 @@ def _category_bytes(trace: Trace, ops: int) -> Bytes:
     storages = trace.storages
     count = len(storages)
     row = {category: number for number, category in enumerate(CATEGORIES)}
-    size = np.fromiter((s.bytes for s in storages), dtype=np.int64, count=count)
+    occupied = trace.memory.occupied
+    size = np.array(trace.occupied_bytes, dtype=np.int64)
     kind = np.fromiter((row[s.category] for s in storages), dtype=np.int64, count=count)
     start = np.fromiter((max(s.start, 0) for s in storages), dtype=np.int64, count=count)
     end = np.fromiter((ops if s.end is None else s.end for s in storages), dtype=np.int64, count=count)
@@ -130,8 +131,8 @@ def _category_bytes(trace: Trace, ops: int) -> Bytes:
     last = size.copy()
     for number, storage in enumerate(storages):
         for time, resized in storage.resizes:
-            steps[kind[number], min(max(time, 0), ops)] += resized - last[number]
-            last[number] = resized
+            steps[kind[number], min(max(time, 0), ops)] += occupied(resized) - last[number]
+            last[number] = occupied(resized)
     np.add.at(steps, (kind, end), -last)
     live: Bytes = np.cumsum(steps[:, :ops], axis=1)
     return live
@@ -139,7 +140,7 @@ def _category_bytes(trace: Trace, ops: int) -> Bytes:
 
 def _persistent_by_category(trace: Trace) -> dict[str, int]:
     found = dict.fromkeys(CATEGORIES, 0)
-    for storage in trace.storages:
+    for storage, size in zip(trace.storages, trace.occupied_bytes):
         if storage.persistent:
-            found[storage.category] += storage.bytes
+            found[storage.category] += size
     return found

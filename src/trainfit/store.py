@@ -18,7 +18,7 @@ from trainfit.sealed_files import FileKind, canonical, write_whole
 from trainfit.trace import Trace
 from trainfit.trace_check import BrokenTrace
 
-FILE = FileKind("trace", schema=4, remedy="capture the step again")
+FILE = FileKind("trace", schema=5, remedy="capture the step again")
 COMPRESS_ABOVE_BYTES = 1 << 20
 
 

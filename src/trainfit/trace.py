@@ -11,9 +11,10 @@ buffers), `autograd` (saved for backward, one interval per saved tensor), `gradi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
+from trainfit.memory_model import MemoryModel, memory_model
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
 
 PHASES = ("forward", "backward", "optimizer")
@@ -30,9 +31,37 @@ CATEGORIES = (
 HOLDERS = ("program", "autograd", "gradient", "optimizer")
 WORKSPACE_SOURCES = ("none", "formula", "measured", "unknown")
 TF32_KINDS = ("matmul", "convolution")
-DATA_DEPENDENT = "memory depends on data"
-"""How a warning begins that says so."""
 WORK_SOURCES = ("none", "registry", "formula", "traffic")
+COMPUTE = "compute"
+"""The queue that kernels run on unless the program chooses another one."""
+ASSUMPTION_KINDS = ("data", "value", "skipped", "compiled", "device", "runs", "workspace")
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """Something that had to be assumed, or that a reader of the figures has to know.
+
+    `data`: memory depends on values that nobody knows before training, such as where a router sends tokens.
+    `value`: a question about a value was answered without knowing it. `skipped`: something that changes files
+    was not done. `compiled`: torch.compile was left out. `device`: what is not known of the device, or not
+    counted there. `runs`: which runs of the step were looked at. `workspace`: what kernels allocate inside.
+    """
+
+    kind: str
+    text: str
+    where: str = ""
+    """In which module, and (in brackets) at which line of the user's code, as far as that is known."""
+
+    def __str__(self) -> str:
+        """One sentence, as it is shown."""
+        sentence = _SENTENCES.get(self.kind, "{}").format(self.text)
+        return f"{sentence} {self.where}" if self.where else sentence
+
+
+_SENTENCES = {
+    "data": "memory depends on data: {}",
+    "skipped": "{} was skipped: a capture writes no tensors and changes no files",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +71,19 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What an operator exchanges with other processes."""
+
+    kind: str
+    """`all_gather`, `reduce_scatter`, `all_reduce`, ..."""
+    group_size: int
+    group: str
+    """The communication group; each has a queue of its own."""
+    bytes: int
+    """The larger of what a process puts in and what it gets out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +103,7 @@ class Signature:
     view: bool
     in_place: bool
     random: bool
-    collective: bool
+    collective: Collective | None = None
     workspace_bytes: int = 0
     workspace_source: str = "none"
     flops: int = 0
@@ -83,8 +125,12 @@ class Op:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     creates: tuple[int, ...]
+    queue: str = COMPUTE
+    """What runs in order: `compute`, or another stream, or a communication group's."""
+    waits_for: tuple[int, ...] = ()
+    """Ops of other queues that are done before this one begins."""
     host_waits: bool = False
-    """Whether the host goes on only when the device is done with this op, and so with all before it."""
+    """Whether the host goes on only when this op, and so all before it on its queue, is done."""
     reads_value: bool = False
     """Whether all it does is to show values to Python (`.item()`): they may decide what comes next."""
 
@@ -100,7 +146,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One block of device memory; views share it."""
+    """One block of device memory; views share it. Bytes are those that the program asked for."""
 
     bytes: int
     category: str
@@ -124,9 +170,16 @@ class Storage:
         """Return whether the storage is alive while op number `op` runs (-1: before the step)."""
         return self.start <= op and (self.end is None or op < self.end)
 
-    def bytes_at(self, op: int) -> int:
-        """Return the size that the storage has while op number `op` runs, if it is alive then."""
-        return next((size for time, size in reversed(self.resizes) if time <= op), self.bytes)
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An allocation or a free. `time` is the op that it happens in or before; -1 is before the step."""
+
+    time: int
+    storage: int
+    """-1: the workspace of the op's kernel."""
+    bytes: int
+    """What is asked for; negative where as much is freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +289,10 @@ class Trace:
     """Calls in the order in which their backward began."""
     backward_post_order: tuple[int, ...]
     """Calls in the order in which their backward ended."""
-    observed_peak_bytes: int
-    """The most bytes the recorder saw alive at once (without workspaces)."""
+    observed_peak_bytes: int | None = None
+    """The most bytes the recorder saw alive at once (without workspaces); None if nothing was recorded."""
+    releases: tuple[int, ...] = ()
+    """Storages in the order in which they were freed or made smaller: orders what happens at one time."""
     architecture: str = ""
     """The GPU's architecture if it decided about a kernel, or the step asked for it; empty if it did not."""
     tf32: tuple[str, ...] = ()
@@ -250,7 +305,7 @@ class Trace:
     model: int = -1
     """The module that the step trains, `Step.model`; plans are made for it and what is inside."""
     steps: Steps = USUAL_STEPS
-    warnings: tuple[str, ...] = field(default=())
+    assumptions: tuple[Assumption, ...] = ()
 
     def __repr__(self) -> str:
         """One line: a trace has hundreds of thousands of entries."""
@@ -264,14 +319,42 @@ class Trace:
         return tuple(number for number, call in enumerate(self.calls) if not call.recompute)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """The assumptions as sentences."""
+        return tuple(map(str, self.assumptions))
+
+    @property
+    def memory(self) -> MemoryModel:
+        """What bytes asked for become on the device of the trace."""
+        return memory_model(self.device)
+
+    @cached_property
+    def occupied_bytes(self) -> tuple[int, ...]:
+        """What each storage takes on the device, at the size that it begins with."""
+        occupied = self.memory.occupied
+        return tuple([occupied(storage.bytes) for storage in self.storages])
+
+    def occupied_at(self, storage: int, op: int) -> int:
+        """Return what a storage takes while op number `op` runs, if it is alive then."""
+        resizes = self.storages[storage].resizes
+        resized = next((size for time, size in reversed(resizes) if time <= op), None)
+        return self.occupied_bytes[storage] if resized is None else self.memory.occupied(resized)
+
+    @cached_property
+    def workspace_bytes(self) -> tuple[int, ...]:
+        """What the workspace of each signature's kernel takes on the device."""
+        return tuple([self.memory.occupied(signature.workspace_bytes) for signature in self.signatures])
+
+    @property
     def persistent_bytes(self) -> int:
         """Bytes alive before the step begins."""
-        return sum(storage.bytes for storage in self.storages if storage.persistent)
+        occupied = zip(self.storages, self.occupied_bytes)
+        return sum(size for storage, size in occupied if storage.persistent)
 
     @property
     def depends_on_data(self) -> bool:
         """Whether values that decide about memory were assumed, such as where a router sends tokens."""
-        return any(warning.startswith(DATA_DEPENDENT) for warning in self.warnings)
+        return any(assumption.kind == "data" for assumption in self.assumptions)
 
     @cached_property
     def in_model(self) -> frozenset[int]:
@@ -310,6 +393,13 @@ class Trace:
             for number in self.readers[storage]
             if self.ops[number].phase == "backward" and not self.ops[number].recompute
         )
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Every allocation and free of the step, in order; see `trace_events.py`."""
+        from trainfit.trace_events import events_of
+
+        return events_of(self)
 
     def check(self) -> None:
         """Check every invariant; see `trace_check.py`, which states them in words."""

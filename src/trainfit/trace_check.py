@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainfit.settings import is_sound
 from trainfit.trace import (
+    ASSUMPTION_KINDS,
     CATEGORIES,
     HOLDERS,
     PHASES,
@@ -22,7 +23,8 @@ LARGEST_TOTAL_BYTES = (1 << 63) - 1
 def largest_total_bytes(trace: Trace) -> int:
     """Return what all storages and the largest workspace take together: no moment needs more."""
     workspace = max((signature.workspace_bytes for signature in trace.signatures), default=0)
-    return workspace + sum(max((s.bytes, *(size for _, size in s.resizes))) for s in trace.storages)
+    sizes = (max((s.bytes, *(size for _, size in s.resizes))) for s in trace.storages)
+    return workspace + sum(map(trace.memory.occupied, sizes))
 
 
 class BrokenTrace(AssertionError):
@@ -59,6 +61,11 @@ def _signatures(trace: Trace) -> None:
         _require(min(signature.flops, signature.moved_bytes) >= 0, *here, "work is not negative")
         known = signature.work_source in WORK_SOURCES
         _require(known, *here, "work is counted by nobody, the registry, a formula or its traffic")
+        exchanged = signature.collective
+        sound = exchanged is None or (
+            bool(exchanged.kind and exchanged.group) and exchanged.group_size > 0 <= exchanged.bytes
+        )
+        _require(sound, *here, "a collective has a kind, a group of at least one, and bytes from zero on")
 
 
 def _modules(trace: Trace) -> None:
@@ -100,6 +107,10 @@ def _ops(trace: Trace) -> None:
         _require(op.phase == "backward" or not op.recompute, *here, "recomputation happens in backward")
         only_reads = not op.creates and not op.writes
         _require(only_reads or not op.reads_value, *here, "what shows values to Python does nothing else")
+        _require(bool(op.queue), *here, "its queue has a name")
+        for other in op.waits_for:
+            before = 0 <= other < number and trace.ops[other].queue != op.queue
+            _require(before, *here, "what it waits for is on another queue, and was issued before it")
         _op_storages(trace, number, op)
 
 
@@ -130,6 +141,8 @@ def _storages(trace: Trace) -> None:
         if storage.resizes:
             _resizes(number, storage, end)
         _holders(number, storage)
+    known = all(_in_table(storage, trace.storages) for storage in trace.releases)
+    _require(known, "release", len(trace.releases), "what is freed is in the table")
 
 
 def _resizes(number: int, storage: Storage, end: int) -> None:
@@ -185,7 +198,6 @@ def _totals(trace: Trace) -> None:
     largest = largest_total_bytes(trace)
     _require(largest <= LARGEST_TOTAL_BYTES, "total", largest, "all bytes can be counted in 64 bits")
     replayed = max(simulate(trace).live_bytes, default=trace.persistent_bytes)
-    same = replayed == trace.observed_peak_bytes
     for count in (trace.samples, trace.tokens):
         _require(
             count is None or count > 0, "count", count or 0, "samples and tokens are above zero or unknown"
@@ -196,4 +208,9 @@ def _totals(trace: Trace) -> None:
     _require(
         kinds, "kinds", len(trace.tf32), f"TF32 is allowed for some of {', '.join(TF32_KINDS)}, once each"
     )
-    _require(same, "peak", replayed, f"the replay equals what the recorder saw ({trace.observed_peak_bytes})")
+    for number, assumption in enumerate(trace.assumptions):
+        known = assumption.kind in ASSUMPTION_KINDS and bool(assumption.text)
+        _require(known, "assumption", number, "it has a text, and is of a kind that is known")
+    observed = trace.observed_peak_bytes
+    same = observed is None or replayed == observed
+    _require(same, "peak", replayed, f"the replay equals what the recorder saw ({observed})")

@@ -18,7 +18,7 @@ from trainfit.settings import Difference
 from trainfit.simulate import Timeline
 from trainfit.step import Step
 from trainfit.timing.load import LoadMeter, busiest, busy_warning
-from trainfit.trace import CATEGORIES, Steps, Trace
+from trainfit.trace import CATEGORIES, Assumption, Steps, Trace
 from trainfit.units import format_bytes
 from trainfit.user_errors import raise_as_user_error
 
@@ -134,8 +134,8 @@ def needed_bytes(timeline: Timeline, plan: Plan | None) -> dict[str, int]:
     if plan is None:
         return {"the real step": timeline.peak_bytes}
     sums = dict.fromkeys(CATEGORIES, 0)
-    for storage in timeline.trace.storages:
-        sums[storage.category] += storage.bytes
+    for storage, size in zip(timeline.trace.storages, timeline.trace.occupied_bytes):
+        sums[storage.category] += size
     gradients = min(sums["gradient"], sums["parameter"])
     largest = max(timeline.peak_bytes, plan.peak_bytes)
     return {
@@ -167,21 +167,14 @@ def _raise_compiler_error(error: BaseException) -> None:
         ) from error
 
 
-def said_of_real_runs(warnings: tuple[str, ...]) -> tuple[str, ...]:
+def said_of_real_runs(assumptions: tuple[Assumption, ...]) -> tuple[str, ...]:
     """Say of what the capture did not do to files that the real runs have done it."""
-    skipped = [warning for warning in warnings if _SKIPPED in warning]
-    if not skipped:
-        return warnings
-    done = "; ".join(
-        f"{warning.partition(_REASON)[0].replace(_SKIPPED, '')} ({warning.rpartition('(')[2]}"
-        for warning in skipped
-    )
-    said = f"the step has run for real, and did to files what it does in training: {done}"
-    return (*(warning for warning in warnings if warning not in skipped), said)
-
-
-_SKIPPED, _REASON = " was skipped", ": a capture "
-"""In every note about files that a capture leaves alone (`capturing/disk/`); its line follows in brackets."""
+    done = [assumption for assumption in assumptions if assumption.kind == "skipped"]
+    others = tuple(str(assumption) for assumption in assumptions if assumption not in done)
+    if not done:
+        return others
+    listed = "; ".join(f"{assumption.text} {assumption.where}" for assumption in done)
+    return (*others, f"the step has run for real, and did to files what it does in training: {listed}")
 
 
 def notes_on(measured: Measurement, comparison: Comparison | None) -> tuple[str, ...]:

@@ -59,9 +59,7 @@ def model() -> Build:
 def product(name: str = "aten.mm.default") -> Signature:
     spec = TensorSpec("float32", (4, 4), (4, 1))
     text = arguments.encode([{"tensor": 0}, {"tensor": 1}], {})
-    return Signature(
-        name, (spec, spec), (spec,), text, view=False, in_place=False, random=False, collective=False
-    )
+    return Signature(name, (spec, spec), (spec,), text, view=False, in_place=False, random=False)
 
 
 def test_a_second_process_runs_nothing_and_makes_the_same_trace(machine: Machine) -> None:

@@ -272,7 +272,7 @@ def _spec(dtype: str, *shape: int) -> TensorSpec:
 
 
 def _signature(name: str, *inputs: TensorSpec) -> Signature:
-    return Signature(name, inputs, (), "", view=False, in_place=False, random=False, collective=False)
+    return Signature(name, inputs, (), "", view=False, in_place=False, random=False)
 
 
 def _attention(name: str, query: TensorSpec, key: TensorSpec) -> Signature:
@@ -387,9 +387,7 @@ def test_counting_what_is_not_zero_can_be_run_alone() -> None:
     """Only its name has `nonzero` in it: its result is one number."""
     spec, result = TensorSpec("float32", (8, 4), (4, 1)), TensorSpec("int64", (), ())
     arguments = '[[{"tensor":0}],{}]'
-    signature = Signature(
-        "aten.count_nonzero.default", (spec,), (result,), arguments, False, False, False, False
-    )
+    signature = Signature("aten.count_nonzero.default", (spec,), (result,), arguments, False, False, False)
     made, _ = make_arguments(signature)
     assert torch.count_nonzero(*made).item() == 32
 
@@ -406,5 +404,5 @@ def test_counting_what_is_not_zero_can_be_run_alone() -> None:
     ],
 )
 def test_products_are_known_by_their_names(name: str, convolution: bool, product: bool) -> None:
-    signature = Signature(name, (), (), "[[],{}]", False, False, False, False)
+    signature = Signature(name, (), (), "[[],{}]", False, False, False)
     assert (_is_convolution(signature), _is_product(signature)) == (convolution, product)

@@ -46,7 +46,7 @@ SHARDED = """
 def test_what_is_gathered_is_counted_while_it_is_there(
     units: list[str], parameters: int, gradients: int
 ) -> None:
-    step = trace(SHARDED, device="cuda")
+    step = trace(SHARDED)
     gathered = gathered_by(step, units)
     assert (gathered.parameter_bytes, gathered.gradient_bytes) == (parameters, gradients)
     before = simulate(divided(step, 2)).live_bytes

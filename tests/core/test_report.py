@@ -25,7 +25,7 @@ from trainfit.report.text_estimates import estimate_view
 from trainfit.report.text_verification import verification_view
 from trainfit.settings import Difference
 from trainfit.simulate import Timeline
-from trainfit.trace import CATEGORIES, Op, Signature, Trace
+from trainfit.trace import CATEGORIES, Assumption, Op, Signature, Trace
 from trainfit.verification import Verification
 
 MIB = 2**20
@@ -130,7 +130,7 @@ def test_a_model_without_children_and_several_roots() -> None:
 
 
 def make_trace(target: str = "gpt2", warnings: tuple[str, ...] = ()) -> Trace:
-    signature = Signature("aten.mm.default", (), (), "[[],{}]", False, False, False, False)
+    signature = Signature("aten.mm.default", (), (), "[[],{}]", False, False, False)
     op = Op(0, "backward", -1, 0, False, -1, (), (), ())
     return Trace(
         target=target,
@@ -145,7 +145,7 @@ def make_trace(target: str = "gpt2", warnings: tuple[str, ...] = ()) -> Trace:
         backward_pre_order=(),
         backward_post_order=(),
         observed_peak_bytes=0,
-        warnings=warnings,
+        assumptions=tuple(Assumption("value", text) for text in warnings),
     )
 
 

@@ -259,7 +259,7 @@ def op(signature: int, creates: tuple[int, ...] = ()) -> Op:
 
 
 def signature(workspace_bytes: int = 0) -> Signature:
-    return Signature("neg", (), (), "[[],{}]", False, False, False, False, workspace_bytes, "formula")
+    return Signature("neg", (), (), "[[],{}]", False, False, False, None, workspace_bytes, "formula")
 
 
 def storage(

@@ -28,7 +28,7 @@ from trainfit import decoding, sealed_files, store
 from trainfit.errors import FileFormatError
 from trainfit.settings import Settings
 from trainfit.store import content_hash, load_trace, save_trace
-from trainfit.trace import Trace
+from trainfit.trace import Assumption, Trace
 
 TRACE = replace(
     trace("""
@@ -44,7 +44,7 @@ TRACE = replace(
     settings=Settings(
         8, 16, None, "fp32", "adamw", "AdamW", "foreach", "causal-lm", 25, 25, 2, "Net", (("layers", "1"),)
     ),
-    warnings=("an assumption",),
+    assumptions=(Assumption("value", "an assumption", "(train.py:3)"),),
 )
 SCHEMA = f'"schema": {store.FILE.schema}'.encode()
 
@@ -106,7 +106,7 @@ def test_a_compressed_file_comes_back(path: Path) -> None:
 
 
 def test_large_traces_are_compressed(path: Path) -> None:
-    large = replace(TRACE, warnings=("x" * (1 << 20),))
+    large = replace(TRACE, assumptions=(Assumption("value", "x" * (1 << 20)),))
     save_trace(large, path)
     assert path.stat().st_size < 10_000
     assert load_trace(path) == large
@@ -120,7 +120,7 @@ def test_an_empty_trace_comes_back(path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "größer ✓ 𝕏", "a\nb\x00\x1b[31m", "</script>", '"\\', "\udcff", "NaN"])
 def test_any_text_comes_back(path: Path, text: str) -> None:
-    odd = replace(TRACE, target=text, warnings=(text,))
+    odd = replace(TRACE, target=text, assumptions=(Assumption("value", text or "x"),))
     save_trace(odd, path)
     assert load_trace(path) == odd
 
@@ -389,7 +389,7 @@ def short_name(value: object) -> str:
         (("target",), 7, "target: expected text, found 7"),
         (("ops",), None, "ops: expected a list, found null"),
         (("ops", 0), {}, "ops[0]: the field 'signature' is missing"),
-        (("ops", 0), [1, 2], "ops[0]: expected 11 values, found 2"),
+        (("ops", 0), [1, 2], "ops[0]: expected 13 values, found 2"),
         (("ops", 0, 0), True, "ops[0].signature: expected a whole number, found true"),
         (("ops", 0, 4), 0, "ops[0].recompute: expected true or false, found 0"),
         (("storages", 0, 0), 2**62 + 1, "storages[0].bytes: expected at most 62 bits, found 4611"),

@@ -16,7 +16,7 @@ from trace_text import trace
 
 from trainfit import arguments, trace_check
 from trainfit.settings import Settings
-from trainfit.trace import Growth, Interval, Steps, Storage, Trace
+from trainfit.trace import Assumption, Collective, Growth, Interval, Steps, Storage, Trace
 from trainfit.trace_check import BrokenTrace
 
 STEP = """
@@ -98,6 +98,28 @@ BREAKAGES: list[tuple[str, Break]] = [
     (
         "signature 2: work is counted by nobody, the registry, a formula or its traffic",
         change("signatures", 2, work_source="guess"),
+    ),
+    (
+        "signature 0: a collective has a kind, a group of at least one, and bytes from zero on",
+        change("signatures", 0, collective=Collective("all_reduce", 0, "0", 8)),
+    ),
+    (
+        "signature 0: a collective has a kind, a group of at least one, and bytes from zero on",
+        change("signatures", 0, collective=Collective("", 8, "0", 8)),
+    ),
+    ("op 2: its queue has a name", change("ops", GELU, queue="")),
+    (
+        "op 2: what it waits for is on another queue, and was issued before it",
+        change("ops", GELU, waits_for=(MM,)),
+    ),
+    (
+        "op 2: what it waits for is on another queue, and was issued before it",
+        change("ops", GELU, queue="copies", waits_for=(SUM,)),
+    ),
+    ("release 1: what is freed is in the table", change_trace(releases=(10,))),
+    (
+        "assumption 0: it has a text, and is of a kind that is known",
+        change_trace(assumptions=(Assumption("rumour", "it fits"),)),
     ),
     ("count 0: samples and tokens are above zero or unknown", lambda trace: replace(trace, samples=0)),
     ("count -3: samples and tokens are above zero or unknown", lambda trace: replace(trace, tokens=-3)),
@@ -317,10 +339,38 @@ def test_holders_by_kind() -> None:
     assert list(s.held_by("autograd")) == []
 
 
-def test_alive_at_and_bytes_at() -> None:
-    block = Storage(10, "activation", 2, 2, 6, holder("program", 2, 6), resizes=((3, 0), (5, 7), (5, 8)))
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", [1000, 0, 0, 8]), ("cuda", [1024, 0, 0, 512])])
+def test_alive_at_and_occupied_at(device: str, sizes: list[int]) -> None:
+    """A GPU hands out blocks of 512 bytes; the trace keeps what was asked for."""
+    block = Storage(1000, "activation", 2, 2, 6, holder("program", 2, 6), resizes=((3, 0), (5, 7), (5, 8)))
     assert [now for now in range(-1, 9) if block.alive_at(now)] == [2, 3, 4, 5]
-    assert [block.bytes_at(now) for now in (2, 3, 4, 5)] == [10, 0, 0, 8]
+    step = replace(EMPTY, device=device, storages=(block,))
+    assert [step.occupied_at(0, now) for now in (2, 3, 4, 5)] == sizes
+    assert step.occupied_bytes == (sizes[0],)
+
+
+def test_a_step_that_nobody_recorded_has_no_peak_to_compare_with() -> None:
+    replace(GOOD, observed_peak_bytes=None).check()
+
+
+@pytest.mark.parametrize(
+    ("assumption", "sentence"),
+    [
+        (
+            Assumption("data", "a mask was assumed", "in Net (a.py:3)"),
+            "memory depends on data: a mask was assumed in Net (a.py:3)",
+        ),
+        (
+            Assumption("skipped", "torch.save", "(a.py:3)"),
+            "torch.save was skipped: a capture writes no tensors and changes no files (a.py:3)",
+        ),
+        (Assumption("runs", "only 3 runs"), "only 3 runs"),
+    ],
+)
+def test_assumptions_read_as_sentences(assumption: Assumption, sentence: str) -> None:
+    found = replace(EMPTY, assumptions=(assumption,))
+    assert found.warnings == (sentence,)
+    assert found.depends_on_data == (assumption.kind == "data")
 
 
 # A signature's arguments --------------------------------------------------------------------------------

@@ -28,7 +28,18 @@ import re
 from dataclasses import dataclass, field, replace
 from textwrap import dedent
 
-from trainfit.trace import CATEGORIES, Interval, Module, ModuleCall, Op, Signature, Storage, TensorSpec, Trace
+from trainfit.trace import (
+    CATEGORIES,
+    Collective,
+    Interval,
+    Module,
+    ModuleCall,
+    Op,
+    Signature,
+    Storage,
+    TensorSpec,
+    Trace,
+)
 
 OP = re.compile(r"(?:(?P<names>[\w, ]+?) *(?P<sign>\+?=) *)?(?P<op>[\w.]+)\((?P<arguments>[\w, ]*)\)")
 
@@ -281,6 +292,7 @@ class _Reader:
             call = self.modules.backward(words.module, number)
         else:
             call = self.modules.forward(words.module, number, recompute)
+        communicates = words.category == "communication"
         signature = Signature(
             name=match["op"],
             inputs=tuple(self.spec(block) for block in reads),
@@ -289,7 +301,7 @@ class _Reader:
             view=bool(match["names"]) and not writes and not creates,
             in_place=bool(writes),
             random=False,
-            collective=words.category == "communication",
+            collective=Collective("all_gather", 8, "0", sum(words.sizes)) if communicates else None,
             workspace_bytes=words.workspace_bytes,
             workspace_source="formula" if words.workspace_bytes else "none",
         )

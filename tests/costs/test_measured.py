@@ -94,7 +94,7 @@ def signature(
     name: str, arguments: str, *inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()
 ) -> Signature:
     in_place = name.split(".")[1].endswith("_")
-    return Signature(name, inputs, outputs, arguments, False, in_place, False, False)
+    return Signature(name, inputs, outputs, arguments, False, in_place, False)
 
 
 def caller(signature: Signature, where: int = FAR) -> Caller:

@@ -60,7 +60,7 @@ def spec(*shape: int, dtype: str = "bfloat16") -> TensorSpec:
 def call(
     name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], arguments: str = "[[],{}]"
 ) -> Signature:
-    bare = Signature(f"aten.{name}", tuple(inputs), tuple(outputs), arguments, False, False, False, False)
+    bare = Signature(f"aten.{name}", tuple(inputs), tuple(outputs), arguments, False, False, False)
     return with_work(bare, ())
 
 

@@ -31,8 +31,7 @@ HOST = Host(
 def trace_of(names: list[str], phases: list[str] | None = None) -> Trace:
     """Make a trace with one signature per op, named as given; a `view` is one, and a `read` is waited for."""
     signatures = tuple(
-        Signature(f"aten.{name}.default", (), (), "[[],{}]", "view" in name, False, False, False)
-        for name in names
+        Signature(f"aten.{name}.default", (), (), "[[],{}]", "view" in name, False, False) for name in names
     )
     phases = phases or ["forward"] * len(names)
     ops = tuple(
@@ -153,3 +152,68 @@ def test_operators_are_listed_longest_first_with_their_source() -> None:
     assert [operator.name for operator in time.operators] == ["aten.b.default", "aten.a.default"]
     assert [operator.name for operator in time.unpriced] == ["aten.b.default"]
     assert time.sources == {"formula": pytest.approx(1 / 6), "bandwidth": pytest.approx(5 / 6)}
+
+
+# Any number of queues -----------------------------------------------------------------------------------
+
+
+def on_queues(trace: Trace, queues: list[str], waits_for: dict[int, tuple[int, ...]] | None = None) -> Trace:
+    ops = (
+        replace(op, queue=queue, waits_for=(waits_for or {}).get(number, ()))
+        for number, (op, queue) in enumerate(zip(trace.ops, queues))
+    )
+    return replace(trace, ops=tuple(ops))
+
+
+def all_queues_op_by_op(trace: Trace, seconds: list[float], launch: float) -> float:
+    """Run two steps op by op, each queue for itself; return how long the second takes."""
+    ends: list[float] = []
+    done: dict[str, float] = {}
+    host_now = 0.0
+    for number in range(2 * len(trace.ops)):
+        op = trace.ops[number % len(trace.ops)]
+        step = number - number % len(trace.ops)
+        host_now += 1.0
+        start = max([done.get(op.queue, 0.0), *(ends[step + other] for other in op.waits_for)])
+        if seconds[op.signature] > 0:
+            start = max(start, host_now + launch)
+        done[op.queue] = start + seconds[op.signature]
+        ends.append(done[op.queue])
+        if op.host_waits:
+            host_now = max(host_now, done[op.queue])
+    return max(ends) - max(ends[: len(trace.ops)])
+
+
+def test_what_runs_on_another_queue_takes_no_time_unless_something_waits_for_it() -> None:
+    """A gather of 8 s beside 10 s of computing: hidden, until the last op needs it from the beginning."""
+    plain = trace_of(["gather", "a", "b"])
+    hidden = on_queues(plain, ["group 0", "compute", "compute"])
+    exposed = on_queues(plain, ["group 0", "compute", "compute"], {1: (0,)})
+    costs = costs_of([8.0, 10.0, 10.0])
+    assert schedule(hidden, costs).step_seconds == pytest.approx(20.0)
+    assert schedule(hidden, costs).busy_seconds == pytest.approx(20.0)
+    # The next step's gather runs while this one computes, so it is hidden there too.
+    assert schedule(exposed, costs).step_seconds == pytest.approx(20.0)
+    both_ways = on_queues(
+        trace_of(["a", "gather", "b"]), ["compute", "group 0", "compute"], {1: (0,), 2: (1,)}
+    )
+    assert schedule(both_ways, costs_of([10.0, 8.0, 10.0])).step_seconds == pytest.approx(28.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 30), st.floats(0.0, 2.0))
+def test_any_number_of_queues_equals_the_simulation_op_by_op(seed: int, length: int, launch: float) -> None:
+    random_numbers = random.Random(seed)
+    names = [random_numbers.choice(["a", "read"]) + str(n) for n in range(length)]
+    seconds = [random_numbers.choice([0.0, 0.2, 1.0, 3.0]) for _ in range(length)]
+    queues = [random_numbers.choice(["compute", "copies", "group 0", "group 1"]) for _ in range(length)]
+    waits_for = {
+        number: tuple(other for other in range(number) if queues[other] != queues[number])[-2:]
+        for number in range(length)
+        if random_numbers.random() < 0.4
+    }
+    trace = on_queues(trace_of(names), queues, waits_for)
+    found = schedule(trace, costs_of(seconds, replace(HOST, launch=launch)))
+    expected = all_queues_op_by_op(trace, seconds, launch)
+    assert found.step_seconds == pytest.approx(expected, abs=1e-9)
+    assert np.all(found.op_seconds >= -1e-9)

@@ -145,6 +145,6 @@ def test_every_operator_that_takes_lists_of_tensors_in_step_is_known() -> None:
 )
 def test_operators_get_the_bandwidth_of_their_family(name: str, share: float) -> None:
     spec = TensorSpec("float32", (64,), (1,))
-    signature = Signature(name, (spec,), (spec,), "[[],{}]", False, False, False, False)
+    signature = Signature(name, (spec,), (spec,), "[[],{}]", False, False, False)
     roofline = Roofline(find_device("h100"), CALIBRATED)
     assert roofline._bandwidth_share(signature) == share

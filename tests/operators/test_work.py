@@ -30,7 +30,7 @@ def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = N
 def call(
     name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], arguments: str = "[[],{}]"
 ) -> Signature:
-    return Signature(name, tuple(inputs), tuple(outputs), arguments, False, False, False, False)
+    return Signature(name, tuple(inputs), tuple(outputs), arguments, False, False, False)
 
 
 class Everything(nn.Module):

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from trainfit.planning.certify import peak_within, reserve_bytes
 from trainfit.simulate import simulate
-from trainfit.trace import DATA_DEPENDENT, Storage, Trace
+from trainfit.trace import Assumption, Storage, Trace
 
 PARAMETER = Storage(1000, "parameter", -1, -1, None, ())
 STEP = Trace("t", "cpu", "2", (), (), (PARAMETER,), (), (), (), (), (), 0)
-ROUTED = replace(STEP, warnings=(f"{DATA_DEPENDENT} of a router",))
+ROUTED = replace(STEP, assumptions=(Assumption("data", "a router sends tokens evenly"),))
 
 
 def test_nothing_is_set_aside_where_memory_is_known() -> None:

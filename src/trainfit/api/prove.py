@@ -95,7 +95,7 @@ def verify_step(
         predicted_persistent_bytes=timeline.persistent_bytes,
         predicted_seconds=schedule(trace, table).step_seconds if plan is None else plan.step_seconds,
         measured=measured,
-        warnings=said_of_real_runs(trace.warnings) + table.warnings + notes_on(measured, comparison),
+        warnings=said_of_real_runs(trace.assumptions) + table.warnings + notes_on(measured, comparison),
         comparison=comparison,
         plan_differences=plan_differences(plan, trace, device.name) if plan is not None else (),
         seconds=request.watch.seconds,

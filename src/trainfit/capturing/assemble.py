@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from trainfit import arguments
 from trainfit import trace as t
+from trainfit.capturing.collectives import Group, collective_of
 from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
@@ -31,6 +32,7 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
     signatures, signature_of = _signatures(rows)
     categories = _categories(session, step, rows)
     forward_ops = _ForwardOps(rows)
+    queues = _queues([signatures[signature_of[id(row.call)]].collective for row in rows])
     ops = tuple(
         t.Op(
             signature=signature_of[id(row.call)],
@@ -42,12 +44,13 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
             reads=_numbers(row.reads),
             writes=_numbers(row.writes),
             creates=_numbers(row.creates),
+            queue=queues[number].name,
+            waits_for=queues[number].waits_for,
             host_waits=row.host_waits,
             reads_value=row.reads_value,
         )
         for number, row in enumerate(rows)
     )
-    persistent = sum(live.initial_bytes for live in lives if live.start < 0)
     return t.Trace(
         target=target,
         device=device,
@@ -61,18 +64,47 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
         forward_post_order=tuple(recorder.forward_post_order),
         backward_pre_order=tuple(recorder.backward_pre_order),
         backward_post_order=tuple(recorder.backward_post_order()),
-        observed_peak_bytes=max((row.live_bytes for row in rows), default=persistent),
+        observed_peak_bytes=max((row.live_bytes for row in rows), default=recorder.start_bytes),
+        releases=_numbers(live for live in session.ledger.releases if live.nbytes or live.resizes),
         tf32=_tf32(),
         samples=step.samples,
         tokens=step.tokens,
         model=session.modules.index(step.model),
         settings=described(session.settings, step, session),
-        warnings=(
-            *session.gpu.warnings(),
+        assumptions=(
+            *session.gpu.assumptions(),
             *on_the_host(step, session),
-            *(str(assumption) for assumption in session.values.assumptions),
+            *session.values.assumptions,
         ),
     )
+
+
+class _Place(NamedTuple):
+    """Where an op runs, and for which ops of other queues it waits."""
+
+    name: str
+    waits_for: tuple[int, ...]
+
+
+def _queues(collectives: list[t.Collective | None]) -> list[_Place]:
+    """Put each collective on its group's queue: it waits for what was computed, and the next op for it.
+
+    That is how a collective runs that nobody asked to be asynchronous. What an asynchronous one overlaps with
+    until its `wait()` is not followed.
+    """
+    found: list[_Place] = []
+    last: dict[str, int] = {}
+    awaited: tuple[int, ...] = ()
+    for number, collective in enumerate(collectives):
+        if collective is None:
+            found.append(_Place(t.COMPUTE, awaited))
+            awaited = ()
+            last[t.COMPUTE] = number
+        else:
+            computed = (last[t.COMPUTE],) if t.COMPUTE in last else ()
+            found.append(_Place(f"group {collective.group}", computed))
+            awaited = (*awaited, number)
+    return found
 
 
 def _tf32() -> tuple[str, ...]:
@@ -134,7 +166,7 @@ def signature_of(call: Call) -> t.Signature:
         view=operator.is_view,
         in_place=bool(operator.mutated),
         random=operator.random,
-        collective=operator.collective,
+        collective=collective_of(operator.name, call.key[1:]),
         workspace_bytes=call.workspace_bytes or 0,
         workspace_source="none" if call.workspace_bytes is None else "measured",
     )
@@ -155,6 +187,8 @@ def _argument(part: Any, inputs: list[t.TensorSpec]) -> Any:
             return {kind: str(part).removeprefix("torch.")}
     if isinstance(part, torch.device):
         return {"device": str(part)}
+    if isinstance(part, Group):
+        return {"group": part.name}
     if part is None or isinstance(part, bool | int | str):
         return part
     if isinstance(part, float | complex):

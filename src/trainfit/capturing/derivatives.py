@@ -175,5 +175,5 @@ def _has_zeros(mode: CaptureMode, tensor: torch.Tensor) -> bool:
             return bool((tensor == 0).any())
     # A step that is cheap to run is captured again with all values known.
     mode.values.kernel_lacked_values = True
-    mode.values.assume("memory depends on data: a product was assumed to have no factor that is zero")
+    mode.values.assume("a product was assumed to have no factor that is zero", "data")
     return False

@@ -14,6 +14,7 @@ from trainfit.capturing.recorder import OPTIMIZER, Row
 from trainfit.operators.families import list_kind
 from trainfit.settings import Settings, dtype_name
 from trainfit.step import Step
+from trainfit.trace import Assumption
 from trainfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _kernels(rows: Iterable[Row]) -> str | None:
     return next((kind for kind in ("fused", "foreach") if kind in kinds), "for-loop")
 
 
-def on_the_host(step: Step, session: Session) -> tuple[str, ...]:
+def on_the_host(step: Step, session: Session) -> tuple[Assumption, ...]:
     """Warn if a step for a GPU keeps parameters on the host, where they are not counted."""
     seen: set[int] = set()
     total = 0
@@ -75,10 +76,11 @@ def on_the_host(step: Step, session: Session) -> tuple[str, ...]:
             total += live.storage_bytes
     if not total:
         return ()
-    return (
+    text = (
         f"{format_bytes(total)} of the model's parameters are on the host, and are not counted: only what is "
-        "on the GPU is.",
+        "on the GPU is."
     )
+    return (Assumption("device", text),)
 
 
 def autocast_dtype(context: torch.autocast) -> str | None:

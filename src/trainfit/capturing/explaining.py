@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from trainfit.capturing.values import user_line_of
 from trainfit.errors import CaptureError, UserCodeError
-from trainfit.trace import DATA_DEPENDENT
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -55,7 +54,7 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
 
 def with_assumption(session: Session, error: UserCodeError) -> UserCodeError:
     """Return an error of the user's, with what was assumed before it: the error may come from that."""
-    assumed = [str(one) for one in session.values.assumptions if one.text.startswith(DATA_DEPENDENT)]
+    assumed = [str(one) for one in session.values.assumptions if one.kind == "data"]
     if not assumed:
         return error
     message = (

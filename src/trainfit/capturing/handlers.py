@@ -84,7 +84,7 @@ def nonzero(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywor
     result = with_known_values(mode, func, args, kwargs)
     if result is not NOT_HANDLED:
         return result
-    mode.values.assume(_all_true(args[0]))
+    mode.values.assume(_all_true(args[0]), "data")
 
     def kernel(mask: torch.Tensor) -> torch.Tensor:
         return mask.new_empty((mask.numel(), mask.dim()), dtype=torch.int64)
@@ -103,7 +103,7 @@ def masked_select(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: 
         mode.values.rely_on(live)
         count = int(mask.sum())
     else:
-        mode.values.assume(_all_true(mask))
+        mode.values.assume(_all_true(mask), "data")
         count = mask.numel()
 
     def kernel(tensor: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
@@ -136,12 +136,12 @@ def _true_positions(mode: CaptureMode, mask: torch.Tensor) -> list[torch.Tensor]
     if live.known:
         mode.values.rely_on(live)
         return list(torch.nonzero(mask).unbind(1))
-    mode.values.assume(_all_true(mask))
+    mode.values.assume(_all_true(mask), "data")
     return [torch.empty(1, dtype=torch.int64).expand(mask.numel()) for _ in range(mask.dim())]
 
 
 def _all_true(mask: torch.Tensor) -> str:
-    return f"memory depends on data: a mask of {mask.numel()} elements was assumed to be all true"
+    return f"a mask of {mask.numel()} elements was assumed to be all true"
 
 
 def check_finite_and_unscale(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
@@ -238,9 +238,7 @@ def workspace_by_values(mode: CaptureMode, func: OpOverload, args: Arguments, kw
             workspace = run_for_workspace(func, args, kwargs)
     if workspace is None:
         mode.values.kernel_lacked_values = True
-        mode.values.assume(
-            f"memory depends on data: {call.operator.name} was measured on values that need the most"
-        )
+        mode.values.assume(f"{call.operator.name} was measured on values that need the most", "data")
         return NOT_HANDLED
     for live in lives:
         mode.values.rely_on(live)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
+from trainfit.trace import Assumption
 from trainfit.units import format_bytes
 
 _HISTORY = ("old_dirs", "old_stps")
@@ -20,7 +21,7 @@ def decides_by_values(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
     return any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers)
 
 
-def history_warnings(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[str, ...]:
+def history_assumptions(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[Assumption, ...]:
     """Say what a history that is not full yet may still take."""
     found = []
     for optimizer in optimizers:
@@ -32,8 +33,9 @@ def history_warnings(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[str, 
         pair = len(_HISTORY) * sum(p.numel() * p.element_size() for p in group["params"])
         missing = group["history_size"] - kept
         if missing > 0:
-            found.append(
+            text = (
                 f"LBFGS remembers up to {group['history_size']} steps; {kept} were there when the step was "
                 f"recorded. The others may take {format_bytes(missing * pair)}, which is not counted."
             )
+            found.append(Assumption("runs", text))
     return tuple(found)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trainfit.capturing.hollow import hollow_storage, is_absent, storage_over, tensor_over
+from trainfit.memory_model import EXACT, MemoryModel
 
 OUTSIDE = "outside"
 """Producer of storages that the capture did not make: real memory that belongs to the user."""
@@ -39,7 +40,7 @@ class LiveStorage:
     producer: str
     initial_bytes: int = 0
     storage_bytes: int = 0
-    """Size of the torch storage itself; `nbytes` is what counts, which is rounded, or 0 on the host."""
+    """Size of the torch storage itself; `nbytes` is what it asks of the device: 0 if it is elsewhere."""
     producer_op: int = -1
     index: int = -1
     end: int | None = None
@@ -106,21 +107,23 @@ class _StorageReference(weakref.ref[torch.UntypedStorage]):
 class Ledger:
     """Registers storages, notices their release, and keeps the running total of live bytes."""
 
-    def __init__(self, granularity: int = 1) -> None:
-        """Start empty, at time 0; the device hands out memory in multiples of `granularity` bytes."""
+    def __init__(self, memory: MemoryModel = EXACT) -> None:
+        """Start empty, at time 0; `memory` says what bytes asked for take on the device."""
         self.clock = 0
         self.live_bytes = 0
         self.most_bytes = 0
         """The most that was alive at once since `forget_most`, for code that asks."""
         self.alive: dict[int, LiveStorage] = {}
         self.created: list[LiveStorage] = []
+        self.releases: list[LiveStorage] = []
+        """What was freed or made smaller during the recording, in order."""
         self._by_address: dict[int, LiveStorage] = {}
         self.lock = threading.RLock()
         """Held while an operator makes its storages and is recorded, and while something is released: any
         thread of the step may do so at any time."""
         self.host_by_default = False
         """For a GPU: whether what is made without a device is the host's, as in a real run."""
-        self._granularity = granularity
+        self._memory = memory
         self._thread = threading.local()
 
     @property
@@ -136,6 +139,7 @@ class Ledger:
         """Begin a new recording at time 0; what is alive now becomes persistent (start -1)."""
         self.clock = 0
         self.created = list(self.alive.values())
+        self.releases = []
         for live in self.created:
             live.start = live.producer_op = live.index = -1
             live.program = _still_held(live.program)
@@ -162,7 +166,7 @@ class Ledger:
         """Make a new storage: hollow, or with real memory behind it when `keep_values`."""
         if keep_values:
             return self.adopt(torch.empty(nbytes, dtype=torch.uint8), producer, known=False)
-        live = LiveStorage(self._rounded(nbytes), self.clock, producer)
+        live = LiveStorage(nbytes, self.clock, producer)
         storage = hollow_storage(nbytes)
         self._enter(live, storage)
         return live, storage
@@ -172,7 +176,7 @@ class Ledger:
     ) -> tuple[LiveStorage, torch.UntypedStorage]:
         """Make a new storage over the memory of `real`, which the entry keeps alive."""
         backing = real.untyped_storage()
-        nbytes = 0 if self._is_foreign(backing) else self._rounded(backing.nbytes())
+        nbytes = 0 if self._is_foreign(backing) else backing.nbytes()
         live = LiveStorage(nbytes, self.clock, producer, backing=real, known=known)
         storage = storage_over(backing)
         self._enter(live, storage, without_device=without_device)
@@ -183,7 +187,7 @@ class Ledger:
     ) -> LiveStorage:
         """Enter a storage that torch made outside our sight (a loaded file, an older tensor)."""
         storage = tensor.untyped_storage()
-        nbytes = 0 if is_absent(storage) else self._rounded(storage.nbytes())
+        nbytes = 0 if is_absent(storage) else storage.nbytes()
         live = LiveStorage(nbytes, self.clock, producer, known=known)
         self._enter(live, storage, without_device=without_device)
         return live
@@ -217,8 +221,9 @@ class Ledger:
     def resize(self, live: LiveStorage, nbytes: int) -> None:
         """Change a storage's size in place, as FSDP does to free and restore parameters."""
         live.resized_to = nbytes
-        nbytes = self._rounded(nbytes)
-        self.live_bytes += nbytes - live.nbytes
+        if nbytes < live.nbytes:
+            self.releases.append(live)
+        self.live_bytes += self._memory.occupied(nbytes) - self._memory.occupied(live.nbytes)
         self.most_bytes = max(self.most_bytes, self.live_bytes)
         live.nbytes = nbytes
         live.resizes.append((self.clock, nbytes))
@@ -228,10 +233,7 @@ class Ledger:
 
         For a GPU it counts: there the tensor is a copy.
         """
-        return self._granularity == 1 and not storage.resizable()
-
-    def _rounded(self, nbytes: int) -> int:
-        return -(-nbytes // self._granularity) * self._granularity
+        return self._memory is EXACT and not storage.resizable()
 
     def _enter(
         self, live: LiveStorage, storage: torch.UntypedStorage, *, without_device: bool = False
@@ -242,7 +244,7 @@ class Ledger:
         on_host = self.on_host
         if on_host or (on_host is None and without_device and self.host_by_default):
             live.on_host, live.nbytes = True, 0
-        self.live_bytes += live.nbytes
+        self.live_bytes += self._memory.occupied(live.nbytes)
         self.most_bytes = max(self.most_bytes, self.live_bytes)
         live.initial_bytes = live.nbytes
         self._hold(live, storage)
@@ -272,7 +274,8 @@ class Ledger:
             live.end = self.clock
             live.backing = None
             del self.alive[id(live)]
-            self.live_bytes -= live.nbytes
+            self.releases.append(live)
+            self.live_bytes -= self._memory.occupied(live.nbytes)
 
 
 def _still_held(holds: list[Hold]) -> list[Hold]:

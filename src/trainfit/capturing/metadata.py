@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils._pytree import tree_map
 
+from trainfit.capturing.collectives import handle_key
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.schemas import Operator, describe
 from trainfit.capturing.values import user_line
@@ -97,6 +98,8 @@ def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         return cast(Hashable, value)
     if kind is float or kind is bool:
         return (kind, value)
+    if kind is torch.ScriptObject:
+        return handle_key(value)
     try:
         hash(value)
     except TypeError:

@@ -42,6 +42,7 @@ def note_mixed(
         return
     if any(live.on_host and tensor.dim() for tensor, live in zip(tensors, lives)):
         mode.values.note(
+            "device",
             f"{func.overloadpacket} gets a tensor on the host and one on the GPU, which torch refuses: move "
             "the first with .to(device), or make it with device=",
             script_line(),

@@ -137,8 +137,8 @@ def _import_for_real(original: Any) -> Any:
 
 def _note_compiled(session: Session) -> None:
     text = "torch.compile: the step was captured as eager PyTorch runs it, which may need another peak"
-    if not any(assumption.text == text for assumption in session.values.assumptions):
-        session.values.note(text, script_line())
+    if not any(assumption.kind == "compiled" for assumption in session.values.assumptions):
+        session.values.note("compiled", text, script_line())
 
 
 def _without_hooks(session: Session, original: Any) -> Any:

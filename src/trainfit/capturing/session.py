@@ -35,6 +35,7 @@ from trainfit.capturing.values import Values
 from trainfit.devices import Device
 from trainfit.doing import doing
 from trainfit.errors import CaptureError, StepError, TrainfitError, UserCodeError
+from trainfit.memory_model import memory_model
 from trainfit.profiler import no_cycle_collection
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.simulate import simulate
@@ -45,8 +46,6 @@ from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
 from trainfit.workspace.measured import QUICK, Limits, affordable, measure_operators
 
-CUDA_BLOCK_BYTES = 512
-"""torch's CUDA allocator hands out memory in multiples of this."""
 _MOST_CORRECTIONS = 16
 Build = Callable[[], Step]
 Guard = Callable[[int], None]
@@ -68,7 +67,7 @@ class Session:
         """Prepare a session; nothing is patched until `active` is entered."""
         self.device = device.kind if isinstance(device, Device) else device
         self.settings = settings
-        self.ledger = Ledger(granularity=CUDA_BLOCK_BYTES if self.device == "cuda" else 1)
+        self.ledger = Ledger(memory_model(self.device))
         self.ledger.host_by_default = host_by_default
         self.gpu = Gpu(device if isinstance(device, Device) else ANY_GPU, self.ledger)
         self.recorder = Recorder(self.ledger)

@@ -102,9 +102,7 @@ def _coalesce(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tenso
         mode.values.rely_on(live)
         count = torch.unique(indices, dim=1).shape[1]
     else:
-        mode.values.assume(
-            "memory depends on data: the indices of a sparse tensor were assumed to be distinct"
-        )
+        mode.values.assume("the indices of a sparse tensor were assumed to be distinct", "data")
         # There are no more different ones than the tensor has rows.
         count = min(indices.shape[1], math.prod(tensor.shape[: tensor.sparse_dim()]))
     new_indices = _new(mode, created, indices, indices.shape)[:, :count]
@@ -148,9 +146,7 @@ def _add_in_place(
     if into.layout is not torch.sparse_coo:
         return _add_into(mode, created, into)
     if into._nnz() and other._nnz():
-        mode.values.assume(
-            "memory depends on data: the indices of a sparse tensor were assumed to be distinct"
-        )
+        mode.values.assume("the indices of a sparse tensor were assumed to be distinct", "data")
     into.data = _add(mode, created, into, other)[0]
     return into, ()
 

@@ -18,11 +18,11 @@ import torch
 
 from trainfit.capturing.assemble import assemble
 from trainfit.capturing.growth import Leftovers, growth_of
-from trainfit.capturing.lbfgs import decides_by_values, history_warnings
+from trainfit.capturing.lbfgs import decides_by_values, history_assumptions
 from trainfit.capturing.python_state import PythonState
 from trainfit.errors import UserCodeError
 from trainfit.step import Step
-from trainfit.trace import Steps, Trace
+from trainfit.trace import Assumption, Steps, Trace
 from trainfit.units import format_bytes
 from trainfit.user_errors import data_ended
 
@@ -149,9 +149,9 @@ class Runs:
                 grows=growing,
             )
             trace = replace(kept.trace, steps=steps)
-            warnings = trace.warnings + warnings_of(steps) + self._counting_warning()
-            warnings += self._idle_warning()
-            found.append(replace(trace, warnings=warnings))
+            said = (*sentences_about(steps), *self._about_counters(), *self._about_idle_runs())
+            assumptions = trace.assumptions + tuple(Assumption("runs", text) for text in said)
+            found.append(replace(trace, assumptions=assumptions))
         return found
 
     def _python_state(self) -> PythonState:
@@ -166,7 +166,7 @@ class Runs:
 
         return PythonState(self._step, known_number)
 
-    def _counting_warning(self) -> tuple[str, ...]:
+    def _about_counters(self) -> tuple[str, ...]:
         """Say that a counter may decide something in a run that nobody has looked at."""
         said_otherwise = len(self._courses) > 1 or not self._complete or self._grows()
         if not self._counting or self._wanted is not None or said_otherwise:
@@ -177,7 +177,7 @@ class Runs:
             "changes from run to run, and may make a later one do more. --steps says how many to look at.",
         )
 
-    def _idle_warning(self) -> tuple[str, ...]:
+    def _about_idle_runs(self) -> tuple[str, ...]:
         if not self._idle:
             return ()
         return (
@@ -216,7 +216,8 @@ class Runs:
             if not self._settled():
                 raise NotSettled
             trace = assemble(session, self._step, self._target, session.device)
-            trace = replace(trace, warnings=trace.warnings + history_warnings(self._step.optimizers))
+            history = history_assumptions(self._step.optimizers)
+            trace = replace(trace, assumptions=trace.assumptions + history)
             kept = Kept(len(self._peaks), course, peak, trace)
             others = [other for other in self._kept if other not in worse]
             self._kept = sorted([*others, kept], key=lambda kept: -kept.peak_bytes)[:_MOST_KEPT]
@@ -263,7 +264,7 @@ class Runs:
         return len(self._levels) - rises[-1] > max(_SETTLED_RUNS - 1, *rests)
 
 
-def warnings_of(steps: Steps) -> tuple[str, ...]:
+def sentences_about(steps: Steps) -> tuple[str, ...]:
     """Say what is to be known about runs that differ, grow, or were not all looked at."""
     found: list[str] = []
     if not steps.all_stepped:
@@ -285,11 +286,11 @@ def warnings_of(steps: Steps) -> tuple[str, ...]:
             f"{format_bytes(early - steps.peaks[steps.recorded - 1])} more than the run that is reported."
         )
     if steps.grows:
-        found.append(_growth_warning(steps))
+        found.append(_about_growth(steps))
     return tuple(found)
 
 
-def _growth_warning(steps: Steps) -> str:
+def _about_growth(steps: Steps) -> str:
     parts = []
     for growth in steps.grows[:_MOST_NAMES]:
         where = f" in {growth.module}" if growth.module else ""

@@ -11,7 +11,6 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,9 +18,13 @@ from typing import Any
 import torch
 
 from trainfit.capturing.ledger import LiveStorage
+<<<<<<< HEAD
 from trainfit.operators.names import OperatorSet
 from trainfit.operators.value_use import ALL_TRUE, ANY_TRUE, RANDOM
 from trainfit.trace import DATA_DEPENDENT
+=======
+from trainfit.trace import Assumption
+>>>>>>> d6d9945 (Trace 3: bytes asked for, events, queues, collectives and assumptions are data)
 
 _PATIENCE = 100
 """Times that a line may ask about unknown data before it gets the other answer."""
@@ -33,20 +36,6 @@ _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
 _STANDARD_LIBRARY = str(Path(traceback.__file__).resolve().parent)
 _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
 _INITIALISATION = str(Path(torch.nn.init.__file__).resolve())
-
-
-@dataclass(frozen=True, slots=True)
-class Assumption:
-    """An answer that the capture had to assume: what, where in the model, where in the code."""
-
-    text: str
-    module: str
-    source: str
-
-    def __str__(self) -> str:
-        """Say it in one sentence."""
-        where = f" in {self.module}" if self.module else ""
-        return f"{self.text}{where} ({self.source})"
 
 
 class Values:
@@ -87,7 +76,7 @@ class Values:
         real = (dtype.is_floating_point or dtype.is_complex) and not of_integers
         return numel <= (self._float_limit if real else self._integer_limit)
 
-    def assume(self, text: str) -> None:
+    def assume(self, text: str, kind: str = "value") -> None:
         """Note an assumption, once per place.
 
         What initial values depend on (numbers that are drawn again, because they are too large) is not noted.
@@ -96,21 +85,25 @@ class Values:
         if any(frame.f_code.co_filename == _INITIALISATION for frame, _ in stack):
             return
         if self.building:
-            text = f"when the step was built, {text.removeprefix(f'{DATA_DEPENDENT}: ')}"
-        self.assumptions[Assumption(text, self._current_module(), user_line())] = None
+            kind, text = "value", f"when the step was built, {text}"
+        module = self._current_module()
+        where = f"in {module} ({user_line()})" if module else f"({user_line()})"
+        self.assumptions[Assumption(kind, text, where)] = None
 
-    def note(self, text: str, source: str) -> None:
+    def note(self, kind: str, text: str, line: str) -> Assumption:
         """Note what was not done as a real run does it, and at which line."""
-        self.assumptions[Assumption(text, "", source)] = None
+        noted = Assumption(kind, text, f"({line})")
+        self.assumptions[noted] = None
+        return noted
 
-    def take_back(self, text: str, source: str) -> None:
+    def take_back(self, noted: Assumption) -> None:
         """Forget a note."""
-        self.assumptions.pop(Assumption(text, "", source), None)
+        self.assumptions.pop(noted, None)
 
     def rely_on(self, live: LiveStorage) -> None:
         """Note that shapes or control flow now rest on values that were themselves assumed."""
         if live.assumption:
-            self.assume(live.assumption)
+            self.assume(live.assumption, "data")
 
     def note_answer(self, value: object, producer: str) -> None:
         """Note a known value that the step reads, if it may decide by it.
@@ -237,7 +230,7 @@ def assume_result(name: str, inputs: list[torch.Tensor], results: list[object], 
     position, fill = ASSUMED_RESULTS[name]
     result = results[position]
     assert isinstance(result, torch.Tensor)
-    live.assumption = f"{DATA_DEPENDENT}: the results of {name} {fill(inputs, result)}"
+    live.assumption = f"the results of {name} {fill(inputs, result)}"
     live.known = True
     live.undecided = fill is _every_second
 

@@ -1,8 +1,10 @@
-"""When each op runs: the host issues, the device executes. Two queues, simulated, not a sum.
+"""When each op runs: the host issues it, and its queue executes it. Queues are simulated, not summed up.
 
-On a GPU a kernel starts when the host has issued it and the kernel before it is done. Where kernels are
-shorter than the host needs to issue them, the device waits: the step is launch-bound. Where the trace says
-that the host waits for an op (`.item()`, `nonzero`), it does. On a CPU both are the same queue.
+On a GPU a kernel starts when the host has issued it, the kernel before it on its queue is done, and so is
+what the trace says that it waits for on other queues. Where kernels are shorter than the host needs to issue
+them, the device waits: the step is launch-bound. Where the trace says that the host waits for an op
+(`.item()`, `nonzero`), it does. A step without communication has two queues: the host's and `compute`. On a
+CPU the host runs everything itself, one op after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.costs.table import CostTable, filled_shares, tensors_of
-from trainfit.trace import PHASES, Trace
+from trainfit.trace import COMPUTE, PHASES, Trace
 
 Seconds = NDArray[np.float64]
 
@@ -48,8 +50,9 @@ class Schedule:
 
     @property
     def busy_seconds(self) -> float:
-        """How long the device has work to do."""
-        return float(self.device_seconds.sum())
+        """How long the device computes; what other queues do runs beside that."""
+        computes = np.array([op.queue == COMPUTE for op in self.trace.ops], dtype=np.bool_)
+        return float(self.device_seconds[computes].sum())
 
     @property
     def marginal_seconds(self) -> Seconds:
@@ -90,42 +93,69 @@ def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> 
         ends = np.cumsum(host + device)
         return Schedule(trace, costs, np.diff(ends, prepend=0.0), device, host)
     # In steady state the next step is issued while this one runs: simulate two, and take the second.
-    waits = _waits(trace)
     launched = _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
     ops = len(trace.ops)
-    ends = _two_queues(
-        np.tile(host, 2), np.tile(device, 2), np.tile(launched, 2), np.tile(waits, 2), costs.host.launch
-    )
+    issue = _Issue(np.tile(host, 2), np.tile(_waits(trace), 2), costs.host.launch)
+    ends = _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), np.tile(launched, 2))
+    ends = np.maximum.accumulate(ends)
     start = ends[ops - 1] if ops else 0.0
     return Schedule(trace, costs, np.diff(ends[ops:], prepend=start), device, host)
 
 
-def _two_queues(
-    host: Seconds, device: Seconds, launched: NDArray[np.bool_], waits: NDArray[np.bool_], launch: float
-) -> Seconds:
-    """Return when the device is done with each op (and the host, for ops that launch nothing).
+@dataclass(frozen=True)
+class _Queues:
+    """Two steps in a row, cut into runs of ops on one queue; a run ends where something waits."""
 
-    Between two ops at which the host waits, `end[i] = max(issued[i], end[i-1]) + device[i]`, which is a
-    running maximum of `issued - work before` plus the work.
+    starts: list[int]
+    """The first op of each run."""
+    names: list[str]
+    """The queue of each run."""
+    waits_for: dict[int, list[int]]
+    """Ops of other queues that an op, the first of its run, waits for."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Queues:
+        ops = len(trace.ops)
+        queues = [op.queue for op in trace.ops] * 2
+        waits_for = {n: list(op.waits_for) for n, op in enumerate(trace.ops) if op.waits_for}
+        waits_for |= {n + ops: [other + ops for other in others] for n, others in waits_for.items()}
+        changes = (n for n in range(1, 2 * ops) if queues[n] != queues[n - 1])
+        awaited = (n + 1 for n in np.flatnonzero(np.tile(_waits(trace), 2)).tolist())
+        starts = sorted(n for n in {0, *changes, *waits_for, *awaited} if n < 2 * ops)
+        return cls(starts, [queues[start] for start in starts], waits_for)
+
+
+@dataclass(frozen=True)
+class _Issue:
+    """What the host does for each op: the seconds it takes, and whether it waits for the result."""
+
+    seconds: Seconds
+    waits: NDArray[np.bool_]
+    launch: float
+
+
+def _queue_ends(queues: _Queues, host: _Issue, device: Seconds, launched: NDArray[np.bool_]) -> Seconds:
+    """Return when the queue of each op is done with it.
+
+    Within a run, `end[i] = max(issued[i], end[i-1]) + device[i]`, which is a running maximum of `issued -
+    work before` plus the work.
     """
-    ends = np.zeros(len(host))
-    host_now = device_now = 0.0
-    begin = 0
-    for stop in [*(np.flatnonzero(waits) + 1).tolist(), len(host)]:
-        if stop <= begin:
-            continue
+    ends = np.zeros(len(device))
+    host_now = 0.0
+    done: dict[str, float] = {}
+    for begin, stop, queue in zip(queues.starts, [*queues.starts[1:], len(device)], queues.names):
         part = slice(begin, stop)
-        issued = host_now + np.cumsum(host[part])
+        ready = max([done.get(queue, 0.0), *ends[queues.waits_for.get(begin, [])]])
+        issued = host_now + np.cumsum(host.seconds[part])
         work = np.cumsum(device[part])
-        # An op without a kernel never makes the device wait.
-        ready = np.where(launched[part], issued + launch, -np.inf)
-        slack = np.maximum(np.maximum.accumulate(ready - (work - device[part])), device_now)
+        # An op without a kernel never makes its queue wait for the host.
+        arrives = np.where(launched[part], issued + host.launch, -np.inf)
+        slack = np.maximum(np.maximum.accumulate(arrives - (work - device[part])), ready)
         ends[part] = work + slack
-        device_now = float(ends[stop - 1])
+        done[queue] = float(ends[stop - 1])
         host_now = float(issued[-1])
-        if stop - 1 < len(waits) and waits[stop - 1]:
-            host_now = max(host_now, device_now)
-        begin = stop
+        if host.waits[stop - 1]:
+            host_now = max(host_now, done[queue])
     return ends
 
 

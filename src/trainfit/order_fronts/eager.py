@@ -43,7 +43,7 @@ class _TraceReader:
             if storage.start >= ops or storage.end == max(storage.start, 0):
                 continue  # never alive while an op runs
             self._known[number] = True
-            size = _largest_bytes(storage)
+            size = _largest_bytes(self._trace, storage)
             self._buffers.append(Buffer(f"s{number}", size, size, output=storage.end is None))
             if storage.start < 0:
                 self._inputs.append(f"s{number}")
@@ -92,5 +92,5 @@ class _TraceReader:
         return tuple(found)
 
 
-def _largest_bytes(storage: Storage) -> int:
-    return max(storage.bytes, *(size for _, size in storage.resizes)) if storage.resizes else storage.bytes
+def _largest_bytes(trace: Trace, storage: Storage) -> int:
+    return trace.memory.occupied(max((storage.bytes, *(size for _, size in storage.resizes))))

@@ -205,7 +205,7 @@ def _buckets(edges: list[int], first: int, last: int) -> Iterator[int]:
 def _steps(timeline: Timeline, effect: Effect) -> dict[int, int]:
     """Return at which ops of the original trace the bytes alive change, and by how much."""
     trace = timeline.trace
-    ops = len(trace.ops)
+    ops, occupied = len(trace.ops), trace.occupied_bytes
     steps: dict[int, int] = {}
 
     def step(time: int, size: int) -> None:
@@ -213,13 +213,14 @@ def _steps(timeline: Timeline, effect: Effect) -> dict[int, int]:
 
     for number, end in effect.ends.items():
         storage = trace.storages[number]
-        step(ops if storage.end is None else storage.end, storage.bytes)
-        step(ops if end is None else max(end.time, storage.start + 1), -storage.bytes)
+        step(ops if storage.end is None else storage.end, occupied[number])
+        step(ops if end is None else max(end.time, storage.start + 1), -occupied[number])
     for number, (_, end) in effect.copies.items():
         if end.position < 0 and end.time > effect.insert:
-            step(effect.insert, trace.storages[number].bytes)
-            step(end.time, -trace.storages[number].bytes)
-    for op, size in effect.held:
+            step(effect.insert, occupied[number])
+            step(end.time, -occupied[number])
+    for op, asked in effect.held:
+        size = trace.memory.occupied(asked)
         step(op, size)
         step(min(effect.region.release, ops), -size)
     return steps
@@ -242,16 +243,16 @@ def _add_segment(
     if not effect.segment:
         return
     insert, length = effect.insert, len(effect.segment)
-    base = timeline.live_bytes[insert] - sum(trace.storages[s].bytes for s in trace.ops[insert].creates)
+    base = timeline.live_bytes[insert] - sum(trace.occupied_bytes[s] for s in trace.ops[insert].creates)
     base += int(change[insert - 1]) if insert else 0
     steps = np.zeros(length + 1, dtype=np.int64)
     for storage, (made, end) in effect.copies.items():
-        steps[made] += trace.storages[storage].bytes
+        steps[made] += trace.occupied_bytes[storage]
         if end.position >= 0:
-            steps[min(max(end.position, made + 1), length)] -= trace.storages[storage].bytes
-    for first, last, size in effect.held_again:
-        steps[first] += size
-        steps[last] -= size
+            steps[min(max(end.position, made + 1), length)] -= trace.occupied_bytes[storage]
+    for first, last, asked in effect.held_again:
+        steps[first] += trace.memory.occupied(asked)
+        steps[last] -= trace.memory.occupied(asked)
     alive = np.cumsum(steps[:length])
-    workspaces = [trace.signatures[trace.ops[op].signature].workspace_bytes for op in effect.segment]
+    workspaces = [trace.workspace_bytes[trace.ops[op].signature] for op in effect.segment]
     covering[number] = max(covering.get(number, 0), base + int((alive + np.array(workspaces)).max()))

@@ -278,7 +278,7 @@ def _kept_bytes(trace: Trace, region: RegionGraph, number: int) -> int:
     for hold in remaining_holds(trace, number, (region,)):
         if hold.start <= region.end and _end(hold.end) > region.backward_start:
             return 0
-    return trace.storages[number].bytes
+    return trace.occupied_bytes[number]
 
 
 def values_read(trace: Trace, number: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainfit.planning.effects import Effect, Moment, ends_of
-from trainfit.simulate import simulate
 from trainfit.trace import Interval, Op, Storage, Trace
 
 
@@ -23,7 +22,7 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
     copies = _copies(trace, effects, new, storages)
     storages += _held(effects, new)
     ops = _ops(trace, effects, new, copies)
-    result = replace(
+    return replace(
         trace,
         ops=tuple(ops),
         storages=tuple(storages),
@@ -37,10 +36,8 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
             )
             for call in trace.calls
         ),
-        observed_peak_bytes=0,
+        observed_peak_bytes=None,
     )
-    # The recorder saw nothing of this step; its invariant holds by construction.
-    return replace(result, observed_peak_bytes=max(simulate(result).live_bytes, default=0))
 
 
 class Renumbering:
@@ -148,7 +145,9 @@ def _ops(
     for number, op in enumerate(trace.ops):
         while pending and pending[-1].insert == number:
             effect = pending.pop()
-            ops += [_again(trace.ops[original], effect, copies) for original in effect.segment]
+            ops += _segment(trace, effect, new.segment_start[id(effect)], copies)
+        if op.waits_for:
+            op = replace(op, waits_for=tuple(new.start(other) for other in op.waits_for))
         effect_here = region_of.get(op.forward_op)
         if effect_here is not None:
             reads = tuple(copies.get((id(effect_here), storage), storage) for storage in op.reads)
@@ -161,16 +160,22 @@ def _ops(
     return ops
 
 
-def _again(op: Op, effect: Effect, copies: dict[tuple[int, int], int]) -> Op:
+def _segment(trace: Trace, effect: Effect, start: int, copies: dict[tuple[int, int], int]) -> Iterator[Op]:
+    """Yield the ops that run again; they wait for what runs again with them, the rest is long done."""
+    again = {original: start + position for position, original in enumerate(effect.segment)}
+
     def numbers(storages: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(copies.get((id(effect), storage), storage) for storage in storages)
 
-    return replace(
-        op,
-        phase="backward",
-        recompute=True,
-        forward_op=-1,
-        reads=numbers(op.reads),
-        writes=numbers(op.writes),
-        creates=numbers(op.creates),
-    )
+    for original in effect.segment:
+        op = trace.ops[original]
+        yield replace(
+            op,
+            phase="backward",
+            recompute=True,
+            forward_op=-1,
+            reads=numbers(op.reads),
+            writes=numbers(op.writes),
+            creates=numbers(op.creates),
+            waits_for=tuple(again[other] for other in op.waits_for if other in again),
+        )

@@ -14,8 +14,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+<<<<<<< HEAD
 from trainfit.operators.names import is_operator
 from trainfit.trace import Signature, Trace
+=======
+from trainfit.trace import Assumption, Signature, Trace
+>>>>>>> d6d9945 (Trace 3: bytes asked for, events, queues, collectives and assumptions are data)
 from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.measured import Limits, measure_operators
 
@@ -34,13 +38,14 @@ def with_measured_workspaces(trace: Trace, limits: Limits) -> Trace:
             left_out.add(signature.name)
             signature = replace(signature, workspace_source="unknown")
         signatures.append(signature)
-    warnings = trace.warnings
+    assumptions = trace.assumptions
     if left_out:
-        warnings += (
+        text = (
             "workspaces inside kernels were not measured and count as 0 for operators that are too large or "
-            f"cannot be run alone: {', '.join(sorted(left_out))}",
+            f"cannot be run alone: {', '.join(sorted(left_out))}"
         )
-    return replace(trace, signatures=tuple(signatures), warnings=warnings)
+        assumptions += (Assumption("workspace", text),)
+    return replace(trace, signatures=tuple(signatures), assumptions=assumptions)
 
 
 def with_gpu_workspaces(trace: Trace) -> Trace:

@@ -101,7 +101,7 @@ def affordable(trace: Trace, limits: Limits) -> bool:
         return False
     products = (trace.signatures[op.signature] for op in trace.ops)
     work = sum(_multiply_adds(signature) for signature in products if _is_product(signature))
-    return trace.observed_peak_bytes <= limits.nbytes and work <= limits.convolutions
+    return (trace.observed_peak_bytes or 0) <= limits.nbytes and work <= limits.convolutions
 
 
 def _within(signature: Signature, limits: Limits) -> bool:

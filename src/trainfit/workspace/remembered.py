@@ -42,7 +42,7 @@ def decisive(signature: Signature) -> Signature:
     """
     return Signature(
         signature.name, signature.inputs, signature.outputs, signature.arguments,
-        view=False, in_place=False, random=False, collective=False,
+        view=False, in_place=False, random=False,
     )  # fmt: skip
 
 

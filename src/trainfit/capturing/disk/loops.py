@@ -91,7 +91,7 @@ def _really(disk: Disk, source: str, target: str) -> bool:
 
 
 def _note_renaming(disk: Disk, path: str) -> None:
-    disk.note(f"renaming {disk.short(path)} was skipped: a capture renames nothing that was there before")
+    disk.note(f"renaming {disk.short(path)}")
 
 
 def _move_file(disk: Disk, source: str, target: str) -> None:
@@ -106,7 +106,7 @@ def _move_file(disk: Disk, source: str, target: str) -> None:
     if place == source and disk.is_older(source):
         _note_renaming(disk, source)
     elif exists(target) and disk.is_older(target):
-        disk.note_opening(target, older=True)
+        disk.note_opening(target)
     if not disk.is_older(place):
         place = disk.elsewhere.own_copy(source, with_content=True)
     leave(disk, source)
@@ -189,9 +189,7 @@ def _links(disk: Disk, original: Any, *, hard: bool) -> Any:
             return
         if place is None:
             raise missing(src)
-        disk.note(
-            f"linking {disk.short(target)} was skipped: a capture replaces nothing that was there before"
-        )
+        disk.note(f"linking {disk.short(target)}")
         disk.elsewhere.put(target, place)
 
     return link

@@ -117,7 +117,7 @@ def place_to_open(disk: Disk, path: str, mode: str, given: Any) -> str | None:
         disk.files.pop(path, None)
         return None
     if in_place or place is None:
-        disk.note_opening(path, older=older)
+        disk.note_opening(path)
     disk.files.pop(path, None)
     return disk.elsewhere.own_copy(path, with_content="w" not in mode)
 
@@ -208,7 +208,7 @@ def _map(disk: Disk, original: Any) -> Any:
 def _flush(disk: Disk, original: Any) -> Any:
     def flush(self: Any) -> None:
         if disk.in_capture and self.mode == "c":
-            disk.note("numpy.memmap.flush was skipped: a capture changes no file that was there before")
+            disk.note("numpy.memmap.flush")
         original(self)
 
     return flush

@@ -21,6 +21,7 @@ from trainfit.capturing.disk.writers import TOKEN
 from trainfit.capturing.surroundings import file_time
 from trainfit.capturing.values import script_line
 from trainfit.errors import CaptureError
+from trainfit.trace import Assumption
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -60,7 +61,7 @@ class Disk:
         self.displaced: list[str] = []
         """New folders that are in the way of nobody, but that the step believes to be elsewhere."""
         self._for_real = threading.local()
-        self._openings: dict[str, tuple[str, str]] = {}
+        self._openings: dict[str, Assumption] = {}
         """What was noted when a file was opened, and of which line."""
         self._in_memory: list[Snapshot] = []
 
@@ -102,10 +103,8 @@ class Disk:
         """Write nothing, say so, and remember what would be there: a snapshot is taken of it."""
         path = path_of(place)
         if path in self._openings:
-            self._session.values.take_back(*self._openings.pop(path))  # said better now
-        self.note(
-            f"{writer} was skipped{f' ({self.short(path)})' if path else ''}: a capture writes no tensors"
-        )
+            self._session.values.take_back(self._openings.pop(path))  # said better now
+        self.note(f"{writer} ({self.short(path)})" if path else writer)
         if path:
             if thing is not None and not isinstance(thing, TensorFile):
                 thing = taken(self._session, thing)
@@ -152,16 +151,13 @@ class Disk:
         place = self.elsewhere.real(path, follow=False)
         return path in self.files or (place is not None and exists(place))
 
-    def note(self, text: str) -> None:
+    def note(self, doing: str) -> Assumption:
         """Say in the result what was not done."""
-        self._session.values.note(text, script_line())
+        return self._session.values.note("skipped", doing, script_line())
 
-    def note_opening(self, path: str, *, older: bool) -> None:
+    def note_opening(self, path: str) -> None:
         """Say in the result that what is written to a file will not be there."""
-        why = "changes no file that was there before" if older else "keeps no files that may hold tensors"
-        text = f"writing to {self.short(path)} was skipped: a capture {why}"
-        self._openings[path] = text, script_line()
-        self.note(text)
+        self._openings[path] = self.note(f"writing to {self.short(path)}")
 
     def short(self, path: str) -> str:
         """Return a path as it is shown."""

@@ -48,7 +48,7 @@ def leave(disk: Disk, path: str) -> None:
 def _remove(disk: Disk, path: str) -> None:
     place = disk.elsewhere.real(path, follow=False)
     if place is not None and disk.is_older(place):
-        disk.note(f"removing {disk.short(path)} was skipped: a capture removes nothing that was there before")
+        disk.note(f"removing {disk.short(path)}")
     leave(disk, path)
 
 

@@ -17,6 +17,7 @@ from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.values import user_line
 from trainfit.devices import Device
 from trainfit.errors import CaptureError
+from trainfit.trace import Assumption
 
 CUDA = torch.device("cuda", 0)
 ANY_GPU = Device("gpu", "cuda", 80 << 30, architecture="sm_90", sm_count=132)
@@ -78,15 +79,16 @@ class Gpu:
             is_multi_gpu_board=0,
         )
 
-    def warnings(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """Return what had to be assumed about the GPU."""
         if not self.architecture_mattered or capability_of(self.device.architecture) is not None:
             return ()
         given = self.device.architecture or "not given"
-        return (
+        text = (
             f"the architecture of {self.device.name} ({given}) is not known: "
-            "kernels were chosen as on a recent NVIDIA GPU; write it like sm_90 or gfx942",
+            "kernels were chosen as on a recent NVIDIA GPU; write it like sm_90 or gfx942"
         )
+        return (Assumption("device", text),)
 
     def statistics(self) -> dict[str, int]:
         """Return the entries of `memory_stats` that a capture knows."""

@@ -109,8 +109,12 @@ def _calls_around(trace: Trace, call: int) -> set[int]:
 
 def _held_bytes(trace: Trace, region: RegionGraph) -> int:
     """Return the inputs that a unit keeps alive for its recomputation and that nobody else does."""
-    inputs = (trace.storages[number] for number in region.inputs)
-    return sum(s.bytes for s in inputs if s.end is not None and s.end <= region.backward_start)
+    ends = ((number, trace.storages[number].end) for number in region.inputs)
+    return sum(
+        trace.occupied_bytes[number]
+        for number, end in ends
+        if end is not None and end <= region.backward_start
+    )
 
 
 def rebuilt_bytes(trace: Trace, candidates: Sequence[Candidate]) -> list[int]:

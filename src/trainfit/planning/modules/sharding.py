@@ -71,7 +71,7 @@ def with_gathered(trace: Trace, gathered: Gathered) -> Trace:
         found.append(_communicated(gathered.parameter_bytes, forward[0], end))
     if backward and gathered.gradient_bytes:
         found.append(_communicated(gathered.gradient_bytes, backward[0], backward[-1] + 1))
-    return replace(trace, storages=(*trace.storages, *found))
+    return replace(trace, storages=(*trace.storages, *found), observed_peak_bytes=None)
 
 
 def _communicated(size: int, start: int, end: int) -> Storage:
@@ -88,6 +88,7 @@ def divided(trace: Trace, world_size: int) -> Trace:
 
     return replace(
         trace,
+        observed_peak_bytes=None,
         storages=tuple(
             replace(
                 storage,

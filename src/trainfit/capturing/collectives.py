@@ -1,0 +1,71 @@
+"""What an operator exchanges with other processes: its communication group, and how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainfit.operators.collectives import collective_kind
+from trainfit.trace import Collective
+
+_groups: Any = torch.distributed.distributed_c10d
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A communication group, in the place of torch's handle, whose address no other run has."""
+
+    name: str
+    size: int
+
+
+def handle_key(handle: torch.ScriptObject) -> Hashable:
+    """Return what identifies an object of torch's: the group that it is, or else only its class."""
+    name = handle._type().qualified_name()
+    if not name.endswith(".ProcessGroup"):
+        return str(name)
+    group = torch.distributed.ProcessGroup.unbox(handle)
+    return Group(group.group_name, group.size())
+
+
+def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | None:
+    """Return what a call with these arguments exchanges, if anything; the arguments are those of its key."""
+    kind = collective_kind(operator_name)
+    if kind is None:
+        return None
+    values = [part[1] if _is_keyword(part) else part for part in parts]
+    group = next((value for value in values if isinstance(value, Group)), None)
+    exchanged = max((sum(_tensor_bytes(value)) for value in values), default=0)
+    if group is None:  # functional collectives name their group, and return what they gather
+        group = next(map(_named, filter(_is_text, values)), Group("unknown", 1))
+        exchanged *= group.size if kind == "all_gather" else 1
+    return Collective(kind, group.size, group.name, exchanged)
+
+
+def _named(value: Any) -> Group:
+    name: str = value[1]
+    return Group(name, _groups._resolve_process_group(name).size())
+
+
+def _is_keyword(part: Any) -> bool:
+    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a part of a key is text, and the name of a group: the reductions' names are not."""
+    if not (isinstance(value, tuple) and len(value) == 2 and value[0] is str):
+        return False
+    return value[1] in _groups._world.pg_names.values()
+
+
+def _tensor_bytes(part: Any) -> Iterator[int]:
+    if not isinstance(part, tuple):
+        return
+    if len(part) == 3 and isinstance(part[0], torch.dtype) and isinstance(part[1], torch.Size):
+        yield part[1].numel() * part[0].itemsize
+    else:
+        for item in part:
+            yield from _tensor_bytes(item)
