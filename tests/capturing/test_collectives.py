@@ -71,7 +71,7 @@ def test_two_captures_name_groups_alike() -> None:
     """The handle of a group is another object each time, and must not be part of the trace."""
     first, second = trainfit.capture(build), trainfit.capture(build)
     names = [
-        [trace.signatures[trace.ops[number].signature].arguments for number in collectives(trace)][0]
+        next(trace.signatures[trace.ops[number].signature].arguments for number in collectives(trace))
         for trace in (first, second)
     ]
     assert names[0] == names[1]
