@@ -18,13 +18,9 @@ from typing import Any
 import torch
 
 from trainfit.capturing.ledger import LiveStorage
-<<<<<<< HEAD
 from trainfit.operators.names import OperatorSet
 from trainfit.operators.value_use import ALL_TRUE, ANY_TRUE, RANDOM
-from trainfit.trace import DATA_DEPENDENT
-=======
 from trainfit.trace import Assumption
->>>>>>> d6d9945 (Trace 3: bytes asked for, events, queues, collectives and assumptions are data)
 
 _PATIENCE = 100
 """Times that a line may ask about unknown data before it gets the other answer."""

@@ -14,12 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-<<<<<<< HEAD
 from trainfit.operators.names import is_operator
-from trainfit.trace import Signature, Trace
-=======
 from trainfit.trace import Assumption, Signature, Trace
->>>>>>> d6d9945 (Trace 3: bytes asked for, events, queues, collectives and assumptions are data)
 from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.measured import Limits, measure_operators
 
