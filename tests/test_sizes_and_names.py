@@ -29,9 +29,7 @@ CLASS_NAMES_TWICE = {
     "ModuleCall",
     "SavedTensor",
 }
-INCOMPLETE_LISTS = {
-    "capturing",
-}
+INCOMPLETE_LISTS: set[str] = set()
 
 MODEL_PARTS = {"Block", "SelfAttention"}
 """What every transformer has: in `models/`, each family has its own, and they mean the same."""

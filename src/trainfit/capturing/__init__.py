@@ -1,15 +1,40 @@
 """Capture: run one training step on tensors without memory, and write down what happened as a `Trace`.
 
-The files, in the order in which a step passes through them: `session` (builds the step), `steps`,
-`python_state`, `growth` and `lbfgs` (how often it runs, which run is the worst, what grows), `interrupts`
-(Ctrl-C), `patches` (Python functions of torch that need a stand-in), `compiler` and `compiled` (compiled code
-runs eagerly, and is noticed), `disk` (no tensors are written), `processes` (workers are ordinary Python),
-`explaining` (errors that are ours), `composites` and `derivatives` (paths of torch that differ under a
-dispatch mode), `dispatch` (every operator call), `engine` (what backward does in place), `operators` and
-`metadata` (what the call is, what it returns), `own_kernels` and `handlers` (operators that need more),
-`values` and `known_masks` (what is known and what is assumed), `waiting` (where the host waits for the
-device), `hollow` and `ledger` (tensors without memory, and who holds them), `autograd` and `modules` (saved
-tensors, backward nodes, names), `recorder` (rows), `describing` (what step it is), `assemble` (the trace).
+The files, in the order in which a step passes through them:
+
+session          builds the step, runs it under all of the others, and returns the trace
+steps            how often the step runs, and which run is recorded
+python_state     what Python code may decide by, and so may make runs differ; with `python_parts`
+growth           memory that grows from run to run; `lbfgs`, whose history does
+surroundings     what was there before a capture, so that nothing of it is left behind
+random_stream    random numbers come out as in a real run
+interrupts       Ctrl-C waits for destructors
+replacing        sets attributes for a while and puts the originals back
+patches          Python functions of torch that are replaced during a capture
+compiler         compiled code runs eagerly; `compiled` notices that it was called
+disk             no tensors are written, and older files stay as they are
+processes        workers run ordinary Python
+explaining       errors that only a capture raises
+retarget         a capture on CPU tensors behaves as on a GPU
+composites       operators of torch that take another path under a dispatch mode
+derivatives      backward formulas of torch that do
+dispatch         the dispatch mode: every operator call passes here
+engine           what backward does in place
+schemas          what an operator's schema says about it
+metadata         what a call returns; `own_kernels` where torch's fake kernel is missing or wrong
+handlers         operators that need more than metadata; `sparse` for sparse tensors
+parts            the plain tensors that a tensor consists of
+values           which values are known, and what is assumed; `known_masks` for large masks
+waiting          where the host waits for the device
+mixing           operators that get tensors of the GPU and of the host
+hollow           tensors without memory
+ledger           every storage, who holds it, and when it is freed
+autograd         saved tensors, and the module of each backward node
+modules          names of modules
+recorder         the ops and storages of one run, as they happen
+counting         FLOPs and bytes of every operator
+describing       which step it is: parameters, dtypes, optimizer
+assemble         puts the trace together
 """
 
 from trainfit.capturing.session import capture

@@ -1,7 +1,7 @@
 """Composite operators of torch that take another path while a dispatch mode is active.
 
-In C++ they ask whether a tensor is of a subclass, which is answered yes to everything under a mode, and then
-avoid working in place. While a capture runs, each has a kernel of ours that takes the ordinary path.
+In C++ they ask whether a tensor is of a subclass. Under a mode the answer is always yes, and they avoid
+working in place. While a capture runs, each has a kernel of ours that takes the ordinary path.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def attention_by_formula(
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    # One name for what comes out of another: torch lets go of the scores when it has the weights.
+    # The same name again: torch frees the scores when it has the weights.
     weights = torch.matmul(query, aten.mul.Scalar(key.transpose(-2, -1), root)).add_(attn_mask)
     weights = aten._safe_softmax.default(weights, -1)
     weights = torch.dropout(weights, dropout_p, dropout_p > 0)
@@ -87,7 +87,7 @@ def ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Read the lengths as numbers: then backward does not keep the tensors."""
+    """Read the lengths as numbers, so that backward does not save the tensors."""
     lengths = [each.to(torch.int64).contiguous() for each in (input_lengths, target_lengths)]
     inputs, outputs = (known_numbers(mode, each) for each in lengths)
     loss: torch.Tensor = aten.ctc_loss.IntList(

@@ -78,7 +78,7 @@ def _registered_flops(packet: Any, signature: Signature) -> int | None:
             out_val=outputs[0] if len(outputs) == 1 else tuple(outputs),
         )
     except Exception:
-        # A formula that does not expect these arguments (grouped heads in attention, for one).
+        # A formula that does not expect these arguments, such as grouped heads in attention.
         return None
     return flops if type(flops) is int and flops >= 0 else None
 

@@ -51,7 +51,7 @@ from trainfit.errors import CaptureError
 
 @functools.cache
 def _is_plain(kind: type) -> bool:
-    """Whether a type of tensor leaves operators to torch: `Tensor`, and subclasses without a dispatch."""
+    """Whether a type leaves operators to torch: `Tensor`, and subclasses without `__torch_dispatch__`."""
     if kind in (torch.Tensor, torch.nn.Parameter):
         return True
     disabled = torch._C._disabled_torch_dispatch_impl
@@ -98,7 +98,7 @@ class CaptureMode(TorchDispatchMode):
                 raise CaptureError("distributed tensors (FSDP2, tensor parallelism) cannot be captured yet.")
             # A tensor subclass (nested, quantised): it unwraps itself, and its parts come back here.
             return NotImplemented
-        # What a function mode makes user code believe (see `retarget/device.py`) is not for us.
+        # Without the function mode that changes what user code sees (`retarget/device.py`).
         with torch._C.DisableTorchFunction(), self.ledger.lock:
             result = self._handle(func, args, kwargs or {})
             if self.for_gpu:
@@ -189,11 +189,11 @@ class CaptureMode(TorchDispatchMode):
         return self._hollow(func, call, args, kwargs, tensors, lives)
 
     def live(self, tensor: torch.Tensor) -> LiveStorage:
-        """Return the ledger's entry for a tensor, entering storages that torch made out of our sight."""
+        """Return the ledger's entry for a tensor, adding what torch made without an operator call."""
         live = self.ledger.find(tensor)
         if live is None:
             known = self.values.worth_knowing(tensor.dtype, tensor.numel())
-            # What backward makes there is where its gradients are; a step may have loaded its own anywhere.
+            # In backward such a storage is where the gradients are; a step may have loaded its own anywhere.
             without_device = not self.recorder.in_engine
             live = self.ledger.register(tensor, OUTSIDE, known=known, without_device=without_device)
         return live
@@ -214,7 +214,7 @@ class CaptureMode(TorchDispatchMode):
         except RuntimeError as error:
             if call is None or self.measures_workspaces or not _refuses_half(error):
                 raise
-            # The kernel is a GPU's, which has more of them in 16 bits.
+            # The call is for a GPU, which has kernels in 16 bits that the CPU does not have.
             call.unlike_cpu = True
         if call is None:
             call = describe_call(func, key, tensors, result)
@@ -367,7 +367,7 @@ class CaptureMode(TorchDispatchMode):
         return all(live.known for live in lives)
 
     def small_outputs(self, call: Call, inputs: list[torch.Tensor]) -> bool:
-        """Whether the results of a call are worth knowing."""
+        """Whether the results of a call are small enough to be computed for real."""
         sized = [tensor for tensor in inputs if tensor.dim()]
         of_integers = bool(sized) and not any(tensor.is_floating_point() for tensor in sized)
         return all(self._small(output, of_integers) for output in call.outputs)
@@ -391,7 +391,7 @@ class CaptureMode(TorchDispatchMode):
         return tensor
 
     def _no_kernel(self, facts: Operator, key: Key) -> Call:
-        """Return the call of what is no operator: no kernel runs, so there is no workspace."""
+        """Return the call of something that is not an operator: no kernel runs, so there is no workspace."""
         workspace = 0 if self.measures_workspaces else None
         return self.oracle.look_up(key) or self.oracle.remember(
             Call(facts, key, (), single=True, workspace_bytes=workspace)
@@ -427,7 +427,7 @@ class CaptureMode(TorchDispatchMode):
 
     @contextlib.contextmanager
     def torchs_own_formula(self) -> Iterator[None]:
-        """Treat the operators of a formula that we call for the engine as if the engine called it."""
+        """Treat the operators of a formula that capture calls as if autograd's engine had called it."""
         self._in_torchs_formula = True
         try:
             yield

@@ -1,8 +1,8 @@
-"""What autograd's engine and its formulas do in place in a real run, but not while a dispatch mode is active.
+"""What autograd's engine and its formulas do in place in a real run, but not under a dispatch mode.
 
-Autograd asks of its tensors whether they are of a subclass, and says yes to everything while a mode is
-active. Then it does not accumulate into its buffers, and its formulas do not scatter into the tensor of zeros
-that they have just made. The decision is made here, from the facts that a real run decides by.
+Autograd asks whether its tensors are of a subclass, and the answer is always yes while a mode is active. Then
+it does not accumulate into its buffers, and its formulas do not scatter into the tensor of zeros that they
+have just made. The decision is made here instead, from the facts that a real run decides by.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trainfit.operators.value_use import ZEROS
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
 
-# Not into every tensor of the node: a formula gets a copy of the gradient where a view was written to, and
-# leaves that as it is.
+# Not into every tensor of the node: where a view was written to, a formula gets a copy of the gradient, which
+# it does not change.
 _IN_PLACE_INTO_ZEROS = in_place_forms(
     """
     index_put.default index_add.default index_copy.default index_fill.int_Scalar scatter.src scatter.value
@@ -57,7 +57,7 @@ def as_the_engine_would(
 
 
 def sums_masked_gradient(recorder: Recorder) -> bool:
-    """Whether a formula sums what lies under a mask, for which a real run selects it first."""
+    """Whether a formula sums masked elements, which a real run selects first."""
     masked = recorder.node.name == "MaskedFillBackward1"
     return masked and not recorder.between_nodes and not torch.is_grad_enabled()
 

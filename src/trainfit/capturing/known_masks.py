@@ -1,7 +1,7 @@
-"""Masks and lengths of which only the shape is taken from data that nobody knows.
+"""Masks and lengths that take only their shape from unknown data.
 
-What is made like a tensor (`ones_like`) is known, whatever is in that tensor. A large mask of one value is
-not made for real, but its sums are known: lengths that a model asks for.
+What `ones_like` and its relatives make is known, whatever is in the tensor that they are given. A large mask
+of one value is not computed, but its sums are known: they are the lengths that a model asks for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainfit.capturing.metadata import Call, NewTensor
 from trainfit.operators.value_use import FULL, ONES, ZEROS, place_of_constant
 
 _LARGEST = 1 << 28
-"""Elements that are added up for real: a fraction of a second."""
+"""The most elements that are summed for real: a fraction of a second."""
 _COPIES = ("aten._to_copy.default", "aten.clone.default")
 _SUMS = ("aten.sum.default", "aten.sum.dim_IntList")
 

@@ -47,7 +47,7 @@ class RandomStream:
         try:
             func(*scratch_args, **scratch_kwargs)
         except RuntimeError:
-            # A kernel that is not there on the CPU, or that refuses scratch values: the stream is lost.
+            # A kernel that the CPU does not have, or that refuses scratch values: the stream is lost.
             self._left = -1
 
 
