@@ -178,7 +178,7 @@ class _Comparison:
             effects = planner.effects(round(share * planner.unplanned_bytes))
             if effects:
                 found += 1
-                plan, _ = certified(
+                plan = certified(
                     self.regions.step, effects, budget_bytes=0, bound_seconds=0.0, method="PyTorch"
                 )
                 yield self._row(f"PyTorch, {share:.0%}", plan.peak_bytes, plan.step_seconds)
@@ -210,13 +210,11 @@ class _Comparison:
         return round(self._smallest_bytes + share * (self._unplanned_bytes - self._smallest_bytes))
 
     def _row(self, against: str, budget: int, seconds: float | None, ratio: float = 1.0) -> Row:
-        from trainfit.plans import Plan
-
-        before = self.regions.baseline_seconds
+        before = self.regions.step.step_seconds
         ours, modules = self.regions.plan(budget), self.modules and self.modules.plan(budget)
         other = None if seconds is None else seconds / before - 1
-        added = ours.added_seconds / before if isinstance(ours, Plan) else None
-        gap = ours.gap if isinstance(ours, Plan) else 1.0
+        added = ours.plan.added_seconds / before if ours.fits else None
+        gap = ours.plan.gap if ours.fits else 1.0
         good = added is not None and gap <= LARGEST_GAP
         if added is not None and other is not None:
             good &= added <= ratio * other + ROUNDING
@@ -227,7 +225,7 @@ class _Comparison:
             budget / self._unplanned_bytes,
             other,
             added,
-            modules.added_seconds / before if isinstance(modules, Plan) else None,
+            modules.plan.added_seconds / before if modules and modules.fits else None,
             gap,
             good,
         )

@@ -24,9 +24,9 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from own_process import CaseFailed, report, run_one
 from result_files import arguments, write_rows
@@ -196,34 +196,24 @@ def run_case(name: str, rounds: int) -> Result:
     from trainfit.planning.baselines import baselines, blocks_of
     from trainfit.planning.planner import Planner
     from trainfit.planning.replay import replayed
-    from trainfit.plans import Plan
     from trainfit.targets.parse import load
-
-    class RememberingPlanner(Planner):
-        chosen: ClassVar[dict[Plan, Sequence[int]]] = {}
-
-        def certified(self, chosen: Sequence[int], budget_bytes: int, bound: float) -> Plan:
-            plan = super().certified(chosen, budget_bytes, bound)
-            self.chosen[plan] = chosen
-            return plan
 
     torch.set_num_threads(1)
     build = load(name, StepOptions(batch=BATCHES[name])).build
     trace = trainfit.capture(build, device="cpu")
     costs = trainfit.price(trace, "cpu", costs="measured")
     full = next(way for way in baselines(trace, costs, 0) if way.name == "full")
-    planner = RememberingPlanner(trace, costs)
-    budget = round(full.peak_bytes + BUDGET_SHARE * (planner.baseline_peak_bytes - full.peak_bytes))
-    plan = planner.plan(budget)
-    assert isinstance(plan, Plan)
+    planner = Planner(trace, costs)
+    budget = round(full.peak_bytes + BUDGET_SHARE * (planner.step.peak_bytes - full.peak_bytes))
+    found = planner.plan(budget)
+    assert found.fits
     seconds = schedule(trace, costs).marginal_seconds.tolist()
     blocks = [trace.module_name(r.module).partition(".")[2] for r in blocks_of(trace, seconds)]
-    ways = three_steps(build, blocks, plan)
+    ways = three_steps(build, blocks, found.plan)
     unplanned, in_full, planned = (measure_step(way, "cpu", timed=0).peak_bytes for way in ways)
     turns = Turns(ways)
     again = measured_in_turn(trace, costs, turns, rounds)
-    effects = [e for number in planner.chosen[plan] for e in planner.problem.options[number].effects]
-    step_seconds, planned_seconds = (replayed(trace, again, way).step_seconds for way in ((), effects))
+    step_seconds, planned_seconds = (replayed(trace, again, way).step_seconds for way in ((), found.effects))
     of_full, of_plan = turns.overheads
     return Result(
         name,

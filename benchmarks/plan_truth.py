@@ -99,7 +99,6 @@ def run_case(name: str, threads: int) -> list[Result]:
     from trainfit.measuring import measure_step
     from trainfit.plan_comparison import compare_results
     from trainfit.planning.planner import Planner
-    from trainfit.plans import Plan
     from trainfit.workspace.measured import THOROUGH
 
     torch.set_num_threads(threads)
@@ -112,8 +111,9 @@ def run_case(name: str, threads: int) -> list[Result]:
     results: list[Result] = []
     for share in SHARES:
         budget = round(smallest + share * (largest - smallest))
-        plan = planner.plan(budget)
-        if not isinstance(plan, Plan):
+        found = planner.plan(budget)
+        plan = found.plan
+        if not found.fits:
             results.append(Result(name, share, failure="no plan fits, although one did with less"))
             continue
         measured = measure_step(build, "cpu", plan, steps=trace.steps, timed=0)

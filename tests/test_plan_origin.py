@@ -76,7 +76,7 @@ def plan_with(module: str) -> trainfit.Plan:
     planner = Planner(trace, roofline_costs(trace, find_device("h100")))
     calls = [trace.calls[option.effects[0].region.call] for option in planner.problem.options]
     number = next(n for n, call in enumerate(calls) if trace.module_name(call.module) == module)
-    return replace(planner.certified([number], 0, 0.0), device="cpu")
+    return replace(planner.certified([number], 0, 0.0).plan, device="cpu")
 
 
 def test_a_model_of_another_size_is_not_taken_in_silence() -> None:
@@ -190,7 +190,7 @@ def test_sizes_that_depend_on_data_say_nothing_about_the_batch() -> None:
     x[3:] = -1.0
     trace = trainfit.capture(lambda: trainfit.Step.of(Routed(), x, loss=lambda loss: loss))
     planner = Planner(trace, roofline_costs(trace, find_device("h100")))
-    plan = replace(planner.certified([0], 0, 0.0), device="cpu", reserve_bytes=0)
+    plan = replace(planner.certified([0], 0, 0.0).plan, device="cpu", reserve_bytes=0)
     assert [region.module for region in plan.regions] == ["Routed"]
     model = trainfit.apply(Routed(), plan)
     with warnings.catch_warnings():

@@ -103,12 +103,11 @@ def _check_plan(trace: Trace, share: float) -> Plan | None:
     planner = Planner(trace, roofline_costs(trace, workbench().h100))
     smallest = planner.smallest().peak_bytes
     # With what is set aside where memory depends on data, as every plan's peak is.
-    baseline = planner.nothing(planner.baseline_peak_bytes).peak_bytes
+    baseline = planner.nothing(planner.step.peak_bytes).peak_bytes
     budget = smallest + int(share * (baseline - smallest))
-    plan = planner.plan(budget, seconds_limit=5.0)
-    assert isinstance(plan, Plan), "there is a plan with the smallest peak"
-    assert plan.peak_bytes <= budget, f"peak {plan.peak_bytes:,} of {budget:,}"
-    return plan if plan.regions else None
+    found = planner.plan(budget, seconds_limit=5.0)
+    assert found.fits, f"peak {found.peak_bytes:,} of {budget:,}, above the smallest"
+    return found.plan if found.plan.regions else None
 
 
 def _check_promise(trace: Trace, build: Callable[[], Step], plan: Plan) -> None:

@@ -22,7 +22,6 @@ from trainfit.planning.model_calls import candidate_calls
 from trainfit.planning.planner import Planner
 from trainfit.planning.regions import region_graph
 from trainfit.planning.replay import executor_seconds, replayed
-from trainfit.plans import Plan
 
 CALL, OP = 1e-3, 1e-4
 CHECKPOINT_CALL, CHECKPOINT_OP = 3e-4, 1e-5
@@ -99,11 +98,12 @@ def test_a_busy_gpu_hides_it_and_an_idle_one_waits(trace: Trace) -> None:
 
 def test_the_plan_promises_it(trace: Trace) -> None:
     planner = Planner(trace, costs_of(trace, gpu=False, op_seconds=1e-6))
-    between = (planner.smallest().peak_bytes + planner.baseline_peak_bytes) // 2
+    between = (planner.smallest().peak_bytes + planner.step.peak_bytes) // 2
     kinds: set[bool] = set()
     for budget in (planner.smallest().peak_bytes, between):
-        plan = planner.plan(budget)
-        assert isinstance(plan, Plan) and plan.regions
+        found = planner.plan(budget)
+        plan = found.plan
+        assert found.fits and plan.regions
         executor = 0.0
         for region in plan.regions:
             kinds.add(region.whole)
@@ -159,5 +159,5 @@ def test_a_host_that_waits_for_a_result_has_no_time_to_spare() -> None:
 def test_a_plan_says_when_the_device_waits(trace: Trace) -> None:
     for gpu, op_seconds, said in ((True, 1e-7, True), (True, 1e-2, False), (False, 1e-7, False)):
         costs = costs_of(trace, gpu=gpu, op_seconds=op_seconds)
-        warnings = host_warnings(Planner(trace, costs).smallest(), costs)
+        warnings = host_warnings(Planner(trace, costs).smallest().plan, costs)
         assert any("waits for the host" in warning for warning in warnings) == said

@@ -23,7 +23,6 @@ from trainfit.planning.model_calls import candidate_calls
 from trainfit.planning.planner import Planner
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
-from trainfit.plans import Plan
 from trainfit.targets.parse import load
 from trainfit.workspace.measured import THOROUGH
 
@@ -43,10 +42,12 @@ def test_they_promise_what_is_measured(name: str, dtype: str | None, every: int)
     planner = Planner(trace, costs_of(trace))
     blocks = list(blocks_of(trace, [1.0] * len(trace.ops)))[::every]
     effects = [effect_of(trace, block, full_recompute(block)) for block in blocks]
-    plan, _ = certified(planner.step, effects, budget_bytes=1 << 40, bound_seconds=0.0, method="regions")
+    found = certified(planner.step, effects, budget_bytes=1 << 40, bound_seconds=0.0, method="regions")
+    plan = found.plan
+    assert found.effects == tuple(effects)
     assert len(plan.regions) == len(blocks) and all(region.whole for region in plan.regions)
     measured = measure_step(build, "cpu", plan, timed=0).peak_bytes
-    assert plan.peak_bytes == measured < planner.baseline_peak_bytes
+    assert plan.peak_bytes == measured < planner.step.peak_bytes
 
 
 class Parts(nn.Module):
@@ -134,12 +135,13 @@ def test_they_are_chosen_where_the_device_waits_for_the_host(trace: Trace) -> No
         effect_of(trace, block, full_recompute(block)) for block in blocks_of(trace, [1.0] * len(trace.ops))
     ]
     full = replayed(trace, costs, effects)
-    plan = planner.plan(full.timeline.peak_bytes)
-    assert isinstance(plan, Plan) and all(region.whole for region in plan.regions)
+    found = planner.plan(full.timeline.peak_bytes)
+    plan = found.plan
+    assert found.fits and all(region.whole for region in plan.regions)
     assert plan.step_seconds <= full.step_seconds * (1 + 1e-9)
     followed = replayed(trace, costs, [replace(effect, by_torch=False) for effect in effects])
-    added = full.step_seconds - planner.baseline_seconds
-    assert followed.step_seconds - planner.baseline_seconds > 2 * added
+    added = full.step_seconds - planner.step.step_seconds
+    assert followed.step_seconds - planner.step.step_seconds > 2 * added
 
 
 def test_what_nobody_needs_is_computed_again_too(trace: Trace) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.planning.curves import curve_of, fastest_within, with_points_between
+from trainfit.planning.groups import Group
 from trainfit.planning.minimum_cut import Choice, cheapest
-from trainfit.planning.regions import Group
 
 
 def random_groups(seed: int, most: int = 7) -> list[Group]:

@@ -18,8 +18,7 @@ from trainfit.devices import find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError
 from trainfit.planning.modules.sharding import divided, gathered_by
 from trainfit.planning.modules.unit_planner import ModulePlanner
-from trainfit.planning.planner import Infeasible, Planner
-from trainfit.plans import Plan
+from trainfit.planning.planner import Planner
 from trainfit.simulate import simulate
 
 H100 = find_device("h100-sxm-80gb")
@@ -42,25 +41,27 @@ def planner(trace: Trace) -> ModulePlanner:
 
 def budgets(planner: ModulePlanner) -> list[int]:
     smallest = planner.smallest().peak_bytes
-    return [smallest + (planner.baseline_peak_bytes - smallest) * part // 6 for part in range(1, 7)]
+    return [smallest + (planner.step.peak_bytes - smallest) * part // 6 for part in range(1, 7)]
 
 
 def test_every_plan_is_certified_within_its_budget(planner: ModulePlanner) -> None:
     before = float("inf")
     for budget in budgets(planner):
-        plan = planner.plan(budget)
-        assert isinstance(plan, Plan)
+        found = planner.plan(budget)
+        plan = found.plan
+        assert found.fits
         assert plan.method == "modules"
-        assert plan.peak_bytes == planner.timeline_of(plan).peak_bytes <= budget
+        assert plan.peak_bytes == found.timeline.peak_bytes <= budget
         assert plan.bound_seconds <= plan.step_seconds <= before
         before = plan.step_seconds
-    assert before == planner.baseline_seconds
+    assert before == planner.step.step_seconds
 
 
 def test_what_is_stored_and_what_is_computed_again_is_in_the_plan(planner: ModulePlanner) -> None:
     """Nothing but the ops after the last value that backward needs is skipped."""
-    plan = planner.plan(budgets(planner)[2])
-    assert isinstance(plan, Plan)
+    found = planner.plan(budgets(planner)[2])
+    plan = found.plan
+    assert found.fits
     assert plan.regions
     for kind in plan.kinds:
         decisions = [op.decision for op in kind.ops]
@@ -73,14 +74,14 @@ def test_the_regions_solver_is_at_least_as_good(planner: ModulePlanner) -> None:
     regions = Planner(planner.trace, planner.costs)
     for budget in budgets(planner):
         ours, modules = regions.plan(budget), planner.plan(budget)
-        assert isinstance(ours, Plan) and isinstance(modules, Plan)
+        assert ours.fits and modules.fits
         assert ours.step_seconds <= modules.step_seconds * 1.003
 
 
 def test_a_budget_that_cannot_be_met_says_what_can(planner: ModulePlanner) -> None:
     answer = planner.plan(1 << 20)
-    assert isinstance(answer, Infeasible)
-    assert answer.smallest.peak_bytes == planner.smallest().peak_bytes
+    assert not answer.fits
+    assert answer.peak_bytes == planner.smallest().peak_bytes
     with pytest.raises(BudgetTooSmall, match="smallest peak"):
         trainfit.plan(planner.trace, budget=1 << 20, device=H100, solver="modules")
 

@@ -19,7 +19,7 @@ from trainfit.devices import find_device
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import choice_of
 from trainfit.planning.model_calls import candidate_calls
-from trainfit.planning.planner import Infeasible, Planner
+from trainfit.planning.planner import Planner
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
 from trainfit.plans import Plan
@@ -99,9 +99,10 @@ def test_budget_and_order(seed: int) -> None:
     smallest = planner.smallest().peak_bytes
     plans: list[Plan] = []
     for part in range(7):
-        budget = smallest + (planner.baseline_peak_bytes - smallest) * part // 6
-        plan = planner.plan(budget)
-        assert isinstance(plan, Plan)
+        budget = smallest + (planner.step.peak_bytes - smallest) * part // 6
+        found = planner.plan(budget)
+        plan = found.plan
+        assert found.fits
         assert plan.peak_bytes <= budget
         assert plan.bound_seconds <= plan.step_seconds
         plans.append(plan)
@@ -109,8 +110,7 @@ def test_budget_and_order(seed: int) -> None:
         assert tighter.peak_bytes <= looser.peak_bytes
         assert tighter.added_seconds >= looser.added_seconds * (1 - 1e-9)
     assert plans[-1].regions == ()
-    below = planner.plan(smallest * 9 // 10)
-    assert isinstance(below, Infeasible) or below.peak_bytes <= smallest * 9 // 10
+    assert not planner.plan(smallest * 9 // 10).fits
 
 
 @pytest.mark.parametrize("seed", range(16, 21))
@@ -119,8 +119,9 @@ def test_the_promise_is_what_capture_sees(seed: int) -> None:
     planner = planner_of(build, "cpu")
     smallest = planner.smallest().peak_bytes
     for share in (0.0, 0.4):
-        plan = planner.plan(smallest + int(share * (planner.baseline_peak_bytes - smallest)))
-        assert isinstance(plan, Plan)
+        found = planner.plan(smallest + int(share * (planner.step.peak_bytes - smallest)))
+        plan = found.plan
+        assert found.fits
 
         def planned(plan: Plan = plan) -> Step:
             step = build()
@@ -186,8 +187,9 @@ def test_small_steps_get_the_best_plan_of_all(seed: int) -> None:
     smallest = min(peak for peak, _ in tried)
     assert planner.smallest().peak_bytes == pytest.approx(smallest, rel=1e-3)
     for part in range(1, 9):
-        budget = smallest + (planner.baseline_peak_bytes - smallest) * part // 8
-        plan = planner.plan(budget)
-        assert isinstance(plan, Plan)
+        budget = smallest + (planner.step.peak_bytes - smallest) * part // 8
+        found = planner.plan(budget)
+        plan = found.plan
+        assert found.fits
         best = min(step for peak, step in tried if peak <= budget)
         assert plan.step_seconds == pytest.approx(best, rel=1e-6)

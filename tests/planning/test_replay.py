@@ -20,10 +20,9 @@ from trainfit.planning.baselines import baselines, full_recompute
 from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Solution
 from trainfit.planning.model_calls import candidate_calls
-from trainfit.planning.planner import Infeasible, Planner
+from trainfit.planning.planner import Planner
 from trainfit.planning.regions import region_graph
 from trainfit.planning.rewrite import rewritten
-from trainfit.plans import Plan
 from trainfit.simulate import simulate
 
 H100 = find_device("h100")
@@ -114,8 +113,9 @@ def test_full_checkpointing_is_what_torch_does(trace: Trace) -> None:
 def test_the_promise_is_what_capture_sees_with_the_plan_applied(trace: Trace, share: float) -> None:
     planner = Planner(trace, roofline_costs(trace, PRICES))
     smallest = planner.smallest().peak_bytes
-    plan = planner.plan(smallest + int(share * (planner.baseline_peak_bytes - smallest)))
-    assert isinstance(plan, Plan) and plan.regions
+    found = planner.plan(smallest + int(share * (planner.step.peak_bytes - smallest)))
+    plan = found.plan
+    assert found.fits and plan.regions
 
     def make() -> Step:
         step = build(device=trace.device)()
@@ -132,39 +132,41 @@ def test_the_replay_of_nothing_is_the_trace(trace: Trace) -> None:
 
 def test_every_promise_is_within_the_budget_and_more_memory_never_costs_time(planner: Planner) -> None:
     smallest = planner.smallest()
-    assert smallest.peak_bytes < 0.7 * planner.baseline_peak_bytes
-    span = planner.baseline_peak_bytes - smallest.peak_bytes
+    assert smallest.peak_bytes < 0.7 * planner.step.peak_bytes
+    span = planner.step.peak_bytes - smallest.peak_bytes
     before = float("inf")
     for part in range(1, 9):
         budget = smallest.peak_bytes + span * part // 8
-        plan = planner.plan(budget)
-        assert isinstance(plan, Plan)
+        found = planner.plan(budget)
+        plan = found.plan
+        assert found.fits
         assert plan.peak_bytes <= budget
         assert plan.step_seconds >= plan.bound_seconds - 1e-12
         # Both are within the solver's gap of the best.
         assert plan.step_seconds <= before * 1.003
         before = plan.step_seconds
-    assert before == pytest.approx(planner.baseline_seconds)
+    assert before == pytest.approx(planner.step.step_seconds)
 
 
 def test_the_same_trace_prices_and_budget_give_the_same_plan(planner: Planner) -> None:
     again = Planner(planner.trace, planner.costs)
     for share in (0.6, 0.8):
-        budget = int(share * planner.baseline_peak_bytes)
-        assert again.plan(budget) == planner.plan(budget)
+        budget = int(share * planner.step.peak_bytes)
+        assert again.plan(budget).plan == planner.plan(budget).plan
 
 
 def test_nothing_is_planned_where_nothing_is_needed(planner: Planner) -> None:
-    plan = planner.plan(planner.baseline_peak_bytes)
-    assert isinstance(plan, Plan)
+    found = planner.plan(planner.step.peak_bytes)
+    plan = found.plan
+    assert found.fits
     assert plan.regions == ()
-    assert plan.step_seconds == planner.baseline_seconds
+    assert plan.step_seconds == planner.step.step_seconds
 
 
 def test_a_budget_that_cannot_be_met_says_what_can(planner: Planner) -> None:
     answer = planner.plan(1000)
-    assert isinstance(answer, Infeasible)
-    assert answer.smallest.peak_bytes == pytest.approx(planner.smallest().peak_bytes, rel=0.01)
+    assert not answer.fits
+    assert answer.peak_bytes == pytest.approx(planner.smallest().peak_bytes, rel=0.01)
 
 
 def test_out_of_time_is_not_out_of_memory(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,25 +174,28 @@ def test_out_of_time_is_not_out_of_memory(planner: Planner, monkeypatch: pytest.
     nothing = Solution([], 0.0, 0.0, feasible=False, optimal=False)
     monkeypatch.setattr(MasterProblem, "solve", lambda *args, **kwargs: nothing)
     monkeypatch.setattr(MasterProblem, "smallest_peak", lambda *args, **kwargs: nothing)
-    budget = planner.baseline_peak_bytes * 9 // 10
-    plan = planner.plan(budget)
-    assert isinstance(plan, Plan)
+    budget = planner.step.peak_bytes * 9 // 10
+    found = planner.plan(budget)
+    plan = found.plan
+    assert found.fits
     assert plan.peak_bytes <= budget and len(plan.regions) == 4
-    assert plan.bound_seconds == planner.baseline_seconds
-    assert planner.timeline_of(plan).peak_bytes <= budget
+    assert plan.bound_seconds == planner.step.step_seconds
+    assert found.timeline.peak_bytes <= budget
 
 
 def test_no_baseline_is_better(planner: Planner) -> None:
     """Though this step is so short that following a plan op by op takes longer than all of it."""
-    for baseline in baselines(planner.trace, planner.costs, planner.baseline_peak_bytes // 2):
-        plan = planner.plan(baseline.peak_bytes)
-        assert isinstance(plan, Plan)
+    for baseline in baselines(planner.trace, planner.costs, planner.step.peak_bytes // 2):
+        found = planner.plan(baseline.peak_bytes)
+        plan = found.plan
+        assert found.fits
         assert plan.step_seconds <= baseline.step_seconds * 1.003
 
 
 def test_regions_are_never_nested(planner: Planner) -> None:
-    plan = planner.plan(planner.baseline_peak_bytes * 7 // 10)
-    assert isinstance(plan, Plan)
+    found = planner.plan(planner.step.peak_bytes * 7 // 10)
+    plan = found.plan
+    assert found.fits
     names = [region.module for region in plan.regions]
     assert len(set(names)) == len(names)
     assert not any(a != b and b.startswith(a + ".") for a in names for b in names)
@@ -202,7 +207,7 @@ def test_the_frontier_is_sorted_and_not_beaten(planner: Planner) -> None:
     seconds = [plan.step_seconds for plan in plans]
     assert peaks == sorted(peaks)
     assert seconds == sorted(seconds, reverse=True)
-    assert peaks[-1] == planner.baseline_peak_bytes
+    assert peaks[-1] == planner.step.peak_bytes
 
 
 def test_batch_norm_may_run_again() -> None:
@@ -217,7 +222,7 @@ def test_batch_norm_may_run_again() -> None:
         return Step.of(model, (images,), loss=lambda out: out.square().mean(), optimizer=None)
 
     trace = trainfit.capture(make, device="cpu")
-    plan = Planner(trace, roofline_costs(trace, PRICES)).smallest()
+    plan = Planner(trace, roofline_costs(trace, PRICES)).smallest().plan
     decisions = {op.decision for kind in plan.kinds for op in kind.ops if "batch_norm" in op.name}
     assert "recompute" in decisions
     states: list[dict[str, torch.Tensor]] = []
@@ -251,8 +256,9 @@ def test_passes_that_accumulate_gradients_share_their_decisions() -> None:
     trace = trainfit.capture(make, device="cpu")
     planner = Planner(trace, roofline_costs(trace, PRICES))
     smallest = planner.smallest().peak_bytes
-    plan = planner.plan((smallest + planner.baseline_peak_bytes) // 2)
-    assert isinstance(plan, Plan) and plan.regions
+    found = planner.plan((smallest + planner.step.peak_bytes) // 2)
+    plan = found.plan
+    assert found.fits and plan.regions
     assert {region.call for region in plan.regions} == {0}
 
     def planned() -> Step:
@@ -269,7 +275,7 @@ def test_a_model_that_is_checkpointed_already_is_no_trouble() -> None:
     costs = roofline_costs(trace, PRICES)
     assert [way.name for way in baselines(trace, costs, 0)] == ["keep everything"]
     answer = Planner(trace, costs).plan(simulate(trace).peak_bytes // 2)
-    assert isinstance(answer, Infeasible)
+    assert not answer.fits
 
 
 class MovesOn(nn.Module):
@@ -296,7 +302,7 @@ def test_what_the_next_call_overwrites_is_kept() -> None:
         return Step.of(model, torch.randn(64, 16), loss=torch.mean, optimizer=optimizer)
 
     trace = trainfit.capture(build)
-    plan = Planner(trace, roofline_costs(trace, PRICES)).smallest()
+    plan = Planner(trace, roofline_costs(trace, PRICES)).smallest().plan
     assert ("Sequential.1", 0) in [(region.module, region.call) for region in plan.regions]
     assert compare_results(build, plan).differences == ()
 

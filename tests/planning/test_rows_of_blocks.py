@@ -14,8 +14,8 @@ import trainfit
 from trainfit import Step
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices import find_device
+from trainfit.planning.certify import Certified
 from trainfit.planning.planner import Planner
-from trainfit.plans import Plan
 from trainfit.simulate import simulate
 
 H100 = find_device("h100")
@@ -64,7 +64,7 @@ def step_of(device: str = "cpu", between: Callable[[torch.Tensor], torch.Tensor]
     return Step.of(model, (torch.randn(512, 16, device=device),), optimizer=None)
 
 
-def plan_of_rows(device: str, length: int) -> tuple[Planner, Plan]:
+def plan_of_rows(device: str, length: int) -> tuple[Planner, Certified]:
     """Return the plan that checkpoints all rows of this length, keeping as little as possible."""
     trace = trainfit.capture(lambda: step_of(device), device="cpu" if device == "cpu" else H100)
     planner = Planner(trace, roofline_costs(trace, PRICES))
@@ -78,7 +78,8 @@ def plan_of_rows(device: str, length: int) -> tuple[Planner, Plan]:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("length", [2, 4])
 def test_rows_promise_what_capture_sees(device: str, length: int) -> None:
-    planner, plan = plan_of_rows(device, length)
+    planner, found = plan_of_rows(device, length)
+    plan = found.plan
     assert [region.continues for region in plan.regions] == ([False] + [True] * (length - 1)) * (8 // length)
 
     def planned() -> Step:
@@ -87,15 +88,15 @@ def test_rows_promise_what_capture_sees(device: str, length: int) -> None:
         return step
 
     again = trainfit.capture(planned, device="cpu" if device == "cpu" else H100)
-    assert simulate(again).peak_bytes == plan.peak_bytes < planner.baseline_peak_bytes
+    assert simulate(again).peak_bytes == plan.peak_bytes < planner.step.peak_bytes
 
 
 def test_rows_hold_fewer_inputs_than_blocks() -> None:
     """Between forward and backward, one input of four is left."""
     held = {length: plan_of_rows("cpu", length) for length in (1, 4)}
     at_the_turn = {}
-    for length, (planner, plan) in held.items():
-        timeline = planner.timeline_of(plan)
+    for length, (_, found) in held.items():
+        timeline = found.timeline
         turn = next(n for n, op in enumerate(timeline.trace.ops) if op.phase == "backward")
         at_the_turn[length] = int(timeline.live_bytes[turn])
     one_input = 512 * 32 * 4
@@ -121,7 +122,7 @@ def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
 
 @pytest.mark.parametrize("length", [2, 4])
 def test_results_are_the_same(length: int) -> None:
-    _, plan = plan_of_rows("cpu", length)
+    plan = plan_of_rows("cpu", length)[1].plan
     model = trainfit.apply(step_of().model, plan)
     assert_equal(trained(model), trained(step_of().model))
 
@@ -129,14 +130,14 @@ def test_results_are_the_same(length: int) -> None:
 @pytest.mark.filterwarnings("ignore:.*does not do what its plan says")
 def test_results_are_the_same_with_autocast() -> None:
     """The plan was made without it, so that casts are not in it: what it does not cover is kept."""
-    _, plan = plan_of_rows("cpu", 4)
+    plan = plan_of_rows("cpu", 4)[1].plan
     model = trainfit.apply(step_of().model, plan)
     assert_equal(trained(model, autocast=True), trained(step_of().model, autocast=True))
 
 
 def test_a_change_between_the_blocks_is_noticed() -> None:
     """Then each block holds its own input, with one warning."""
-    _, plan = plan_of_rows("cpu", 4)
+    plan = plan_of_rows("cpu", 4)[1].plan
     expected = trained(step_of(between=lambda hidden: hidden * 2).model)
     model = trainfit.apply(step_of(between=lambda hidden: hidden * 2).model, plan)
     with pytest.warns(UserWarning, match="its input is not what the region before it returned"):
@@ -146,7 +147,7 @@ def test_a_change_between_the_blocks_is_noticed() -> None:
 
 def test_a_row_whose_first_block_is_missing_holds_its_input() -> None:
     """Somebody has taken a region out of the plan."""
-    _, plan = plan_of_rows("cpu", 2)
+    plan = plan_of_rows("cpu", 2)[1].plan
     step = step_of()
     trainfit.apply(step.model, replace(plan, regions=plan.regions[1:]))
     with warnings.catch_warnings(record=True) as caught:

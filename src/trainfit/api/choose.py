@@ -15,7 +15,7 @@ from trainfit.planning.certify import host_warnings
 from trainfit.planning.infeasible import too_small
 from trainfit.planning.modules.unit_planner import ModulePlanner
 from trainfit.planning.plan_results import Frontier, FrontierPoint, PlanResult
-from trainfit.planning.planner import Infeasible, Planner
+from trainfit.planning.planner import Planner
 from trainfit.planning.requests import Solver, bytes_of_budget, check_solver
 from trainfit.plans import Plan
 from trainfit.trace import Trace
@@ -90,22 +90,21 @@ def plan_step(
     else:
         planner = Planner(trace, table)
     doing("solving for the fastest plan")
-    answer = planner.plan(budget_bytes, seconds_limit=seconds_limit)
+    found = planner.plan(budget_bytes, seconds_limit=seconds_limit)
     watch.lap("solve")
     doing("comparing with the usual ways to checkpoint")
-    chosen = answer.smallest if isinstance(answer, Infeasible) else answer
     compared = baselines(planner.trace, table, budget_bytes)
     watch.lap("compare")
     return PlanResult(
-        plan=chosen,
-        feasible=not isinstance(answer, Infeasible),
+        plan=found.plan,
+        feasible=found.fits,
         device=device,
         trace=trace,
         costs=table,
-        timeline=planner.timeline_of(chosen),
+        timeline=found.timeline,
         margin_bytes=device.margin_bytes if budget is None else 0,
         baselines=compared,
-        warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(chosen, table),
+        warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(found.plan, table),
         seconds=watch.seconds,
     )
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
-from trainfit.planning.model_calls import calls_in_pass
+from trainfit.planning.model_calls import calls_in_pass, forward_ops
 from trainfit.planning.replay import replayed
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.simulate import Timeline
-from trainfit.store import operators_hash
 from trainfit.trace import Trace
 from trainfit.units import format_seconds
 
@@ -37,9 +36,28 @@ class Unplanned:
     """How many processes divide parameters, gradients and optimizer state, in this trace too."""
 
 
-def unplanned(trace: Trace, costs: CostTable, timeline: Timeline, step_seconds: float) -> Unplanned:
-    """Return the step as it is; timeline and seconds are those of the trace."""
-    return Unplanned(trace, costs, operators_hash(trace), timeline.peak_bytes, step_seconds)
+@dataclass(frozen=True)
+class Certified:
+    """A plan, the memory of the step that runs it, and what its regions change in the trace."""
+
+    plan: Plan
+    timeline: Timeline = field(repr=False)
+    effects: tuple[Effect, ...] = field(repr=False)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the plan promises."""
+        return self.plan.peak_bytes
+
+    @property
+    def step_seconds(self) -> float:
+        """What the plan promises."""
+        return self.plan.step_seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is within its budget; if not, it has the smallest peak that was found."""
+        return self.plan.peak_bytes <= self.plan.budget_bytes
 
 
 def certified(
@@ -50,8 +68,8 @@ def certified(
     bound_seconds: float,
     summed_seconds: float | None = None,
     method: str,
-) -> tuple[Plan, Timeline]:
-    """Replay regions on the trace; return the plan that promises what comes out, and its memory.
+) -> Certified:
+    """Replay regions on the trace; return the plan that promises what comes out.
 
     `bound_seconds` is what any plan of this method adds to the step at least, in the solver's own sum of
     seconds, which is `summed_seconds` for this plan (or its recomputation). Two queues can overlap some of
@@ -60,8 +78,7 @@ def certified(
     trace = step.trace
     replay = replayed(trace, step.costs, effects)
     timeline = replay.timeline
-    kinds: dict[RegionKind, int] = {}
-    regions = _regions(trace, effects, kinds)
+    regions, kinds = _regions(trace, effects)
     step_seconds = replay.step_seconds
     added = step_seconds - step.step_seconds
     if summed_seconds is None:
@@ -75,7 +92,7 @@ def certified(
         torch=trace.torch,
         trace_hash=step.trace_hash,
         budget_bytes=budget_bytes,
-        kinds=tuple(kinds),
+        kinds=kinds,
         regions=regions,
         peak_bytes=timeline.peak_bytes + reserve + (_numbers_bytes(trace) if effects else 0),
         step_seconds=step_seconds,
@@ -87,7 +104,7 @@ def certified(
         world_size=step.world_size,
         settings=trace.settings,
     )
-    return plan, timeline
+    return Certified(plan, timeline, tuple(effects))
 
 
 def host_warnings(plan: Plan, costs: CostTable) -> tuple[str, ...]:
@@ -133,13 +150,15 @@ def _numbers_bytes(trace: Trace) -> int:
     )
 
 
-def _regions(trace: Trace, effects: Sequence[Effect], kinds: dict[RegionKind, int]) -> tuple[Region, ...]:
-    """Return the regions, call by call; those of several passes over the model are one."""
+def _regions(trace: Trace, effects: Sequence[Effect]) -> tuple[tuple[Region, ...], tuple[RegionKind, ...]]:
+    """Return the regions, call by call, and their kinds; those of several passes over the model are one."""
     places = calls_in_pass(trace)
     found: dict[tuple[str, int], Region] = {}
+    kinds: dict[RegionKind, int] = {}
     for effect in effects:
         for call in effect.region.calls:
-            region = _region(trace, effect, call, places[call], kinds)
+            kind = kinds.setdefault(_kind(trace, effect, call), len(kinds))
+            region = _region(trace, effect, call, places[call], kind)
             place = (region.module, region.call)
             before = found.get(place)
             if before is not None:
@@ -148,17 +167,21 @@ def _regions(trace: Trace, effects: Sequence[Effect], kinds: dict[RegionKind, in
                 kept = max(before.kept_bytes, region.kept_bytes)
                 region = replace(before, kept_bytes=kept, recompute_seconds=seconds)
             found[place] = region
-    return tuple(found.values())
+    return tuple(found.values()), tuple(kinds)
 
 
-def _region(trace: Trace, effect: Effect, call: int, place: int, kinds: dict[RegionKind, int]) -> Region:
-    """Return what a plan says about one call, which is a region or a part of one."""
-    ops = range(trace.calls[call].forward_start, trace.calls[call].forward_end)
+def _kind(trace: Trace, effect: Effect, call: int) -> RegionKind:
     decisions: list[OpDecision] = []
-    for number in ops:
+    for number in forward_ops(trace, call):
         signature = trace.signatures[trace.ops[number].signature]
         shapes = tuple(spec.shape for spec in signature.outputs)
         decisions.append(OpDecision(signature.name, shapes, effect.decision(number), signature.random))
+    return RegionKind(tuple(decisions))
+
+
+def _region(trace: Trace, effect: Effect, call: int, place: int, kind: int) -> Region:
+    """Return what a plan says about one call, which is a region or a part of one."""
+    ops = forward_ops(trace, call)
     own = [n for n, group in enumerate(effect.region.groups) if group.ops[0] in ops]
     kept = [
         size
@@ -170,7 +193,7 @@ def _region(trace: Trace, effect: Effect, call: int, place: int, kinds: dict[Reg
     return Region(
         module=trace.module_name(trace.calls[call].module),
         call=place,
-        kind=kinds.setdefault(RegionKind(tuple(decisions)), len(kinds)),
+        kind=kind,
         kept_bytes=sum(kept),
         recompute_seconds=sum(effect.region.groups[n].seconds for n in own if n in effect.choice.repeated),
         continues=call != effect.region.calls[0],

@@ -19,11 +19,11 @@ Objective   minimise the seconds of what is computed again
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from trainfit.planning.groups import Group
 from trainfit.planning.highs import Program
 from trainfit.planning.minimum_cut import Choice, cheapest, choice_of
-from trainfit.planning.regions import Group
 
 _MOST_POINTS = 40
 _NEARLY_FREE = 1e-18
@@ -36,7 +36,7 @@ _GAP_SHARE = 1e-4
 """Of the region's seconds."""
 
 
-def curve_of(groups: list[Group]) -> list[Choice]:
+def curve_of(groups: Sequence[Group]) -> list[Choice]:
     """Return the vertices of the hull, fewest bytes first; empty if the region cannot be checkpointed."""
     most, least = cheapest(groups, _NEARLY_FREE), cheapest(groups, _PRICELESS)
     if most is None or least is None:
@@ -63,7 +63,7 @@ def _below(point: Choice, end: Choice, price: float) -> bool:
     return point.seconds + price * point.bytes < line * (1 - 1e-9)
 
 
-def with_points_between(groups: list[Group], hull: list[Choice], most: int) -> list[Choice]:
+def with_points_between(groups: Sequence[Group], hull: list[Choice], most: int) -> list[Choice]:
     """Return the hull with at most so many points between its ends, evenly over the bytes; fewest first."""
     most = min(most, 2 * len(groups))
     values = sum(len(group.storages) for group in groups)
@@ -84,7 +84,7 @@ def with_points_between(groups: list[Group], hull: list[Choice], most: int) -> l
     return _undominated(found.values())
 
 
-def fastest_within(groups: list[Group], limit_bytes: int) -> Choice | None:
+def fastest_within(groups: Sequence[Group], limit_bytes: int) -> Choice | None:
     """Return the choice with the least recomputation among those that keep at most so many bytes."""
     program = Program()
     repeated = [

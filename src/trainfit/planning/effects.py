@@ -21,8 +21,10 @@ from dataclasses import dataclass, replace
 
 from trainfit.operators.memory_use import moves_statistics
 from trainfit.planning.full_recompute import is_full_recompute
+from trainfit.planning.groups import values_read
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import RegionGraph, remaining_holds, values_read
+from trainfit.planning.model_calls import forward_ops
+from trainfit.planning.regions import RegionGraph, end_without_saves
 from trainfit.planning.weight_casts import with_casts
 from trainfit.recomputation import copied_before_write, starts_stream
 from trainfit.trace import Interval, Trace
@@ -133,11 +135,8 @@ def ends_of(trace: Trace, effects: Sequence[Effect]) -> Iterator[tuple[int, Mome
             if number in touched_by[0].ends:
                 yield number, touched_by[0].ends[number], touched_by[0]
             continue
-        end = (
-            _end_without_saves(trace, [effect.region for effect in touched_by], number)
-            if len(touched_by) > 1
-            else _end_without_own_saves(trace, touched_by[0].region, number)
-        )
+        time = end_without_saves(trace, number, [effect.region for effect in touched_by])
+        end = None if time is None else Moment(time)
         last = touched_by[0]
         for effect in touched_by:
             if number in effect.until and end is not None and end < effect.until[number]:
@@ -160,7 +159,7 @@ def _states(trace: Trace, effect: Effect) -> Iterator[tuple[int, int]]:
         return
     for call in effect.region.calls:
         before: str | None = None
-        for op in range(trace.calls[call].forward_start, trace.calls[call].forward_end):
+        for op in forward_ops(trace, call):
             if _is_random(trace, op):
                 decision = effect.decision(op)
                 if starts_stream(decision, before):
@@ -186,7 +185,7 @@ def _overwritten(trace: Trace, region: RegionGraph) -> Iterator[tuple[int, int]]
 def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
     """Yield the state that the generator is put back to, and the statistics that move in a copy."""
     for call in effect.region.calls if trace.device == "cpu" else ():
-        ops = range(trace.calls[call].forward_start, trace.calls[call].forward_end)
+        ops = forward_ops(trace, call)
         again = [(position, op) for position, op in enumerate(effect.segment) if op in ops]
         draws = [position for position, op in again if _is_random(trace, op)]
         if draws:
@@ -205,23 +204,6 @@ def _first_unpack(trace: Trace, region: RegionGraph) -> int:
         if op.forward_op in inside and any(storage in region.saved for storage in op.reads):
             return number
     return region.backward_start
-
-
-def _end_without_saves(trace: Trace, regions: Sequence[RegionGraph], number: int) -> Moment | None:
-    """Return when a storage would die if autograd had saved nothing inside the regions."""
-    storage = trace.storages[number]
-    left = [hold.end for hold in remaining_holds(trace, number, regions)]
-    if any(end is None for end in left):
-        return None
-    return Moment(max((end for end in left if end is not None), default=storage.start + 1))
-
-
-def _end_without_own_saves(trace: Trace, region: RegionGraph, number: int) -> Moment | None:
-    """Return the same for one region, worked out once for all of its choices."""
-    if number not in region.ends:
-        region.ends[number] = _end_without_saves(trace, (region,), number)
-    end: Moment | None = region.ends[number]
-    return end
 
 
 def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...], insert: int) -> Moment:

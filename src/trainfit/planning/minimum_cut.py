@@ -8,11 +8,12 @@ cheapest answers are the smaller side of a minimum cut (`maximum_flow.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from trainfit.maximum_flow import UNLIMITED, FlowNetwork
-from trainfit.planning.regions import Group
+from trainfit.planning.groups import Group
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Choice:
     seconds: float
 
 
-def cheapest(groups: list[Group], seconds_per_byte: float) -> Choice | None:
+def cheapest(groups: Sequence[Group], seconds_per_byte: float) -> Choice | None:
     """Return the choice with the least `seconds + bytes * price`; None if some value cannot be had at all."""
     first_value = list(accumulate((len(group.sizes) for group in groups), initial=len(groups)))
     source, sink = first_value[-1], first_value[-1] + 1
@@ -46,7 +47,7 @@ def cheapest(groups: list[Group], seconds_per_byte: float) -> Choice | None:
     return choice_of(groups, frozenset(n for n in range(len(groups)) if reached[n]))
 
 
-def choice_of(groups: list[Group], repeated: frozenset[int]) -> Choice:
+def choice_of(groups: Sequence[Group], repeated: frozenset[int]) -> Choice:
     """Return the choice that computes these groups again, and keeps what else is needed."""
     needed = {
         (n, place) for n, group in enumerate(groups) for place, saved in enumerate(group.saved) if saved

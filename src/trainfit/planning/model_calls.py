@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from trainfit.trace import Trace
 
 
+def forward_ops(trace: Trace, call: int) -> range:
+    """Return the ops of a call's forward."""
+    return range(trace.calls[call].forward_start, trace.calls[call].forward_end)
+
+
 def candidate_calls(trace: Trace) -> Iterator[int]:
     """Yield the module calls that may be regions: those of the model whose results backward needs.
 

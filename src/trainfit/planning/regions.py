@@ -1,57 +1,17 @@
-"""Candidate regions of a trace: module calls, with the values inside and who needs them in backward.
-
-Ops that write to one storage (its creator and the in-place ops after it) are one `Group`: kept or computed
-again together. A group with effects outside of the region (running statistics) is never computed again.
-"""
+"""Candidate regions of a trace: module calls, with the values inside and who needs them in backward."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from trainfit.operators.value_use import reads_metadata_only
+from trainfit.planning.groups import Group, groups_of, values_read
 from trainfit.planning.weight_casts import is_kept_by_autocast
 from trainfit.trace import Interval, Trace
 
 
-@dataclass
-class Group:
-    """Ops of a region that make one value: computed again, or kept, together."""
-
-    ops: tuple[int, ...]
-    reads: frozenset[tuple[int, int]]
-    """What it reads of the region: the group, and which of its storages."""
-    storages: tuple[int, ...]
-    sizes: tuple[int, ...]
-    """For each storage what keeping it costs between forward and backward; 0 for what is alive anyway."""
-    seconds: float
-    saved: tuple[bool, ...]
-    """For each storage whether autograd saved it inside the region."""
-    keepable: bool
-    repeatable: bool
-    """Whether it can be computed again: it has no effect outside, and what it reads will still be there."""
-    free: bool = False
-    """Views: they cost nothing and are made again."""
-
-    @property
-    def needed(self) -> bool:
-        """Whether backward needs one of its storages."""
-        return any(self.saved)
-
-    @property
-    def bytes(self) -> int:
-        """What keeping all of its storages costs."""
-        return sum(self.sizes)
-
-    @property
-    def inputs(self) -> frozenset[int]:
-        """Groups of the region that it reads."""
-        return frozenset(group for group, _ in self.reads)
-
-
-@dataclass
+@dataclass(frozen=True)
 class RegionGraph:
     """One module call, or several in a row, as a graph of groups, in the order of their first op."""
 
@@ -62,16 +22,16 @@ class RegionGraph:
     backward_start: int
     release: int
     """When autograd has let go of everything that was saved inside: the inputs are held until then."""
-    groups: list[Group] = field(default_factory=list)
+    saved: dict[int, tuple[Interval, ...]]
+    """The holds of autograd that checkpointing the region removes, by storage."""
+    groups: tuple[Group, ...] = ()
     group_of_op: dict[int, int] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()
     """Storages made during the step before the region, and read inside."""
     casts: frozenset[int] = frozenset()
     """Weights that autocast had cast before, which are cast again with the region: not among the inputs."""
-    saved: dict[int, tuple[Interval, ...]] = field(default_factory=dict)
-    """The holds of autograd that checkpointing the region removes, by storage."""
-    ends: dict[int, Any] = field(default_factory=dict, repr=False)
-    """When storages would die without these holds, as far as someone has asked (`effects.py`)."""
+    ends: dict[int, int | None] = field(default_factory=dict)
+    """When each storage that it makes, reads or saves would die without these holds; None: after the step."""
 
     @property
     def call(self) -> int:
@@ -109,6 +69,18 @@ def remaining_holds(trace: Trace, number: int, regions: Sequence[RegionGraph]) -
     ]
 
 
+def end_without_saves(trace: Trace, number: int, regions: Sequence[RegionGraph]) -> int | None:
+    """Return when a storage would die had autograd saved nothing inside the regions; None: after the step."""
+    if len(regions) == 1:
+        return regions[0].ends[number]
+    return _last_end(trace, number, remaining_holds(trace, number, regions))
+
+
+def _last_end(trace: Trace, number: int, holds: list[Interval]) -> int | None:
+    last = max((_end(hold.end) for hold in holds), default=trace.storages[number].start + 1)
+    return None if last == _BEYOND else last
+
+
 def region_graph(trace: Trace, call_number: int, op_seconds: list[float]) -> RegionGraph | None:
     """Return the graph of a module call, or None if it cannot be a region."""
     return chain_graph(trace, (call_number,), op_seconds)
@@ -131,16 +103,15 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
     saved = _saved_inside(trace, start, end, last.backward_start)
     if not saved:
         return None
-    release = max(
-        (hold.end if hold.end is not None else len(trace.ops)) for holds in saved.values() for hold in holds
-    )
-    region = RegionGraph(calls, first.module, start, end, last.backward_start, release, saved=saved)
+    ends = [hold.end for holds in saved.values() for hold in holds]
+    release = max(len(trace.ops) if end is None else end for end in ends)
     for before, after in itertools.pairwise(calls):
         handed = handed_on(trace, before, after)
         if handed is None:
             return None
-        region.saved.setdefault(handed, ())
-    _add_groups(trace, region, op_seconds)
+        saved.setdefault(handed, ())
+    region = RegionGraph(calls, first.module, start, end, last.backward_start, release, saved)
+    region = _with_groups(trace, region, op_seconds)
     # Each call of several casts for itself, which one copy of the cast would not tell.
     return None if region.casts and len(calls) > 1 else region
 
@@ -191,42 +162,35 @@ def _alive_around(trace: Trace, start: int, end: int) -> list[int]:
     return list(found)
 
 
-def _add_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> None:
-    creator: dict[int, int] = {}
-    leader: dict[int, int] = {}
-    outside_effect: set[int] = set()
-    last_write: dict[int, int] = {}
-    inputs: dict[int, None] = {}
-    for number in region.ops:
-        op = trace.ops[number]
-        leader[number] = number
-        for storage in op.creates:
-            creator[storage] = number
-        for storage in op.writes:
-            if storage in creator:
-                _join(leader, creator[storage], number)
-                last_write[storage] = number
-            else:
-                outside_effect.add(number)
-        for storage in op.reads:
-            if storage not in creator and trace.storages[storage].start >= 0:
-                inputs[storage] = None
-    region.casts = frozenset(storage for storage in inputs if is_kept_by_autocast(trace, storage))
-    region.inputs = tuple(storage for storage in inputs if storage not in region.casts)
-    once = outside_effect | _reading_what_is_lost(trace, region)
-    members: dict[int, list[int]] = {}
-    for number in region.ops:
-        members.setdefault(_find(leader, number), []).append(number)
-    numbers = {first: position for position, first in enumerate(members)}
-    region.group_of_op = {op: numbers[first] for first, ops in members.items() for op in ops}
-    overwritten = _read_before_last_write(trace, region, creator, last_write)
-    places = {
-        storage: (group, place)
-        for group, ops in enumerate(members.values())
-        for place, storage in enumerate(s for op in ops for s in trace.ops[op].creates)
+def _with_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> RegionGraph:
+    """Return the region with what it reads and the groups of its ops."""
+    ops = [trace.ops[number] for number in region.ops]
+    made = dict.fromkeys(storage for op in ops for storage in op.creates)
+    read = dict.fromkeys(storage for op in ops for storage in op.reads if storage not in made)
+    inputs = [storage for storage in read if not trace.storages[storage].persistent]
+    casts = frozenset(storage for storage in inputs if is_kept_by_autocast(trace, storage))
+    left = {
+        storage: remaining_holds(trace, storage, (region,))
+        for storage in {*made, *inputs, *region.saved}
+        if not trace.storages[storage].persistent
     }
-    for ops in members.values():
-        region.groups.append(_group(trace, region, ops, creator, places, op_seconds, once, overwritten))
+    writing_outside = {number for number, op in zip(region.ops, ops) if not made.keys() >= set(op.writes)}
+    groups = groups_of(
+        trace,
+        region.ops,
+        sizes={storage: _kept_bytes(trace, region, storage, left[storage]) for storage in made},
+        saved=region.saved.keys(),
+        once=writing_outside | _reading_what_is_lost(trace, region),
+        op_seconds=op_seconds,
+    )
+    return replace(
+        region,
+        groups=groups,
+        group_of_op={op: number for number, group in enumerate(groups) for op in group.ops},
+        inputs=tuple(storage for storage in inputs if storage not in casts),
+        casts=casts,
+        ends={storage: _last_end(trace, storage, holds) for storage, holds in left.items()},
+    )
 
 
 def _reading_what_is_lost(trace: Trace, region: RegionGraph) -> set[int]:
@@ -242,61 +206,11 @@ def _reading_what_is_lost(trace: Trace, region: RegionGraph) -> set[int]:
     return {number for number in region.ops if lost.intersection(values_read(trace, number))}
 
 
-def _group(
-    trace: Trace,
-    region: RegionGraph,
-    ops: list[int],
-    creator: dict[int, int],
-    places: dict[int, tuple[int, int]],
-    op_seconds: list[float],
-    once: set[int],
-    overwritten: set[int],
-) -> Group:
-    own = set(ops)
-    storages = tuple(s for op in ops for s in trace.ops[op].creates)
-    reads = frozenset(
-        places[storage]
-        for op in ops
-        for storage in values_read(trace, op)
-        if storage in creator and creator[storage] not in own
-    )
-    return Group(
-        ops=tuple(ops),
-        reads=reads,
-        storages=storages,
-        sizes=tuple(_kept_bytes(trace, region, storage) for storage in storages),
-        seconds=sum(op_seconds[op] for op in ops),
-        saved=tuple(storage in region.saved for storage in storages),
-        keepable=bool(storages) and not own & overwritten,
-        repeatable=not own & once,
-        free=not storages and not own & once,
-    )
-
-
-def _kept_bytes(trace: Trace, region: RegionGraph, number: int) -> int:
+def _kept_bytes(trace: Trace, region: RegionGraph, number: int, left: list[Interval]) -> int:
     """Return what keeping a storage costs: nothing if someone outside holds it until backward anyway."""
-    for hold in remaining_holds(trace, number, (region,)):
-        if hold.start <= region.end and _end(hold.end) > region.backward_start:
-            return 0
+    if any(hold.start <= region.end and _end(hold.end) > region.backward_start for hold in left):
+        return 0
     return trace.occupied_bytes[number]
-
-
-def values_read(trace: Trace, number: int) -> tuple[int, ...]:
-    """Return the storages whose content an op reads: `empty_like` and its kind only look at the shape."""
-    return () if reads_metadata_only(trace.op_name(number)) else trace.ops[number].reads
-
-
-def _read_before_last_write(
-    trace: Trace, region: RegionGraph, creator: dict[int, int], last_write: dict[int, int]
-) -> set[int]:
-    """Return the creators of storages whose earlier versions other ops read: only the last could be kept."""
-    found: set[int] = set()
-    for number in region.ops:
-        op = trace.ops[number]
-        for storage in values_read(trace, number):
-            if number < last_write.get(storage, -1) and storage not in op.writes:
-                found.add(creator[storage])
-    return found
 
 
 def _end(end: int | None) -> int:
@@ -305,15 +219,3 @@ def _end(end: int | None) -> int:
 
 
 _BEYOND = 1 << 60
-
-
-def _find(leader: dict[int, int], op: int) -> int:
-    while leader[op] != op:
-        leader[op] = leader[leader[op]]
-        op = leader[op]
-    return op
-
-
-def _join(leader: dict[int, int], first: int, second: int) -> None:
-    a, b = _find(leader, first), _find(leader, second)
-    leader[max(a, b)] = min(a, b)

@@ -53,5 +53,5 @@ def _executor_seconds(trace: Trace, effects: Sequence[Effect], host: Host) -> Se
         half = executor_seconds(effect, host) / 2
         ops = [new.start(op) for op in effect.region.ops]
         found[ops] += half / len(ops)
-        found[min(new.segment_start[id(effect)], len(found) - 1)] += half
+        found[min(new.segment_start[effect.region.start], len(found) - 1)] += half
     return found

@@ -49,7 +49,7 @@ class Renumbering:
         self._before = [0]
         self.segment_start: dict[int, int] = {}
         for effect in ordered:
-            self.segment_start[id(effect)] = effect.insert + self._before[-1]
+            self.segment_start[effect.region.start] = effect.insert + self._before[-1]
             self._before.append(self._before[-1] + len(effect.segment))
         self.ordered = ordered
         self.first_insert = min(self._inserts, default=len(trace.ops))
@@ -68,7 +68,7 @@ class Renumbering:
             return None
         if moment.position < 0:
             return self.end(moment.time)
-        return self.segment_start[id(effect)] + min(moment.position, len(effect.segment))
+        return self.segment_start[effect.region.start] + min(moment.position, len(effect.segment))
 
 
 def _moved(storage: Storage, new: Renumbering) -> Storage:
@@ -105,13 +105,13 @@ def _copies(
     """Add the storages that are made again; return their numbers by effect and original storage."""
     numbers: dict[tuple[int, int], int] = {}
     for effect in effects:
-        start = new.segment_start[id(effect)]
+        start = new.segment_start[effect.region.start]
         for number, (position, moment) in effect.copies.items():
             made = start + position
             end = new.after(moment, effect)
             assert end is not None
             end = max(end, made + 1)
-            numbers[id(effect), number] = len(storages)
+            numbers[effect.region.start, number] = len(storages)
             storages.append(
                 Storage(
                     bytes=trace.storages[number].bytes,
@@ -128,7 +128,7 @@ def _copies(
 def _held(effects: Sequence[Effect], new: Renumbering) -> Iterator[Storage]:
     """Yield what the executor itself holds, as storages that no operator has made."""
     for effect in effects:
-        segment = new.segment_start[id(effect)]
+        segment = new.segment_start[effect.region.start]
         spans = [(new.start(op), new.end(effect.region.release), size) for op, size in effect.held]
         spans += [(segment + first, segment + last, size) for first, last, size in effect.held_again]
         for start, end, size in spans:
@@ -150,7 +150,7 @@ def _ops(
             op = replace(op, waits_for=tuple(new.start(other) for other in op.waits_for))
         effect_here = region_of.get(op.forward_op)
         if effect_here is not None:
-            reads = tuple(copies.get((id(effect_here), storage), storage) for storage in op.reads)
+            reads = tuple(copies.get((effect_here.region.start, storage), storage) for storage in op.reads)
             ops.append(replace(op, reads=reads, forward_op=new.start(op.forward_op)))
         elif op.forward_op >= new.first_insert:
             ops.append(replace(op, forward_op=new.start(op.forward_op)))
@@ -165,7 +165,7 @@ def _segment(trace: Trace, effect: Effect, start: int, copies: dict[tuple[int, i
     again = {original: start + position for position, original in enumerate(effect.segment)}
 
     def numbers(storages: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(copies.get((id(effect), storage), storage) for storage in storages)
+        return tuple(copies.get((effect.region.start, storage), storage) for storage in storages)
 
     for original in effect.segment:
         op = trace.ops[original]

@@ -54,13 +54,13 @@ class Reading:
 def readings(trace: Trace, candidates: Sequence[Candidate], processes: int) -> tuple[Reading, Reading]:
     """Return the two readings: everything that is stored counts, or only what autograd keeps."""
     everything = tuple(candidate.stats for candidate in candidates)
-    alike = {id(stats): only_saved(stats) for stats in everything}
-    saved = tuple(alike[id(stats)] for stats in everything)
+    alike = {stats: only_saved(stats) for stats in set(everything)}
+    saved = tuple(alike[stats] for stats in everything)
     timeline = simulate(trace)
     found: list[Reading] = []
     for stats in (everything, saved):
-        curves = {id(one): trade_off(one) for one in stats}
-        units = [_unit(trace, candidates, number, curves[id(one)]) for number, one in enumerate(stats)]
+        curves = {one: trade_off(one) for one in set(stats)}
+        units = [_unit(trace, candidates, number, curves[one]) for number, one in enumerate(stats)]
         found.append(Reading(ModuleProblem(units, _stretches(timeline, units), processes), stats))
     return found[0], found[1]
 
@@ -119,11 +119,9 @@ def _held_bytes(trace: Trace, region: RegionGraph) -> int:
 
 def rebuilt_bytes(trace: Trace, candidates: Sequence[Candidate]) -> list[int]:
     """Return the working set of each unit; of those that are alike one is replayed."""
-    found: dict[int, int] = {}
-    for candidate in candidates:
-        if id(candidate.stats) not in found:
-            found[id(candidate.stats)] = _rebuilt_bytes(trace, candidate)
-    return [found[id(candidate.stats)] for candidate in candidates]
+    one_of_a_kind = {candidate.stats: candidate for candidate in reversed(candidates)}
+    found = {stats: _rebuilt_bytes(trace, candidate) for stats, candidate in one_of_a_kind.items()}
+    return [found[candidate.stats] for candidate in candidates]
 
 
 def _rebuilt_bytes(trace: Trace, candidate: Candidate) -> int:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trainfit.planning import minimum_cut
+from trainfit.planning.groups import Group
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.regions import Group, RegionGraph
+from trainfit.planning.regions import RegionGraph
 from trainfit.trace import Trace
 
 

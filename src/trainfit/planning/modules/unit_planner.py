@@ -15,7 +15,7 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.errors import OptionError
 from trainfit.planning import certify
-from trainfit.planning.certify import Unplanned
+from trainfit.planning.certify import Certified, Unplanned
 from trainfit.planning.effects import effect_of
 from trainfit.planning.model_calls import passes_in_step
 from trainfit.planning.modules.candidates import Candidate, Reading, candidates_of, readings, rebuilt_bytes
@@ -24,9 +24,7 @@ from trainfit.planning.modules.policy import optimal_policy
 from trainfit.planning.modules.sac_stats import SacStats, choice_of
 from trainfit.planning.modules.sharding import divided, gathered_by, what_is_divided, with_gathered
 from trainfit.planning.modules.unit_names import allowed_modules
-from trainfit.planning.planner import Infeasible
-from trainfit.plans import Plan
-from trainfit.simulate import Timeline, simulate
+from trainfit.simulate import simulate
 from trainfit.store import operators_hash
 from trainfit.trace import Trace
 
@@ -52,11 +50,8 @@ class ModulePlanner:
     """The step of one process."""
     step: Unplanned = field(init=False)
     candidates: list[Candidate] = field(init=False)
-    baseline_peak_bytes: int = field(init=False)
-    baseline_seconds: float = field(init=False)
     warnings: tuple[str, ...] = ()
-    _policies: dict[tuple[int, float], list[int]] = field(default_factory=dict)
-    _timelines: dict[Plan, Timeline] = field(default_factory=dict)
+    _policies: dict[tuple[SacStats, float], list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the names, and read the statistics of every module off the trace."""
@@ -76,8 +71,6 @@ class ModulePlanner:
         self.trace = divided(undivided, self.world_size)
         timeline = simulate(self.trace)
         times = schedule(self.trace, self.costs)
-        self.baseline_peak_bytes = timeline.peak_bytes
-        self.baseline_seconds = times.step_seconds
         self.step = Unplanned(
             self.trace,
             self.costs,
@@ -89,24 +82,21 @@ class ModulePlanner:
         self.candidates = candidates_of(self.trace, times.marginal_seconds.tolist(), allowed)
         self._everything, self._saved = readings(undivided, self.candidates, self.world_size)
 
-    def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Plan | Infeasible:
-        """Return the fastest certified plan within the budget, or the one with the smallest peak."""
+    def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Certified:
+        """Return the fastest plan within the budget, or the one with the smallest peak if none fits."""
         nothing = self._certified(self._saved, {}, budget_bytes, 0.0)
-        if nothing.peak_bytes <= budget_bytes:
+        if nothing.fits:
             return nothing
         deadline = time.monotonic() + seconds_limit
         within = certify.peak_within(self.trace, budget_bytes)
         bound = self._solve(self._saved, within, deadline).bound_seconds
         found = [self._search(reading, budget_bytes, bound, deadline) for reading in self._with_working_sets]
         best = min((plan for plan in found if plan), key=lambda plan: plan.step_seconds, default=None)
-        if best is not None:
-            return best
-        smallest = self.smallest(budget_bytes, bound_seconds=bound)
-        return smallest if smallest.peak_bytes <= budget_bytes else Infeasible(budget_bytes, smallest)
+        return best or self.smallest(budget_bytes, bound_seconds=bound)
 
     def smallest(
         self, budget_bytes: int = 0, *, bound_seconds: float = 0.0, seconds_limit: float = 10.0
-    ) -> Plan:
+    ) -> Certified:
         """Return the plan with the smallest peak that was found."""
         found = [
             self._certified(reading, solution.shares, budget_bytes, bound_seconds)
@@ -115,19 +105,15 @@ class ModulePlanner:
         ]
         return min(found, key=lambda plan: plan.peak_bytes)
 
-    def timeline_of(self, plan: Plan) -> Timeline:
-        """Return the memory of the step with a plan that this planner made."""
-        return self._timelines[plan]
-
-    def _search(self, reading: Reading, budget_bytes: int, bound: float, deadline: float) -> Plan | None:
+    def _search(self, reading: Reading, budget_bytes: int, bound: float, deadline: float) -> Certified | None:
         """Return the fastest plan that fits.
 
         The replay is the truth: the program gets as much more or less memory than the budget as it was wrong
         by, until both agree.
         """
-        best: Plan | None = None
+        best: Certified | None = None
         modelled = certify.peak_within(self.trace, budget_bytes)
-        fits, exceeds = 0, max(self.baseline_peak_bytes, budget_bytes)
+        fits, exceeds = 0, max(self.step.peak_bytes, budget_bytes)
         for _ in range(_MOST_ROUNDS):
             found = self._solve(reading, modelled, deadline)
             error = 0
@@ -148,7 +134,7 @@ class ModulePlanner:
         return reading.problem.solve(
             budget_bytes,
             seconds_limit=max(deadline - time.monotonic(), 1.0),
-            gap_seconds=_GAP_SHARE * self.baseline_seconds,
+            gap_seconds=_GAP_SHARE * self.step.step_seconds,
         )
 
     @cached_property
@@ -158,21 +144,19 @@ class ModulePlanner:
 
     def _certified(
         self, reading: Reading, shares: dict[int, float], budget_bytes: int, bound_seconds: float
-    ) -> Plan:
+    ) -> Certified:
         effects = []
         for number, share in shares.items():
             region = self.candidates[number].region
             choice = choice_of(region, self._policy(reading.stats[number], share))
             effects.append(effect_of(self.trace, region, choice))
-        plan, timeline = certify.certified(
+        return certify.certified(
             self.step, effects, budget_bytes=budget_bytes, bound_seconds=bound_seconds, method="modules"
         )
-        self._timelines[plan] = timeline
-        return plan
 
     def _policy(self, stats: SacStats, share: float) -> list[int]:
         """Return the policy of a module that discards a share; modules that are alike share one."""
-        key = (id(stats), round(share, 9))
+        key = (stats, round(share, 9))
         if key not in self._policies:
             self._policies[key] = optimal_policy(stats, min(max(1.0 - share, 0.0), 1.0))
         return self._policies[key]
