@@ -22,11 +22,6 @@ FILE = FileKind("trace", schema=5, remedy="capture the step again")
 COMPRESS_ABOVE_BYTES = 1 << 20
 
 
-def content_hash(trace: Trace) -> str:
-    """Return the SHA-256 of the trace's content."""
-    return hashlib.sha256(_content(trace)).hexdigest()
-
-
 def operators_hash(trace: Trace) -> str:
     """Return a hash of what a step runs: its operators in order, with the shapes and dtypes of their results.
 

@@ -28,7 +28,6 @@ from trainfit.capturing import capture
 from trainfit.errors import StepError, UserCodeError
 from trainfit.measuring import measure_step
 from trainfit.step import Step
-from trainfit.store import content_hash
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 
@@ -377,21 +376,21 @@ def test_a_function_cache_that_was_not_used_keeps_what_it_has() -> None:
 
 @both_devices
 def test_two_captures_of_one_step_give_the_same_trace(device: str) -> None:
-    assert content_hash(capture(good_step, device=device)) == content_hash(capture(good_step, device=device))
+    assert capture(good_step, device=device) == capture(good_step, device=device)
 
 
 def test_a_capture_after_a_failed_one_gives_the_same_trace() -> None:
-    before = content_hash(capture(good_step))
+    before = capture(good_step)
     attempt(bad_step)
     attempt(bad_step, "cuda")
-    assert content_hash(capture(good_step)) == before
+    assert capture(good_step) == before
 
 
 def test_the_trace_does_not_depend_on_the_random_state_around_it() -> None:
     torch.manual_seed(1)
-    before = content_hash(capture(good_step))
+    before = capture(good_step)
     torch.manual_seed(2)
-    assert content_hash(capture(good_step)) == before
+    assert capture(good_step) == before
 
 
 # Models from before ---------------------------------------------------------------------------------------

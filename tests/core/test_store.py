@@ -27,7 +27,7 @@ from trace_text import trace
 from trainfit import decoding, sealed_files, store
 from trainfit.errors import FileFormatError
 from trainfit.settings import Settings
-from trainfit.store import content_hash, load_trace, save_trace
+from trainfit.store import load_trace, save_trace
 from trainfit.trace import Assumption, Trace
 
 TRACE = replace(
@@ -82,6 +82,11 @@ def sealed(content: Any, **head: Any) -> bytes:
     digest = hashlib.sha256(canonical(content)).hexdigest()
     document = {"format": "trainfit-trace", "schema": store.FILE.schema, "sha256": digest} | head
     return json.dumps(document | {"trace": content}).encode()
+
+
+def content_hash(saved: Trace) -> str:
+    """Return the hash that stands in a trace's file."""
+    return str(store.FILE.head(store._content(saved))["sha256"])
 
 
 def content_of(saved: Trace, path: Path) -> Any:

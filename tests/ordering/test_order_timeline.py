@@ -20,7 +20,7 @@ def test_memory_is_counted_with_the_results_and_before_anything_is_released() ->
     assert found.live_bytes == (10, 30, 35, 5)
     assert found.after_alloc == (10, 30, 35)
     assert found.after_free == (10, 30, 5)
-    assert (found.peak_bytes, found.peak_step) == (35, 2)
+    assert found.peak_bytes == 35
     assert found.lifetimes[0] == Lifetime("a", 10, 10, start=0, end=2, last_user="c")
     assert found.lifetimes[2] == Lifetime("c", 5, 5, start=2, end=None, last_user=None)
 
@@ -82,21 +82,9 @@ def test_ordering_alone_keeps_nothing_alive() -> None:
     assert found.live_bytes == (10, 11, 6, 6)
 
 
-def test_peaks_of_ranges() -> None:
-    found = order_timeline(graph("x : 50 \n a = x : 10 \n b = a : 1 \n c = b : 30 output"))
-    assert found.live_bytes == (60, 11, 31, 30)
-    assert found.peak_of_range(0, 0) == 60
-    assert found.peak_of_range(1, 1) == 11
-    assert found.peak_of_range(1, 2) == 31
-    for first, last in ((-1, 1), (2, 1), (1, 3)):
-        with pytest.raises(GraphError, match="there are no steps"):
-            found.peak_of_range(first, last)
-
-
 def test_a_graph_without_nodes_has_a_timeline() -> None:
     assert order_timeline(graph("")).live_bytes == (0,)
     assert order_timeline(graph("x : 9")).peak_bytes == 9
-    assert order_timeline(graph("x : 9")).peak_step == -1
 
 
 def test_an_order_that_is_none_is_refused() -> None:

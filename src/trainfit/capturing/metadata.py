@@ -58,13 +58,12 @@ Key = tuple[Hashable, ...]
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One distinct operator call: what it is, what it returns, and room for the recorder's number."""
+    """One distinct operator call: what it is, and what it returns."""
 
     operator: Operator
     key: Key
     outputs: tuple[Output | list[Output], ...]
     single: bool
-    signature: int = -1
     workspace_bytes: int | None = None
     """What the kernel took inside itself, where that depends on values and was seen with the real ones."""
     unlike_cpu: bool = False

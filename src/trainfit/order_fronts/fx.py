@@ -61,13 +61,6 @@ def in_order(module: GraphModule, names: Collection[str]) -> GraphModule:
     return GraphModule(module, graph)
 
 
-def saved_placeholders(module: GraphModule) -> list[str]:
-    """Return the placeholders of a backward graph of AOTAutograd that are activations saved for it."""
-    owned = ("primals", "arg", "tangents", "fwd_rng_state", "bwd_rng_state")
-    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-    return [name for name in names if not name.startswith(owned)]
-
-
 class _FxReader:
     """Goes through the nodes in order and notes who made, reads and writes each storage."""
 

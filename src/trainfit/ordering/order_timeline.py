@@ -78,21 +78,6 @@ class OrderTimeline:
         """The most bytes alive at any time."""
         return max(self.live_bytes)
 
-    @property
-    def peak_step(self) -> int:
-        """The first step at which the peak is reached; -1 for a graph without nodes."""
-        return self.after_alloc.index(self.peak_bytes) if self.order else -1
-
-    def before(self, step: int) -> int:
-        """Return memory before a step."""
-        return self.after_free[step - 1] if step else self.initial_bytes
-
-    def peak_of_range(self, first: int, last: int) -> int:
-        """Return the most bytes alive from just before step `first` to the end of step `last`."""
-        if not 0 <= first <= last < len(self.order):
-            raise GraphError(f"there are no steps {first} to {last}; the order has {len(self.order)}.")
-        return max(self.before(first), *self.after_alloc[first : last + 1])
-
 
 def order_timeline(graph: BufferGraph, order: Sequence[int] | Sequence[str] | None = None) -> OrderTimeline:
     """Return the timeline of an order, given as node numbers or names; without one, of the given order."""
