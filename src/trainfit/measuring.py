@@ -20,8 +20,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trainfit.capturing.compiled import compilations, noticed
+from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.random_stream import seeded
-from trainfit.capturing.surroundings import Surroundings
 from trainfit.doing import doing
 from trainfit.errors import StepError
 from trainfit.hardware import CUDA, Cuda
@@ -209,11 +209,11 @@ class _Compiler:
 @contextlib.contextmanager
 def _nothing_remembered() -> Iterator[None]:
     """Empty the function caches that the block filled: a later measurement has to allocate that as well."""
-    surroundings = Surroundings()
+    before = FoundState()
     try:
         yield
     finally:
-        surroundings.put_back()
+        before.put_back()
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from trainfit.capturing import capture, session
+from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.random_stream import seeded
-from trainfit.capturing.surroundings import Surroundings
 from trainfit.devices import Device
 from trainfit.measuring import Measurement, measure_step
 from trainfit.simulate import simulate
@@ -41,15 +41,15 @@ class Recorded:
 def recorded(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Recorded:
     """Capture a step as `capture` does, and keep the recorder's own figures."""
     gc.collect()
-    surroundings, oracle, traces = Surroundings(), MetadataOracle(device), None
+    before, oracle, traces = FoundState(), MetadataOracle(device), None
     try:
         while traces is None:
             recording = session.Session(device, oracle)
             traces = session._attempt(
-                build, recording, "recorded", limits, surroundings, lambda stage: None, steps=1
+                build, recording, "recorded", limits, before, lambda stage: None, steps=1
             )
     finally:
-        surroundings.put_back()
+        before.put_back()
     return Recorded(traces[0], tuple(row.live_bytes for row in recording.recorder.rows))
 
 

@@ -37,7 +37,7 @@ from trainfit.applying.records import (
     OutsideArgument,
     Record,
 )
-from trainfit.capturing.parts import strided_parts
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.schemas import Operator, aten
 from trainfit.plans import SAVE
 from trainfit.recomputation import NOBODY, copied_before_write, rerun, starts_stream

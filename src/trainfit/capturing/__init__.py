@@ -6,7 +6,7 @@ session          builds the step, runs it under all of the others, and returns t
 steps            how often the step runs, and which run is recorded
 python_state     what Python code may decide by, and so may make runs differ; with `python_parts`
 growth           memory that grows from run to run; `lbfgs`, whose history does
-surroundings     what was there before a capture, so that nothing of it is left behind
+left_as_found    what was there before a capture, so that nothing of it is left behind
 random_stream    random numbers come out as in a real run
 interrupts       Ctrl-C waits for destructors
 replacing        sets attributes for a while and puts the originals back
@@ -15,6 +15,7 @@ compiler         compiled code runs eagerly; `compiled` notices that it was call
 disk             no tensors are written, and older files stay as they are
 processes        workers run ordinary Python
 explaining       errors that only a capture raises
+refusals         steps that cannot be captured
 retarget         a capture on CPU tensors behaves as on a GPU
 composites       operators of torch that take another path under a dispatch mode
 derivatives      backward formulas of torch that do
@@ -23,11 +24,13 @@ engine           what backward does in place
 schemas          what an operator's schema says about it
 metadata         what a call returns; `own_kernels` where torch's fake kernel is missing or wrong
 handlers         operators that need more than metadata; `sparse` for sparse tensors
-parts            the plain tensors that a tensor consists of
+plain_tensors    the plain tensors that a tensor consists of
 values           which values are known, and what is assumed; `known_masks` for large masks
 waiting          where the host waits for the device
+without_operators  what Python code does to tensors without an operator call
+collectives      what is exchanged with other processes
 mixing           operators that get tensors of the GPU and of the host
-hollow           tensors without memory
+hollow           tensors without memory; `hollow_results` makes those that an operator returns
 ledger           every storage, who holds it, and when it is freed
 autograd         saved tensors, and the module of each backward node
 modules          names of modules

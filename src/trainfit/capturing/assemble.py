@@ -14,7 +14,7 @@ from trainfit.capturing.collectives import Group, collective_of
 from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
-from trainfit.capturing.parts import strided_parts
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.recorder import BACKWARD, FORWARD, Row
 from trainfit.step import Step
 

@@ -20,11 +20,11 @@ from trainfit.capturing import handlers, sparse
 from trainfit.capturing.autograd import called_by_engine
 from trainfit.capturing.engine import as_the_engine_would, sums_masked_gradient
 from trainfit.capturing.hollow import tensor_over
+from trainfit.capturing.hollow_results import NewStorages, fit_out, made, storage_of_out
 from trainfit.capturing.known_masks import constant_summed, makes_floats, note_constant
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
 from trainfit.capturing.metadata import (
     Call,
-    InputAlias,
     Key,
     MetadataOracle,
     NewTensor,
@@ -37,15 +37,9 @@ from trainfit.capturing.mixing import note_mixed
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
-from trainfit.capturing.schemas import Operator, aten, describe, not_an_operator
-from trainfit.capturing.values import (
-    ASSUMED_RESULTS,
-    FILLED_LATER,
-    Values,
-    assume_result,
-    decide,
-)
-from trainfit.capturing.waiting import note_wait, read_without_operator
+from trainfit.capturing.schemas import Operator, aten, describe
+from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, decide
+from trainfit.capturing.waiting import note_wait
 from trainfit.errors import CaptureError
 
 
@@ -268,15 +262,15 @@ class CaptureMode(TorchDispatchMode):
         written = self._written(operator, args, kwargs)
         for live in written:
             live.forget()
-        new: dict[int, tuple[LiveStorage, torch.UntypedStorage]] = {}
-        replaced = [self._storage_of_out(value) for value in kwargs.values()]  # alive until it is recorded
+        new: NewStorages = {}
+        replaced = [storage_of_out(value) for value in kwargs.values()]  # alive until it is recorded
         results: list[Any] = []
         for output, argument in zip(call.outputs, operator.returned):
             if argument is None:
-                results.append(self._make(output, operator, lives, new))
+                results.append(made(self, output, operator, lives, new))
             else:
                 given = args[argument] if isinstance(argument, int) else kwargs[argument]
-                self._fit_out(given, output, operator, new)
+                fit_out(self, given, output, operator, new)
                 results.append(given)
         self.recorder.record(call, lives, written, [live for live, _ in new.values()])
         del replaced
@@ -290,50 +284,6 @@ class CaptureMode(TorchDispatchMode):
         if not results:
             return None
         return results[0] if call.single else tuple(results)
-
-    @staticmethod
-    def _storage_of_out(value: Any) -> torch.UntypedStorage | None:
-        strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-        return value.untyped_storage() if strided else None
-
-    def _fit_out(
-        self,
-        given: Any,
-        output: Output | list[Output],
-        operator: Operator,
-        new: dict[int, tuple[LiveStorage, torch.UntypedStorage]],
-    ) -> None:
-        """Give an `out=` tensor of another shape the memory that the kernel would give it."""
-        if isinstance(output, InputAlias) and isinstance(given, torch.Tensor) and given.shape != output.size:
-            nbytes = output.size.numel() * given.element_size()
-            live, storage = self.ledger.allocate(nbytes, operator.name, keep_values=False)
-            given.set_(storage, 0, output.size, output.stride)
-            new[-1] = (live, storage)
-
-    def _make(
-        self,
-        output: Output | list[Output],
-        operator: Operator,
-        lives: list[LiveStorage],
-        new: dict[int, tuple[LiveStorage, torch.UntypedStorage]],
-    ) -> Any:
-        """Make one output of an operator that is not run; `new` collects the storages made for it."""
-        if isinstance(output, NewTensor):
-            if output.group not in new:
-                # Memory that may be filled with known values later, or is filled with assumed ones.
-                may_be_known = operator.uninitialised or operator.name in FILLED_LATER
-                keep_values = may_be_known and self.values.worth_knowing(output.dtype, output.size.numel())
-                new[output.group] = self.ledger.allocate(
-                    output.storage_bytes, operator.name, keep_values=keep_values
-                )
-            storage = new[output.group][1]
-            return tensor_over(storage, output.dtype, output.size, output.stride, output.offset)
-        if isinstance(output, InputAlias):
-            source = lives[output.tensor]
-            return self.ledger.tensor(source, output.dtype, output.size, output.stride, output.offset)
-        if isinstance(output, list):
-            return [self._make(item, operator, lives, new) for item in output]
-        return output
 
     def _written(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -378,52 +328,6 @@ class CaptureMode(TorchDispatchMode):
         return not isinstance(output, NewTensor) or self.values.worth_knowing(
             output.dtype, output.size.numel(), of_integers=of_integers
         )
-
-    # What Python code does to tensors without an operator call (see `patches.py`) --------------------------
-
-    def allocated_outside(self, tensor: torch.Tensor, producer: str) -> torch.Tensor:
-        """Record a tensor that torch made without an operator call, as if one had made it."""
-        facts = not_an_operator(producer)
-        key: Key = (producer, tensor.dtype, tensor.shape)
-        with self.ledger.lock:
-            live = self.ledger.register(tensor, producer, known=True)
-            self.recorder.record(self._no_kernel(facts, key), (), (), (live,))
-        return tensor
-
-    def _no_kernel(self, facts: Operator, key: Key) -> Call:
-        """Return the call of something that is not an operator: no kernel runs, so there is no workspace."""
-        workspace = 0 if self.measures_workspaces else None
-        return self.oracle.look_up(key) or self.oracle.remember(
-            Call(facts, key, (), single=True, workspace_bytes=workspace)
-        )
-
-    def readable(self, tensor: torch.Tensor, reader: str) -> torch.Tensor:
-        """Return `tensor` if its values are known, else zeros of its shape, with a warning."""
-        live = self.ledger.find(tensor) if torch._C._has_storage(tensor) else None
-        if live is None:
-            return tensor
-        read_without_operator(self, reader, tensor, live)
-        if live.known:
-            self.values.rely_on(live)
-            return tensor
-        self.values.assume(f"{tensor.numel()} values that depend on data were read and assumed to be zero")
-        with torch.utils._python_dispatch._disable_current_modes():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-    def clone_storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Copy a storage as `copy.deepcopy` of a tensor does."""
-        source = self.ledger.find_storage(storage)
-        facts = not_an_operator("storage.clone")
-        with self.ledger.lock, torch.utils._python_dispatch._disable_current_modes():
-            if source is None or source.backing is None:
-                live, copy = self.ledger.allocate(storage.nbytes(), "storage.clone", keep_values=False)
-            else:
-                real = torch.empty(0, dtype=torch.uint8).set_(source.backing.untyped_storage()).clone()
-                live, copy = self.ledger.adopt(real, "storage.clone", known=source.known)
-                live.assumption = source.assumption
-            key: Key = ("storage.clone", live.nbytes)
-            self.recorder.record(self._no_kernel(facts, key), (source,) if source else (), (), (live,))
-        return copy
 
     @contextlib.contextmanager
     def torchs_own_formula(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from trainfit.capturing import without_operators
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.describing import autocast_dtype
 from trainfit.capturing.disk import untouched
@@ -158,7 +159,7 @@ def _random_state(session: Session, original: Any) -> Any:
         state: torch.Tensor = original(*args, **kwargs)
         if session.device == "cuda":
             return state
-        return session.mode.allocated_outside(state, "torch.get_rng_state")
+        return without_operators.allocated(session.mode, state, "torch.get_rng_state")
 
     return get_rng_state
 
@@ -168,7 +169,7 @@ def _tolist(session: Session, original: Any) -> Any:
     def tolist(self: torch.Tensor) -> Any:
         # A function mode would come back here.
         with torch._C.DisableTorchFunction():
-            values = original(session.mode.readable(self, "torch.tolist"))
+            values = original(without_operators.readable(session.mode, self, "torch.tolist"))
         session.values.note_array(values, self)
         return values
 
@@ -178,7 +179,7 @@ def _tolist(session: Session, original: Any) -> Any:
 def _numpy(session: Session, original: Any) -> Any:
     def to_numpy(self: torch.Tensor, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
-            array = original(session.mode.readable(self, "torch.numpy"), **kwargs)
+            array = original(without_operators.readable(session.mode, self, "torch.numpy"), **kwargs)
         session.values.note_array(array, self)
         return array.view(CapturedArray)
 
@@ -187,7 +188,7 @@ def _numpy(session: Session, original: Any) -> Any:
 
 def _array(session: Session, original: Any) -> Any:
     def __array__(self: torch.Tensor, dtype: Any = None) -> Any:
-        array = session.mode.readable(self, "torch.numpy").detach().numpy()
+        array = without_operators.readable(session.mode, self, "torch.numpy").detach().numpy()
         return numpy.asarray(array, dtype=dtype)
 
     return __array__
@@ -213,7 +214,7 @@ def _repr(session: Session, original: Any) -> Any:
 def _clone_storage(session: Session, original: Any) -> Any:
     # copy.deepcopy of a tensor copies its storage byte by byte: hollow storages have no bytes.
     def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
-        return session.mode.clone_storage(self)
+        return without_operators.cloned(session.mode, self)
 
     return clone
 

@@ -15,7 +15,7 @@ import torch
 
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call
-from trainfit.capturing.parts import strided_parts
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.values import user_line
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -24,7 +24,7 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 @dataclass(slots=True, eq=False)
-class ModuleCall:
+class CallInProgress:
     """One call of a module. Positions are operator counts; -1 means "did not happen"."""
 
     module: int
@@ -109,7 +109,7 @@ class Recorder:
         self.start_bytes = self.ledger.live_bytes
         self.number += 1
         self.rows: list[Row] = []
-        self.calls: list[ModuleCall] = []
+        self.calls: list[CallInProgress] = []
         self.stack: list[int] = []
         self.forward_post_order: list[int] = []
         self.backward_pre_order: list[int] = []
@@ -240,7 +240,7 @@ class Recorder:
         number = len(self.calls)
         recompute = self.in_backward
         parent = self.stack[-1] if self.stack else -1
-        self.calls.append(ModuleCall(self.module_index(module), parent, recompute, self.ledger.clock))
+        self.calls.append(CallInProgress(self.module_index(module), parent, recompute, self.ledger.clock))
         self.stack.append(number)
         self._boundaries.append(_sequence_number())
         self._boundary_calls.append(number)

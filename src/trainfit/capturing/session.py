@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainfit.capturing import patches
+from trainfit.capturing import patches, refusals
 from trainfit.capturing.assemble import known_categories, signature_of
 from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
 from trainfit.capturing.compiler import eager_only
@@ -21,6 +21,7 @@ from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.explaining import explained, with_assumption
 from trainfit.capturing.interrupts import heard_between_destructors
 from trainfit.capturing.ledger import Ledger
+from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
 from trainfit.capturing.random_stream import RandomState, seeded
@@ -30,18 +31,16 @@ from trainfit.capturing.retarget.device import LooksLikeCuda
 from trainfit.capturing.retarget.gpu import ANY_GPU, Gpu
 from trainfit.capturing.retarget.libraries import libraries_on
 from trainfit.capturing.steps import NotSettled, Runs
-from trainfit.capturing.surroundings import Surroundings
 from trainfit.capturing.values import Values
 from trainfit.devices import Device
 from trainfit.doing import doing
-from trainfit.errors import CaptureError, StepError, TrainfitError, UserCodeError
+from trainfit.errors import CaptureError, TrainfitError, UserCodeError
 from trainfit.memory_model import memory_model
 from trainfit.profiler import no_cycle_collection
 from trainfit.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.simulate import simulate
 from trainfit.step import Step
 from trainfit.trace import Trace
-from trainfit.trace_check import LARGEST_TOTAL_BYTES, largest_total_bytes
 from trainfit.user_errors import raise_as_user_error
 from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
 from trainfit.workspace.measured import QUICK, Limits, affordable, measure_operators
@@ -190,7 +189,7 @@ def capture(
     know_everything, host_by_default = False, kind == "cuda"
     with _one_at_a_time(), heard_between_destructors(), eager_only():
         oracle = MetadataOracle(kind)
-        surroundings = Surroundings()
+        found = FoundState()
         for _ in range(_MOST_CORRECTIONS):
             session = Session(
                 device,
@@ -201,13 +200,13 @@ def capture(
             )
             session.before_operators = guard or session.before_operators
             try:
-                traces = _attempt(build, session, target, limits, surroundings, steps)
+                traces = _attempt(build, session, target, limits, found, steps)
             except TrainfitError:
                 if not session.names_no_device:
                     raise
                 traces = None  # it may ask to be on a GPU
             finally:
-                surroundings.put_back()  # also for the next attempt, whose tensors are others
+                found.put_back()  # also for the next attempt, whose tensors are others
             if traces is None:
                 host_by_default = host_by_default and not session.names_no_device
                 continue
@@ -221,9 +220,9 @@ def capture(
         finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace) for trace in traces]
         # Workspaces may make another run the worst than the bytes of its tensors alone.
         trace = counted(max(finished, key=_badness) if len(finished) > 1 else finished[0])
-    _refuse_uncountable(trace)
+    refusals.refuse_uncountable(trace)
     trace.check()
-    _refuse_nothing_counted(trace)
+    refusals.refuse_nothing_counted(trace)
     return trace
 
 
@@ -237,7 +236,7 @@ def _attempt(
     session: Session,
     target: str,
     limits: Limits,
-    surroundings: Surroundings,
+    found: FoundState,
     steps: int | None = None,
 ) -> list[Trace] | None:
     """Build the step, run it, and return the traces of its worst runs, one for each course; largest first.
@@ -249,19 +248,19 @@ def _attempt(
     def settled() -> bool:
         return session.device != "cpu" or not session.correct_outputs(limits)
 
-    session.disk.begin = surroundings.file_time
+    session.disk.begin = found.file_time
     with seeded(), session.active():
         doing("building the model")
         with session.values.while_building():
             step = _user_code(session, build, "building the step")
-        _refuse_unusable(step, surroundings)
+        refusals.refuse_unusable(step, found)
         session.modules.begin_with(step.model)
         runs = Runs(session, step, target, lambda run: _user_code(session, run, "the step"), settled)
         doing("running the first step")
         runs.warm_up(steps)
         if session.names_no_device:
             return None
-        _refuse_without_backward(runs)
+        refusals.refuse_without_backward(runs)
         if not settled():
             return None
         doing("recording a step")
@@ -269,7 +268,7 @@ def _attempt(
             runs.look(steps)
         except NotSettled:
             return None
-        _refuse_without_counted_backward(runs)
+        refusals.refuse_without_counted_backward(runs)
         return runs.traces()
 
 
@@ -304,65 +303,3 @@ def _user_code(session: Session, function: Callable[[], Any], doing: str) -> Any
             raise_as_user_error(error, doing)
         except UserCodeError as theirs:
             raise with_assumption(session, theirs) from error
-
-
-def _refuse_unusable(step: Any, surroundings: Surroundings) -> None:
-    """Refuse what cannot be captured, before it runs."""
-    if not isinstance(step, Step):
-        raise StepError(f"the function must return a trainfit.Step, but it returned a {type(step).__name__}.")
-    if any(surroundings.has(parameter) for parameter in step.model.parameters()):
-        raise StepError(
-            "the model was made before the capture, so its tensors are real and the step would train them; "
-            "make the model inside the function that builds the step."
-        )
-    parameters = list(step.model.parameters())
-    if not parameters:
-        raise StepError(
-            f"the model ({type(step.model).__name__}) has no parameters: there is nothing to train."
-        )
-    if any(parameter.is_meta for parameter in parameters):
-        raise StepError(
-            "the model is on the meta device; build it on an ordinary one: capture allocates nothing anyway."
-        )
-    if not any(parameter.requires_grad for parameter in parameters):
-        raise StepError("no parameter of the model requires a gradient: there is nothing to train.")
-
-
-def _refuse_uncountable(trace: Trace) -> None:
-    """Refuse sizes that no machine has and 64 bits cannot count."""
-    total = largest_total_bytes(trace)
-    if total > LARGEST_TOTAL_BYTES:
-        largest = max(storage.bytes for storage in trace.storages)
-        raise StepError(
-            f"the tensors of the step have {total:.3g} bytes in all, the largest {largest:.3g}: more than "
-            "can be counted. Is one of its sizes a mistake?"
-        )
-
-
-def _refuse_nothing_counted(trace: Trace) -> None:
-    """Refuse to answer that a step needs nothing: then it does not run where it was captured for."""
-    if trace.observed_peak_bytes:
-        return
-    if trace.device == "cuda":
-        raise StepError(
-            "nothing of the step is on the GPU: it puts its model and its inputs on the CPU itself. Give the "
-            "function that builds the step a parameter named device, which gets 'cuda', or leave the device "
-            "out of it."
-        )
-    raise StepError("the step allocates nothing on the CPU, so there is no memory to predict.")
-
-
-def _refuse_without_counted_backward(runs: Runs) -> None:
-    if not runs.backward_counted:
-        raise StepError(
-            "run() trains when it is called first, and no more: later calls run no backward. If its data has "
-            "ended, let it begin again, as itertools.cycle does, or take more of it; if it trains only now "
-            "and then, --steps says how many runs to look at."
-        )
-
-
-def _refuse_without_backward(runs: Runs) -> None:
-    if not runs.backward_seen:
-        raise StepError(
-            "the step runs no backward: run() must call loss.backward() (or torch.autograd.grad)."
-        )

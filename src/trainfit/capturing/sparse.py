@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from trainfit.capturing.autograd import called_by_engine
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, call_key
-from trainfit.capturing.parts import strided_parts
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.schemas import aten, describe
 from trainfit.errors import CaptureError
 

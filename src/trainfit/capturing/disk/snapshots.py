@@ -15,6 +15,7 @@ import torch
 from torch.storage import TypedStorage
 
 from trainfit.capturing.hollow import hollow_storage, tensor_over
+from trainfit.capturing.without_operators import allocated
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -45,7 +46,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedTensor:
+class TensorOnDisk:
     """One tensor of a file of safetensors."""
 
     snapshot: Snapshot
@@ -57,7 +58,7 @@ class SavedTensor:
 class TensorFile:
     """A file of safetensors: tensors that are loaded one by one."""
 
-    tensors: dict[str, SavedTensor]
+    tensors: dict[str, TensorOnDisk]
     metadata: dict[str, str] | None
 
     @property
@@ -69,7 +70,7 @@ class TensorFile:
 def tensors_taken(session: Session, tensors: Any, metadata: Any) -> TensorFile:
     """Return a snapshot of each tensor of a file of safetensors."""
     saved = {
-        name: SavedTensor(taken(session, tensor), tensor.dtype, tuple(tensor.shape))
+        name: TensorOnDisk(taken(session, tensor), tensor.dtype, tuple(tensor.shape))
         for name, tensor in tensors.items()
     }
     return TensorFile(saved, None if metadata is None else dict(metadata))
@@ -152,7 +153,7 @@ class _Unpickler(pickle.Unpickler):
             tensor = tensor_over(placed, torch.uint8, (saved.nbytes,), (1,), 0)
         live = mode.ledger.find(tensor)
         if live is None:
-            mode.allocated_outside(tensor, _PRODUCER)
+            allocated(mode, tensor, _PRODUCER)
             live = mode.live(tensor)
         else:
             live.producer = _PRODUCER  # entered when it was placed on the GPU or the host

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainfit.capturing.disk.pretended import path_of
-from trainfit.capturing.disk.snapshots import SavedTensor, TensorFile
+from trainfit.capturing.disk.snapshots import TensorFile, TensorOnDisk
 from trainfit.capturing.replacing import replaced
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Opened:
     def get_slice(self, name: str) -> _Slice:
         return _Slice(self, name, self._found(name))
 
-    def _found(self, name: str) -> SavedTensor:
+    def _found(self, name: str) -> TensorOnDisk:
         if name not in self.saved.tensors:
             raise safetensors.SafetensorError(f"File does not contain tensor {name}")
         return self.saved.tensors[name]
@@ -129,7 +129,7 @@ class _Slice:
 
     opened: _Opened
     name: str
-    saved: SavedTensor
+    saved: TensorOnDisk
 
     def get_shape(self) -> list[int]:
         return list(self.saved.shape)

@@ -15,6 +15,7 @@ import torch
 from trainfit.capturing.hollow import tensor_over
 from trainfit.capturing.ledger import OUTSIDE
 from trainfit.capturing.replacing import replaced
+from trainfit.capturing.without_operators import cloned
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
@@ -67,7 +68,7 @@ def _moved(mode: CaptureMode, storage: torch.UntypedStorage, *, on_host: bool) -
     if live.on_host == on_host:
         return storage
     with _made_on(mode, on_host=on_host):
-        return mode.clone_storage(storage)
+        return cloned(mode, storage)
 
 
 def _entered(mode: CaptureMode, storage: torch.UntypedStorage, *, on_host: bool) -> None:

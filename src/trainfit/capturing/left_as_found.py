@@ -22,7 +22,7 @@ def file_time() -> float:
     return time.clock_gettime(_FILE_CLOCK)
 
 
-class Surroundings:
+class FoundState:
     """The parameters and function caches that exist now."""
 
     def __init__(self) -> None:
