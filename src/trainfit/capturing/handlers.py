@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from trainfit.capturing.metadata import Call, call_key, describe_call
 from trainfit.capturing.schemas import SIZED_BY_VALUES_OVERLOADS, aten, describe, overloads
 from trainfit.capturing.values import user_line
-from trainfit.capturing.waiting import note_read
+from trainfit.capturing.waiting import Arguments, Keywords, is_mask, note_read
 from trainfit.errors import CaptureError
 from trainfit.operators.memory_use import TOUCH_NO_DATA
 from trainfit.workspace.measured import run_for_workspace
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
 
 NOT_HANDLED = object()
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
 Handler = Callable[["CaptureMode", OpOverload, Arguments, Keywords], Any]
 
 
@@ -115,19 +113,15 @@ def masked_select(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: 
 def index(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Index with tensors; boolean masks count as the positions of their true elements."""
     tensor, indices = args[0], args[1]
-    if not any(_is_mask(i) for i in indices):
+    if not any(is_mask(i) for i in indices):
         return NOT_HANDLED
     result = with_known_values(mode, func, args, kwargs)
     if result is not NOT_HANDLED:
         return result
     positions: list[torch.Tensor | None] = []
     for i in indices:
-        positions.extend(_true_positions(mode, i) if _is_mask(i) else [i])
+        positions.extend(_true_positions(mode, i) if is_mask(i) else [i])
     return mode.compute(func, args, kwargs, shape_args=(tensor, positions, *args[2:]))
-
-
-def _is_mask(index: torch.Tensor | None) -> bool:
-    return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 def _true_positions(mode: CaptureMode, mask: torch.Tensor) -> list[torch.Tensor]:

@@ -77,7 +77,7 @@ def _repeats(mode: CaptureMode, args: Arguments, kwargs: Keywords) -> bool:
 
 def _by_mask(mode: CaptureMode, args: Arguments, kwargs: Keywords) -> bool:
     """Whether an indexing has to count the true elements of a mask."""
-    return any(_is_mask(index) and not mode.live(index).on_host for index in args[1])
+    return any(is_mask(index) and not mode.live(index).on_host for index in args[1])
 
 
 def _put_by_mask(mode: CaptureMode, args: Arguments, kwargs: Keywords) -> bool:
@@ -85,11 +85,12 @@ def _put_by_mask(mode: CaptureMode, args: Arguments, kwargs: Keywords) -> bool:
     indices, values = args[1], args[2]
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     given = [index for index in indices if index is not None]
-    is_fill = not accumulate and values.numel() == 1 and len(given) == 1 and _is_mask(given[0])
+    is_fill = not accumulate and values.numel() == 1 and len(given) == 1 and is_mask(given[0])
     return not is_fill and _by_mask(mode, args, kwargs)
 
 
-def _is_mask(index: Any) -> bool:
+def is_mask(index: Any) -> bool:
+    """Whether an index is a mask, whose true elements have to be counted."""
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 

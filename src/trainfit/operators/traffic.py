@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from trainfit.operators.memory_use import ONLY_ALLOCATE
 from trainfit.operators.names import OperatorSet, aten_name
-from trainfit.operators.recorded_calls import RecordedArguments, nbytes
+from trainfit.operators.recorded_calls import RecordedArguments, elements, nbytes
 from trainfit.trace import Signature
 
 _MOVE_NOTHING = ONLY_ALLOCATE | OperatorSet.of("resize_")
@@ -25,8 +25,7 @@ def moved_bytes(signature: Signature, written: tuple[int, ...], overwrites_first
     rule = _RULES.get(aten_name(signature.name))
     if rule is not None:
         return rule(signature)
-    total = sum(map(nbytes, signature.inputs)) + sum(map(nbytes, signature.outputs))
-    total += sum(nbytes(signature.inputs[number]) for number in written)
+    total = _all(signature) + sum(nbytes(signature.inputs[number]) for number in written)
     if overwrites_first and written:
         total -= nbytes(signature.inputs[written[0]])
     return total
@@ -70,17 +69,10 @@ def _softmax(reads: int) -> Callable[[Signature], int]:
         dimension = call.get(1 if reads == 1 else 2, "dim", -1)
         spec = signature.inputs[0]
         length = spec.shape[dimension] if spec.shape and isinstance(dimension, int) else 1
-        row_bytes = length * nbytes(spec) // max(_elements(spec.shape), 1)
+        row_bytes = length * nbytes(spec) // max(elements(spec), 1)
         return _all(signature) if row_bytes <= _ROW_CACHE_BYTES else _again(*range(reads))(signature)
 
     return rule
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
 
 
 def _picked_loss(signature: Signature) -> int:
@@ -91,7 +83,7 @@ def _picked_loss(signature: Signature) -> int:
 def _sort(signature: Signature) -> int:
     """A radix sort moves keys and positions once for every byte of the key."""
     keys = signature.inputs[0]
-    per_key = nbytes(keys) // max(_elements(keys.shape), 1)
+    per_key = nbytes(keys) // max(elements(keys), 1)
     return _all(signature) + 2 * per_key * sum(map(nbytes, signature.outputs))
 
 
