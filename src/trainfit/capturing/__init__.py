@@ -34,6 +34,7 @@ hollow           tensors without memory; `hollow_results` makes those that an op
 ledger           every storage, who holds it, and when it is freed
 autograd         saved tensors, and the module of each backward node
 modules          names of modules
+collectives      what an operator exchanges with other processes
 recorder         the ops and storages of one run, as they happen
 counting         FLOPs and bytes of every operator
 describing       which step it is: parameters, dtypes, optimizer

@@ -89,8 +89,8 @@ class _Place(NamedTuple):
 def _queues(collectives: list[t.Collective | None]) -> list[_Place]:
     """Put each collective on its group's queue: it waits for what was computed, and the next op for it.
 
-    That is how a collective runs that nobody asked to be asynchronous. What an asynchronous one overlaps with
-    until its `wait()` is not followed.
+    That is how a synchronous collective runs. What an asynchronous one overlaps with until its `wait()` is
+    not followed.
     """
     found: list[_Place] = []
     last: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """Backward formulas of torch that are wholly different while a dispatch mode is active.
 
-In C++ they ask whether a tensor is of a subclass, which is answered yes to everything under a mode, and then
-avoid to look at values: the product, which has a simple gradient without zeros, takes the long way. While a
-capture runs, each has a kernel of ours that takes the ordinary path. Formulas that differ only in working
+In C++ they ask whether a tensor is of a subclass. Under a mode the answer is always yes, and they do not look
+at values: the product, whose gradient is simple where nothing is zero, takes the long way. While a capture
+runs, each has a kernel of ours that takes the ordinary path. Formulas that differ only in working
 in place are in `dispatch.py`.
 """
 
@@ -47,7 +47,7 @@ def install(library: torch.library.Library, mode: CaptureMode, device: str) -> N
 
 
 def _with_backward(func: OpOverload, formula: Kernel) -> Kernel:
-    """Return a kernel that computes `func` as ever and its gradient by `formula`.
+    """Return a kernel that computes `func` as usual and its gradient by `formula`.
 
     The formula takes the gradient, the input, the result and the other arguments of `func`.
     """
@@ -89,7 +89,7 @@ def _spread_on_cpu(gradient: torch.Tensor, tensor: torch.Tensor, chosen: torch.T
 
 
 def _spread_on_gpu(gradient: torch.Tensor, tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Do the same without asking for a value, which would wait for the GPU."""
+    """Do the same without reading a value, for which the host would have to wait for the GPU."""
     both_nan = tensor.isnan().logical_and_(chosen.isnan())
     mask = (tensor == chosen).logical_or_(both_nan)
     return mask * (gradient / mask.sum())
@@ -159,7 +159,7 @@ def _cumulative_product_backward(
     turned = weighted.flip(dim)
     summed = turned.cumsum(dim)
     reverse = summed.flip(dim)
-    # As in C++, where intermediate results live as long as the whole expression, and variables to the end.
+    # As in C++, where temporaries are freed at the end of the whole expression, and variables at the end.
     del turned, summed
     gradient = reverse.div(tensor.conj())
     del weighted, is_zero

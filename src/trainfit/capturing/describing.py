@@ -1,4 +1,4 @@
-"""Reads off a step what its target does not say: parameters, dtypes, optimizer, what is on the host."""
+"""Reads from a step what its target does not say: parameters, dtypes, optimizer, what is on the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_OPTIMIZER = "none"
 
 
 def described(settings: Settings, step: Step, session: Session) -> Settings:
-    """Complete what the target said about its step by what the step itself shows."""
+    """Complete what the target says about its step with what the step itself shows."""
     parameters = list(step.model.parameters())
     classes = [type(optimizer).__name__ for optimizer in step.optimizers]
     optimizer_class = "+".join(dict.fromkeys(classes)) or None
@@ -57,7 +57,7 @@ def _stored(parameters: Iterable[nn.Parameter]) -> list[str]:
 
 
 def _kernels(rows: Iterable[Row]) -> str | None:
-    """Say how the optimizer goes over the parameters, by the operators that it ran; None if it ran none."""
+    """Say by which kernels the optimizer runs (fused, foreach, for-loop); None if it ran none."""
     names = {row.call.operator.name for row in rows if row.phase is OPTIMIZER}
     if not names:
         return None

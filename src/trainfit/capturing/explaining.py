@@ -22,7 +22,7 @@ _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
 def explained(session: Session, error: BaseException) -> CaptureError | None:
     """Return what to say instead of an error that a real run would not raise; None if it would."""
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
-        error = error.__cause__  # a function that is named as a target has said whose error it is
+        error = error.__cause__  # the target has already wrapped the error of the user's function
     if isinstance(error, DynamicOutputShapeException | DataDependentOutputException):
         return CaptureError(
             f"{user_line_of(error)} asks for values that only a real run has ({error}); "
@@ -53,7 +53,7 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
 
 
 def with_assumption(session: Session, error: UserCodeError) -> UserCodeError:
-    """Return an error of the user's, with what was assumed before it: the error may come from that."""
+    """Return an error of the user's code with the assumptions before it, which may have caused it."""
     assumed = [str(one) for one in session.values.assumptions if one.kind == "data"]
     if not assumed:
         return error
@@ -67,7 +67,7 @@ def with_assumption(session: Session, error: UserCodeError) -> UserCodeError:
 _NO_CLASS = "Tried to instantiate dummy base class"
 _NO_CUDA = "Torch not compiled with CUDA enabled"
 _DISTRIBUTED_REDUCER = "DDP expects same model across all ranks"
-# What torch says where no GPU is, which a step for a GPU does not hear on one.
+# What torch raises without a GPU; on a GPU the step would not see this error.
 _NO_GPU = (
     _NO_CUDA,
     "Cannot access accelerator device",
@@ -86,7 +86,7 @@ _NO_GPU = (
 
 
 def _last_call(error: BaseException) -> str:
-    """Name the function of torch that was called last on the way to an error."""
+    """Name the last function of torch that was called before the error."""
     if _NO_CLASS in str(error):
         return f"torch.cuda.{str(error).rpartition(' ')[2]}"
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]

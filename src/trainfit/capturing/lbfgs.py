@@ -1,7 +1,7 @@
 """LBFGS: how much it does in a step, and how much it keeps, depends on values.
 
 It stops when it converges, and remembers only steps along which the gradient changed enough. A step that is
-small enough to be run is captured with all values; of others, what the memory of steps may grow to is stated.
+small enough to be run is captured with all values; for others a note says what its history may grow to.
 """
 
 from __future__ import annotations

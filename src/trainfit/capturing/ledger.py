@@ -1,10 +1,10 @@
 """The ledger of a capture: every storage, who holds it, and the bytes alive at each moment.
 
-Time is the number of operators recorded so far: a storage that is born at 7 and freed at 9 is alive while
+Time is the number of operators recorded so far: a storage allocated at 7 and freed at 9 is alive while
 operators 7 and 8 run. A storage has two kinds of holders. The *program* holds it through any tensor:
 Python variables, gradients, the autograd engine's buffers. *Autograd* holds it as saved for backward; the
 saved-tensor hooks keep only metadata (see `autograd.py`), so the moment the program alone lets go is seen
-separately from the moment the memory is really free.
+separately from the moment the memory is really freed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LiveStorage:
     assumption: str | None = None
     """What was assumed to get the values, when they are not the real run's."""
     on_host: bool = False
-    """For a GPU: whether the memory is the host's, and does not count."""
+    """For a GPU: whether the memory is on the host, and does not count."""
     undecided: bool = False
     """Whether the values are tests of unknown data: "do all hold?" is then yes, "does any?" is no."""
     constant: float | None = None
@@ -96,7 +96,7 @@ class LiveStorage:
 
 
 class _StorageReference(weakref.ref[torch.UntypedStorage]):
-    """Notices when the last tensor over a storage is gone."""
+    """Notices when the last tensor over a storage is freed."""
 
     __slots__ = ("address", "hold", "live")
     live: LiveStorage
@@ -122,13 +122,13 @@ class Ledger:
         """Held while an operator makes its storages and is recorded, and while something is released: any
         thread of the step may do so at any time."""
         self.host_by_default = False
-        """For a GPU: whether what is made without a device is the host's, as in a real run."""
+        """For a GPU: whether what is made without a device is on the host, as in a real run."""
         self._memory = memory
         self._thread = threading.local()
 
     @property
     def on_host(self) -> bool | None:
-        """For a GPU: whether what this thread makes now is the host's; None where its inputs decide."""
+        """For a GPU: whether what this thread makes now is on the host; None where its inputs decide."""
         return getattr(self._thread, "on_host", None)
 
     @on_host.setter
@@ -149,7 +149,7 @@ class Ledger:
             live.gradient_since = None
 
     def forget_most(self) -> None:
-        """Begin to look for the largest moment anew."""
+        """Forget the largest total so far."""
         self.most_bytes = self.live_bytes
 
     def find(self, tensor: torch.Tensor) -> LiveStorage | None:
@@ -185,7 +185,7 @@ class Ledger:
     def register(
         self, tensor: torch.Tensor, producer: str, *, known: bool, without_device: bool = True
     ) -> LiveStorage:
-        """Enter a storage that torch made outside our sight (a loaded file, an older tensor)."""
+        """Enter a storage that torch made without an operator call (a loaded file, an older tensor)."""
         storage = tensor.untyped_storage()
         nbytes = 0 if is_absent(storage) else storage.nbytes()
         live = LiveStorage(nbytes, self.clock, producer, known=known)
@@ -195,7 +195,7 @@ class Ledger:
     def tensor(
         self, live: LiveStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
     ) -> torch.Tensor:
-        """Return a tensor over `live`, bringing the torch storage back if the program let it die."""
+        """Return a tensor over `live`, making the torch storage again if the program has let go of it."""
         storage = live.reference() if live.reference is not None else None
         if storage is None:
             if live.backing is not None:

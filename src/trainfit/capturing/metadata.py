@@ -65,7 +65,7 @@ class Call:
     outputs: tuple[Output | list[Output], ...]
     single: bool
     workspace_bytes: int | None = None
-    """What the kernel took inside itself, where that depends on values and was seen with the real ones."""
+    """The kernel's workspace, where it depends on values and was measured with the real ones."""
     unlike_cpu: bool = False
     """Whether the CPU's kernel refuses the call, or returns something else than the device's."""
 
@@ -79,7 +79,7 @@ def call_key(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> t
     for name in kwargs:
         parts.append((name, _part(kwargs[name], tensors)))
     if not tensors:
-        # What makes a tensor from nothing may take its dtype from the default.
+        # A factory function may take its dtype from the default.
         parts[0] = (func, torch.get_default_dtype())
     return tuple(parts), tensors
 
@@ -134,7 +134,7 @@ class _FakeMode(FakeTensorMode):
 
 
 class MetadataOracle:
-    """Answers "what would this call return?" from memory, from our own kernels, or from fake tensors."""
+    """Answers "what would this call return?" from the cache, from our own kernels, or from fake tensors."""
 
     def __init__(self, device: str = "cpu") -> None:
         """Start with nothing remembered; the answers are those of the kernels of `device`."""
@@ -203,7 +203,7 @@ class MetadataOracle:
         return describe_call(func, key, made, result)
 
     def correct(self, call: Call, real: Sequence[ResultLayout]) -> bool:
-        """Take over how the real kernel's results lie in memory; say whether anything was different.
+        """Take over strides and storages of the real kernel's results; return whether anything was different.
 
         Strides may differ from the fake kernel's, and a small result may lie over a large storage (a loss
         that is reduced into the memory of its terms).

@@ -24,7 +24,7 @@ _MAY_MIX = {
     aten.index_put,
     aten.index_put_,
     aten._index_put_impl_,
-    # So may lengths; some even must be.
+    # So may lengths; some of them have to be.
     aten._ctc_loss,
     aten._ctc_loss_backward,
     aten._pack_padded_sequence,
@@ -37,7 +37,7 @@ _MAY_MIX = {
 def note_mixed(
     mode: CaptureMode, func: OpOverload, tensors: Sequence[torch.Tensor], lives: Sequence[LiveStorage]
 ) -> None:
-    """Note that a real run would end here, unless the operator takes both; it takes numbers from anywhere."""
+    """Note that a real run would fail here, unless the operator takes both; scalars may be anywhere."""
     if func.overloadpacket in _MAY_MIX or all(live.on_host for live in lives):
         return
     if any(live.on_host and tensor.dim() for tensor, live in zip(tensors, lives)):

@@ -68,7 +68,7 @@ def installed(session: Session) -> Iterator[None]:
 
 
 def _refuse_fake(session: Session, original: Any) -> Any:
-    """Refuse what follows operators on fake tensors, such as `torch.export`: they cannot meet hollow ones."""
+    """Refuse what traces with fake tensors, such as `torch.export`: they cannot be mixed with hollow ones."""
 
     def __enter__(self: FakeTensorMode) -> FakeTensorMode:
         # Capture asks fake tensors as well, but not while its own mode is on.
@@ -98,7 +98,7 @@ def _module_call(session: Session, original: Any) -> Any:
 
 
 def _autocast(session: Session, original: Any) -> Any:
-    # What a step computes in is part of what is said about it.
+    # The dtype of autocast is part of the step's description.
     def __enter__(self: torch.autocast) -> Any:
         dtype = autocast_dtype(self)
         if dtype is not None:
@@ -167,7 +167,7 @@ def _random_state(session: Session, original: Any) -> Any:
 def _tolist(session: Session, original: Any) -> Any:
     # Reads memory directly, without an operator call.
     def tolist(self: torch.Tensor) -> Any:
-        # A function mode would come back here.
+        # A function mode would call this function again.
         with torch._C.DisableTorchFunction():
             values = original(without_operators.readable(session.mode, self, "torch.tolist"))
         session.values.note_array(values, self)
@@ -195,7 +195,7 @@ def _array(session: Session, original: Any) -> Any:
 
 
 def _repr(session: Session, original: Any) -> Any:
-    # Printing a tensor reads it, partly out of the sight of every mode.
+    # Printing a tensor reads it, partly where no mode sees it.
     def __repr__(self: torch.Tensor, *, tensor_contents: str | None = None) -> Any:
         in_capture = session.mode in _get_current_dispatch_mode_stack()
         live = session.ledger.find(self) if in_capture and self.layout is torch.strided else None

@@ -1,6 +1,6 @@
 """The recorder: turns operator calls, module calls and backward nodes into the rows of a trace.
 
-Rows are kept as cheap tuples while the step runs; `session.py` makes the `Trace` of them at the end.
+Rows are kept as cheap tuples while the step runs; `assemble.py` makes the `Trace` from them at the end.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class CallInProgress:
     backward_start: int = -1
     backward_end: int = -1
     backward_left: int = -1
-    """Number of backward nodes that had run when the last one of this call had."""
+    """How many backward nodes had run when the last one of this call ended."""
 
 
 @dataclass(slots=True)
 class NodeInfo:
-    """What is known of a backward node: the module call it belongs to, or the parameter it feeds."""
+    """What is known about a backward node: its module call, or the parameter it accumulates into."""
 
     call: int
     module: int
@@ -130,7 +130,7 @@ class Recorder:
     ) -> None:
         """Append one operator call and move the clock."""
         if threading.get_ident() != self._thread and _on_host(reads, writes, creates):
-            return  # a thread that prepares data for a GPU: when it does what is not the step's
+            return  # a thread that prepares data for a GPU: its timing does not belong to the step
         ledger = self.ledger
         with ledger.lock:  # another thread of the step may record as well
             phase, recompute = self._phase()

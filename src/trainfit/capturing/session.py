@@ -179,7 +179,7 @@ def capture(
 
     `device` is what the step is captured for: a device, whose architecture decides about kernels and which
     `torch.cuda` answers for, or only its kind. `settings` is what the target says about its step; the rest is
-    read off it. `steps` is how many runs are looked at when it is steady; without it, as many as
+    read from the step. `steps` is how many runs are looked at when it is steady; without it, as many as
     it takes where runs may differ (`steps.py`).
 
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use;
@@ -213,12 +213,12 @@ def capture(
             lacked = session.values.kernel_lacked_values or session.values.optimizer_lacked_values
             if not lacked or know_everything or not affordable(traces[0], limits):
                 break
-            # Memory depends on values, and a step as small as this has them soon.
+            # Memory depends on values, and a step this small is cheap to run for real.
             know_everything = True
         assert traces is not None, "the layouts of results do not settle"
         finish = functools.partial(with_measured_workspaces, limits=limits)
         finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace) for trace in traces]
-        # Workspaces may make another run the worst than the bytes of its tensors alone.
+        # With workspaces, another run may have the largest peak.
         trace = counted(max(finished, key=_badness) if len(finished) > 1 else finished[0])
     refusals.refuse_uncountable(trace)
     trace.check()
@@ -239,10 +239,10 @@ def _attempt(
     found: FoundState,
     steps: int | None = None,
 ) -> list[Trace] | None:
-    """Build the step, run it, and return the traces of its worst runs, one for each course; largest first.
+    """Build the step, run it, and return the traces of the runs with the largest peaks; largest first.
 
-    None if it has to be done again from the start: running its operators alone shows that some lie
-    differently, and what follows them may come out differently too; or it names no device.
+    None if it has to be done again from the start: running its operators alone shows that some results lie
+    differently in memory, which may change what follows; or the step names no device.
     """
 
     def settled() -> bool:

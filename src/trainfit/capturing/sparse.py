@@ -55,7 +55,7 @@ def handle(mode: CaptureMode, func: OpOverload, args: tuple[Any, ...], kwargs: d
     effect = _EFFECTS.get(func)
     if effect is None:
         raise CaptureError(f"{describe(func).name} on a sparse tensor is not supported by capture.")
-    # An operator in place lets go of what it has read only when it is done.
+    # An in-place operator frees what it has read only when it is done.
     parts = [part for arg in args if isinstance(arg, torch.Tensor) for part in strided_parts(arg)]
     reads = [mode.live(part) for part in parts]
     created: list[LiveStorage] = []
@@ -95,7 +95,7 @@ Effect = tuple[Any, tuple[LiveStorage, ...]]
 
 
 def _coalesce(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tensor) -> Effect:
-    """Sum the values of equal indices, in memory for all of them, narrowed to the distinct ones."""
+    """Sum the values of equal indices, in memory for all entries that is narrowed to the distinct ones."""
     indices, values = tensor._indices(), tensor._values()
     live = mode.live(indices)
     if live.known:
@@ -103,7 +103,7 @@ def _coalesce(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tenso
         count = torch.unique(indices, dim=1).shape[1]
     else:
         mode.values.assume("the indices of a sparse tensor were assumed to be distinct", "data")
-        # There are no more different ones than the tensor has rows.
+        # There are at most as many distinct ones as the tensor has rows.
         count = min(indices.shape[1], math.prod(tensor.shape[: tensor.sparse_dim()]))
     new_indices = _new(mode, created, indices, indices.shape)[:, :count]
     new_values = _new(mode, created, values, values.shape)[:count]
@@ -152,7 +152,7 @@ def _add_in_place(
 
 
 def _clear(mode: CaptureMode, created: list[LiveStorage], tensor: torch.Tensor) -> Effect:
-    """Set a tensor to zero: a sparse one has no entries then, and lets go of their memory."""
+    """Set a tensor to zero: a sparse one has no entries then, and frees their memory."""
     tensor.sparse_resize_and_clear_(tensor.shape, tensor.sparse_dim(), tensor.dense_dim())
     return tensor, ()
 

@@ -1,4 +1,4 @@
-"""Runs the step again and again: until it is warm, and on as long as runs may differ; keeps the worst.
+"""Runs the step until it is steady, and on as long as runs may differ; keeps the run with the largest peak.
 
 The first runs are not like the others: optimizers make their state, caches fill. The runs that count begin
 when every optimizer has stepped. If such a run ends with the bytes that it began with, and nothing in Python
@@ -35,14 +35,14 @@ _USUAL_RUNS = 12
 _MOST_RUNS = 36
 """How many, while memory still grows."""
 _LOOKING_SECONDS = 5.0
-"""Of this thread's time, for more runs than one, if nobody says how many it should be."""
+"""Of this thread's time, for further runs, if their number was not given."""
 _MOST_KEPT = 3
 _MOST_NAMES = 3
 _SETTLED_RUNS = 3
-"""Memory that has been the same for so many runs has stopped growing."""
+"""Memory that has been the same for this many runs has stopped growing."""
 
 Call = Callable[[Callable[[], Any]], Any]
-"""Runs a function of the user's, and raises its errors as the user's."""
+"""Runs a function of the user, and raises its errors as the user's."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Kept:
 
 
 class NotSettled(Exception):
-    """Operators turned out to lie differently in memory: what follows them has to be done again."""
+    """Results of operators turned out to have other strides or storages: the step has to run again."""
 
 
 class Runs:
@@ -65,7 +65,7 @@ class Runs:
     def __init__(
         self, session: Session, step: Step, target: str, call: Call, settled: Callable[[], bool]
     ) -> None:
-        """`settled` says, after a run that may be kept, whether what was recorded is true."""
+        """`settled` says, after a run that may be kept, whether what was recorded still holds."""
         self._session = session
         self._step = step
         self._target = target
@@ -80,7 +80,7 @@ class Runs:
         self._first = 0
         self._changing: tuple[str, ...] = ()
         self._counting: tuple[str, ...] = ()
-        """Of what changes in Python, the numbers."""
+        """The numbers among what changes in Python."""
         self._wanted: int | None = None
         self._complete = True
         self._idle: list[int] = []
@@ -134,7 +134,7 @@ class Runs:
         self._session.recorder.notes_lines = False
 
     def traces(self) -> list[Trace]:
-        """Return the traces of the runs with the largest peaks, one for each course; largest first."""
+        """Return the traces of the runs with the largest peaks, one per sequence of ops; largest first."""
         growing = growth_of(self._leftovers) if self._grows() else ()
         found = []
         for kept in sorted(self._kept, key=lambda kept: -kept.peak_bytes):
@@ -167,7 +167,7 @@ class Runs:
         return PythonState(self._step, known_number)
 
     def _about_counters(self) -> tuple[str, ...]:
-        """Say that a counter may decide something in a run that nobody has looked at."""
+        """Note that a counter may decide something in a run that was not looked at."""
         said_otherwise = len(self._courses) > 1 or not self._complete or self._grows()
         if not self._counting or self._wanted is not None or said_otherwise:
             return ()
@@ -259,13 +259,13 @@ class Runs:
         rises = [n for n in range(1, len(lowest_later)) if lowest_later[n] > lowest_later[n - 1]]
         if not rises:
             return True
-        # The first rest may have begun before the runs that count.
+        # The first pause may have begun before the runs that count.
         rests = [rises[0] + self._first - 1, *(n - before for before, n in pairwise(rises))]
         return len(self._levels) - rises[-1] > max(_SETTLED_RUNS - 1, *rests)
 
 
 def sentences_about(steps: Steps) -> tuple[str, ...]:
-    """Say what is to be known about runs that differ, grow, or were not all looked at."""
+    """Note that runs differ, that memory grows, or that not all runs were looked at."""
     found: list[str] = []
     if not steps.all_stepped:
         found.append(

@@ -23,7 +23,7 @@ from trainfit.operators.value_use import ALL_TRUE, ANY_TRUE, RANDOM
 from trainfit.trace import Assumption
 
 _PATIENCE = 100
-"""Times that a line may ask about unknown data before it gets the other answer."""
+"""How often a line may ask about unknown data before it gets the other answer."""
 _INTEGER_LIMIT = 1 << 20
 _FLOAT_LIMIT = 1 << 16
 _ARRAY_LIMIT = 1 << 12
@@ -49,10 +49,10 @@ class Values:
         self.kernel_lacked_values = False
         """Whether some kernel's workspace depends on values that were not known."""
         self.optimizer_lacked_values = False
-        """Whether what an optimizer keeps does."""
+        """Whether what an optimizer keeps depends on values that were not known."""
         self._asked: dict[str, int] = {}
         self.answers: list[object] = []
-        """What the step has read of known values, as far as it may decide by it."""
+        """The known values that the step has read and may decide by."""
         self.building = False
 
     @contextlib.contextmanager
@@ -75,7 +75,7 @@ class Values:
     def assume(self, text: str, kind: str = "value") -> None:
         """Note an assumption, once per place.
 
-        What initial values depend on (numbers that are drawn again, because they are too large) is not noted.
+        Questions about initial values (numbers that are drawn again if they are too large) are not noted.
         """
         stack = traceback.walk_stack(sys._getframe(1))
         if any(frame.f_code.co_filename == _INITIALISATION for frame, _ in stack):
@@ -104,8 +104,8 @@ class Values:
     def note_answer(self, value: object, producer: str) -> None:
         """Note a known value that the step reads, if it may decide by it.
 
-        Of floats those are draws, and whole numbers that others than torch itself ask for: an optimizer keeps
-        its number of steps so.
+        Among floats those are random draws, and whole numbers that torch itself does not read: an optimizer
+        keeps its number of steps as a float.
         """
         if isinstance(value, complex):
             return
@@ -119,7 +119,7 @@ class Values:
             self.answers.append(values if isinstance(values, int | list) else values.tolist())
 
     def _asked_too_often(self) -> bool:
-        """Whether a line keeps asking the same: a loop that ends on the other answer gets it now."""
+        """Whether a line keeps asking the same: it may be a loop that ends with the other answer."""
         line = user_line()
         self._asked[line] = self._asked.get(line, 0) + 1
         return self._asked[line] > _PATIENCE

@@ -1,7 +1,7 @@
 """What loops do with the files that they have saved: rename, copy and link them, and make folders for them.
 
-The functions know of files that were not written. Nothing that was there before the capture is renamed or
-replaced; for the step it looks as if it were.
+The functions know about files that were not written. Nothing that was there before the capture is renamed or
+replaced, but to the step it looks as if it were.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def pretending(disk: Disk) -> Iterator[None]:
     """Let these functions know of files that are not where the step believes them to be.
 
-    Others are made of them: `shutil.move` renames, `shutil.copy` and `copytree` call `copyfile`.
+    Other functions call these: `shutil.move` renames, `shutil.copy` and `copytree` call `copyfile`.
     """
     with contextlib.ExitStack() as stack:
         for name in ("rename", "replace"):

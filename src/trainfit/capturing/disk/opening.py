@@ -1,8 +1,9 @@
 """Files that the step opens by itself, and what it opens them for.
 
-A file that was there before is not written to but its copy is (`elsewhere.py`). So is what `run` writes in
-binary, new files too: there are more ways to write the bytes of a tensor than anyone can list. Text that is
-appended is written as usual, as are new files that are text or that building the step makes (downloads).
+A file that was there before is not written to: a copy of it is (`elsewhere.py`). What `run` writes in binary
+goes to a copy even if the file is new: there are more ways to write the bytes of a tensor than anyone can
+list. Text that is appended is written as usual, as are new files that are text or that building the step
+makes (downloads).
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def place_to_open(disk: Disk, path: str, mode: str, given: Any) -> str | None:
 
 
 def _fails(path: str, mode: str, *, there: bool) -> bool:
-    """Whether opening is going to fail, or is of something that is no ordinary file: as it always does."""
+    """Whether to open it as usual, because that will fail or it is not an ordinary file."""
     if not is_ordinary(path) or (not there and "r" in mode):
         return True
     return not _access(path if exists(path) else os.path.dirname(path), os.W_OK)
@@ -159,7 +160,7 @@ def _truncate(disk: Disk, original: Any) -> Any:
 
 
 class _Unwritten(io.RawIOBase):
-    """A file that a capture did not write: `torch.load` knows it by its name, nobody can read it."""
+    """A file that a capture did not write: `torch.load` knows it by its name, nothing else can read it."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self.name = path
@@ -185,7 +186,7 @@ def _shared(disk: Disk, original: Any) -> Any:
 
 
 def _map(disk: Disk, original: Any) -> Any:
-    """Let arrays in files be changed in memory only: numpy opens them to be changed unless told otherwise."""
+    """Let memory-mapped arrays change in memory only: numpy opens them for writing by default."""
 
     def mapped(
         subtype: Any, filename: Any, dtype: Any = numpy.uint8, mode: str = "r+", *args: Any, **kwargs: Any

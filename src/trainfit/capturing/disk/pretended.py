@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _BEGINNING = 1 << 16
 """Bytes of a file in which its first tensor is looked for."""
 _DEEPEST = 8
-"""Links to folders that lie in links to folders are followed so many times: there may be circles."""
+"""How many links to folders inside of links to folders are followed: there may be cycles."""
 _listdir, _lstat, _unlink = os.listdir, os.lstat, os.unlink
 _folders: dict[float, set[str]] = {}
-"""Folders that a capture has made, by the time when it began."""
+"""Folders that a capture has made, keyed by when the capture began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Disk:
         self.made: list[str] = []
         """New files in their own place."""
         self.displaced: list[str] = []
-        """New folders that are in the way of nobody, but that the step believes to be elsewhere."""
+        """New folders that harm nobody where they are, but that the step believes to be elsewhere."""
         self._for_real = threading.local()
         self._openings: dict[str, Assumption] = {}
         """What was noted when a file was opened, and of which line."""
@@ -67,7 +67,7 @@ class Disk:
 
     @property
     def in_capture(self) -> bool:
-        """Whether the present thread is one that the capture follows, and not at work for it."""
+        """Whether this thread is captured, and does not use the real disk on behalf of the capture."""
         return not getattr(self._for_real, "on", False) and any(
             mode is self._session.mode for mode in _get_current_dispatch_mode_stack()
         )
@@ -93,7 +93,7 @@ class Disk:
 
     @property
     def folders(self) -> set[str]:
-        """Folders that this capture has made, also in an attempt before this one: they are not older."""
+        """Folders that this capture has made, also in an earlier attempt: they were not there before it."""
         # A folder's own time says when something in it last changed, not when it was made.
         if self.begin not in _folders:
             _folders.clear()
@@ -124,7 +124,7 @@ class Disk:
         self.files[path] = unwritten
 
     def forget(self, path: str) -> None:
-        """From now on, nothing is pretended of a path, nor of what is in it."""
+        """From now on, nothing is pretended about a path or about what is in it."""
         self.elsewhere.forget(path)
         for one in [one for one in self.files if is_in(one, path)]:
             del self.files[one]
@@ -227,7 +227,7 @@ class Disk:
         return snapshot
 
     def refused(self, path: str) -> CaptureError:
-        """Return the error for who reads a file that was not written, from the line that is running."""
+        """Return the error for reading a file that was not written, with the line that is running."""
         return CaptureError(self.refusal(path, script_line()))
 
     def refusal(self, path: str, line: str) -> str:

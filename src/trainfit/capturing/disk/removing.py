@@ -30,7 +30,7 @@ def careful_removing(disk: Disk) -> Iterator[None]:
 
 
 def leave(disk: Disk, path: str) -> None:
-    """Let a path be empty from now on: what is really there goes, if the capture has made it."""
+    """Let a path be empty from now on: what is really there is removed, if the capture has made it."""
     disk.forget(path)
     place = disk.elsewhere.real(path, follow=False)
     if place is None or not exists(place):

@@ -1,7 +1,7 @@
-"""The GPU that a capture pretends to run on, and what `torch.cuda` says about it.
+"""The GPU that a capture simulates, and what `torch.cuda` says about it.
 
 The figures are those of the device that the step is captured for. Its memory is what the capture has counted
-so far; torch's allocator would hold more in reserve, and kernels their workspaces.
+so far, without what torch's allocator keeps in reserve and without kernels' workspaces.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _RECENT: Capability = (9, 0)
 
 
 class Gpu:
-    """One GPU: its memory is what the ledger counts, and what it was asked for is remembered."""
+    """One GPU: its memory is what the ledger counts. It remembers what the step has asked about it."""
 
     def __init__(self, device: Device, ledger: Ledger) -> None:
         """Pretend to be `device`."""
         self.device = device
         self.ledger = ledger
         self.architecture_mattered = False
-        """Whether the step, or a kernel of it, was chosen by the architecture."""
+        """Whether the step, or a kernel in it, depends on the architecture."""
         self.named = False
-        """Whether the step has said of anything that it is to be on a GPU."""
+        """Whether the step has put anything on a GPU."""
 
     @property
     def is_amd(self) -> bool:
@@ -45,13 +45,13 @@ class Gpu:
 
     @property
     def capability(self) -> Capability:
-        """The compute capability; a device that says nothing of it counts as a recent one."""
+        """The compute capability; a device without one counts as recent."""
         self.architecture_mattered = True
         return capability_of(self.device.architecture) or _RECENT
 
     @property
     def name(self) -> str:
-        """What a driver would call it, nearly."""
+        """Roughly the name that a driver reports."""
         vendor = "AMD" if is_amd(self.device.architecture) else "NVIDIA"
         return f"{vendor} {self.device.name.upper().replace('-', ' ')}"
 
@@ -64,7 +64,7 @@ class Gpu:
         return max(self.device.usable_bytes - self.ledger.live_bytes, 0), self.device.memory_bytes
 
     def properties(self) -> SimpleNamespace:
-        """Return what is known of torch's long list."""
+        """Return those of torch's device properties that are known."""
         major, minor = self.capability
         return SimpleNamespace(
             name=self.name,
@@ -170,7 +170,7 @@ def answers_of_cuda(gpu: Gpu) -> dict[str, Any]:
         "memory_stats": _about_one(gpu.statistics),
         "memory_summary": lambda *args, **kwargs: "",
         "set_device": _about_one(lambda: None),
-        # The state of a GPU's generator is kept on the host: it is no device memory.
+        # The state of a GPU's generator is kept on the host and takes no device memory.
         "get_rng_state": _host_state,
         "get_rng_state_all": lambda: [_host_state()],
         "Event": _InertEvent,
@@ -213,7 +213,7 @@ def _answers_about_memory(gpu: Gpu) -> dict[str, Any]:
 
 
 def _about_one(answer: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a function of a device that may be left out, and may not be a second one."""
+    """Return a function of an optional device, which must not be a second GPU."""
 
     def ask(device: Any = None) -> Any:
         refuse_second_gpu(device)
@@ -223,7 +223,7 @@ def _about_one(answer: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def _silent() -> Callable[..., None]:
-    """Return a function that does nothing, another one each time: torch.compile keeps rules by function."""
+    """Return a function that does nothing, a new one each time: torch.compile keeps rules by function."""
     return lambda *args, **kwargs: None
 
 
