@@ -52,7 +52,7 @@ def equal(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords
 
 
 def lift_fresh(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
-    """A constant that torch has just made (`torch.tensor(...)`): from now on it is the program's."""
+    """A constant that torch has just made (`torch.tensor(...)`): from now on it belongs to the program."""
     tensor = args[0]
     if mode.ledger.find(tensor) is not None or tensor.is_meta:
         return tensor
@@ -190,7 +190,7 @@ def pack_padded_sequence(mode: CaptureMode, func: OpOverload, args: Arguments, k
 
 
 def allclose(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
-    """Answer `torch.allclose`: of unknown values, yes, because such tests check that all is well."""
+    """Answer `torch.allclose`: yes for unknown values, because such tests check that all is well."""
     _note_read(mode, func, args, kwargs)
     if mode.live(args[0]).known and mode.live(args[1]).known:
         return func(*args, **kwargs)
@@ -216,7 +216,7 @@ def resize(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keyword
 
 
 def workspace_by_values(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
-    """Look at the workspace of a kernel that takes another path for other values, with the step's own.
+    """Measure the workspace of a kernel whose path depends on values, with the step's own values.
 
     The matrix exponential takes more terms the larger the matrix is. Where the values are not known, the
     kernel is measured on made-up ones, which are large (see `workspace/made_up_arguments.py`).

@@ -46,7 +46,7 @@ def refuse_uncountable(trace: Trace) -> None:
 
 
 def refuse_nothing_counted(trace: Trace) -> None:
-    """Refuse to answer that a step needs nothing: then it does not run where it was captured for."""
+    """Refuse a step that needs no memory: it does not run on the device that it was captured for."""
     if trace.observed_peak_bytes:
         return
     if trace.device == "cuda":

@@ -34,7 +34,7 @@ def note_wait(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keyw
 def note_read(mode: CaptureMode, call: Call, lives: Sequence[LiveStorage]) -> None:
     """Record that Python reads the values of storages."""
     contexts = mode.recorder.contexts
-    # Counters of an optimizer: on a GPU they are on the host, and reading them is part of its ops' time.
+    # Counters of an optimizer are on the host also for a GPU, and reading them is part of its ops' time.
     own_counter = bool(contexts) and contexts[-1][0] is OPTIMIZER and not mode.for_gpu
     if all(live.on_host for live in lives) or own_counter:
         return
@@ -45,13 +45,13 @@ def note_read(mode: CaptureMode, call: Call, lives: Sequence[LiveStorage]) -> No
 
 
 def read_without_operator(mode: CaptureMode, name: str, tensor: torch.Tensor, live: LiveStorage) -> None:
-    """Record that Python reads a tensor in a way that is no operator call."""
+    """Record that Python reads a tensor without an operator call."""
     key: Key = (name, (tensor.dtype, tensor.shape, tensor.stride()))
     note_read(mode, mode.oracle.look_up(key) or _remembered(mode, name, key), (live,))
 
 
 def note_synchronisation(mode: CaptureMode) -> None:
-    """Record that the program waits for the device, for no value."""
+    """Record that the program waits for the device without reading a value."""
     name = "torch.synchronize"
     key: Key = (name,)
     mode.recorder.record(mode.oracle.look_up(key) or _remembered(mode, name, key), (), (), ())
@@ -95,7 +95,7 @@ def is_mask(index: Any) -> bool:
 
 
 def _copies_between(mode: CaptureMode, args: Arguments, kwargs: Keywords) -> bool:
-    """Whether values go from the host to the device or back, and the program did not say not to wait."""
+    """Whether values are copied between host and device, and the program did not ask for no waiting."""
     non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
     return not non_blocking and mode.live(args[0]).on_host != mode.live(args[1]).on_host
 
@@ -111,5 +111,5 @@ _WAITS: dict[OpOverload, Callable[[CaptureMode, Arguments, Keywords], bool]] = {
     aten._linalg_check_errors.default: _on_device,
     aten.copy_.default: _copies_between,
 }
-# Torch hashes operators in Python, which would take longer than all else here.
+# Torch hashes operators in Python, which would take longer than everything else here.
 _WAITS_BY_ID = {id(func): waits for func, waits in _WAITS.items()}
