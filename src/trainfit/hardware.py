@@ -62,7 +62,7 @@ class Cuda:
         )
 
     def free_bytes(self) -> int:
-        """Return the memory that can be had now, that of torch's own cache not included."""
+        """Return the memory that is free now; what torch's allocator has cached is not."""
         return int(self._torch.mem_get_info()[0])
 
     def allocated_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Cuda:
         return event
 
     def sleep(self, cycles: int) -> None:
-        """Keep the GPU busy for so many of its cycles."""
+        """Keep the GPU busy for this many cycles."""
         self._torch._sleep(cycles)
 
 
@@ -106,7 +106,7 @@ def host_bytes() -> int:
 
 
 def free_bytes(kind: str, cuda: Cuda = CUDA) -> int:
-    """Return the memory that can be had now: the GPU's (`cuda`), or the host's without swapping (`cpu`)."""
+    """Return the memory that is free now: the GPU's (`cuda`), or the host's without swapping (`cpu`)."""
     if kind == "cuda":
         return cuda.free_bytes()
     try:

@@ -43,7 +43,7 @@ CREATE TABLE workspaces (
 ) WITHOUT ROWID;
 """
 _MOST_KEYS = 500
-"""So many keys are asked for at once: some builds of SQLite take no more than 999 values in a statement."""
+"""The most keys in one query: some builds of SQLite take no more than 999 values in a statement."""
 
 Result = TypeVar("Result")
 

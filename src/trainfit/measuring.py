@@ -35,10 +35,10 @@ from trainfit.trace import USUAL_STEPS, Steps
 from trainfit.user_errors import data_ended
 
 TIMED_RUNS = 10
-"""So many steps are timed at most, if nothing else is said."""
+"""The most steps that are timed, unless told otherwise."""
 _MOST_WARM_UPS = 20
 _MOST_MEASUREMENTS = 3
-"""So often a step is measured again that was compiled meanwhile."""
+"""How often a step is measured that keeps being compiled meanwhile."""
 _ENOUGH_RUNS, _ENOUGH_SECONDS = 3, 2.0
 """Timing ends early when this many steps have taken this long."""
 _COMPILED_MEANWHILE = (
@@ -114,7 +114,7 @@ def measure_step(
         try:
             again = measure(compiler, steps, change)
         except Exception as error:
-            # There was not enough data for so many runs: what was measured before is all there is.
+            # There was not enough data for that many runs: what was measured before is all there is.
             if not isinstance(error, StepError) and not data_ended(error):
                 raise
             found = replace(found, runs=found.runs.after(len(compiler.runs)))
@@ -135,7 +135,7 @@ def _measured_once(
     steps: Steps,
     least: int,
 ) -> Measurement:
-    """Build and measure a step after at least so many runs; `compiler` is told of all of them."""
+    """Build and measure a step after at least this many runs; `compiler` is told of all of them."""
     stance = torch.compiler.set_stance("force_eager") if eager else noticed(compiler.called)
     gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
     observe = _observe_cuda if kind == "cuda" else _observe_cpu
@@ -230,7 +230,7 @@ class _Observed:
 
 
 def _observe_cpu(build: Callable[[], Step], steps: Steps, least: int, cuda: Cuda) -> _Observed:
-    # A build that keeps its model in a global variable lets go of the one that it made before.
+    # A build that keeps its model in a global variable frees the one that it made before.
     with profile_allocations(only_own=True) as log:
         step = build()
         warm_ups, leaves_marks = _warm_up(step, steps, least)
@@ -271,7 +271,7 @@ def _refuse_idle(step: Step, before: StepMarks, runs: int, leaves_marks: bool) -
 def _warm_up(step: Step, steps: Steps, least: int) -> tuple[int, bool]:
     """Run the step as often as before the run that was captured; return how often, and whether that shows.
 
-    At `least` so often, and on until every optimizer has stepped, if they all had then, and nothing is
+    At `least` that often, and until every optimizer has stepped, if they all had then, and nothing is
     compiled any more: a gradient scaler may skip the first steps, and a compiler may compile again what it
     sees a second time.
     """

@@ -70,4 +70,6 @@ def _check(plan: Plan) -> None:
             raise Malformed(f"call {region.call} of {region.module} is there twice or negative")
         seen.add((region.module, region.call))
         if region.whole and (region.kept_bytes or region.continues):
-            raise Malformed(f"region {region.module} is computed again as a whole, but not all of it")
+            raise Malformed(
+                f"region {region.module} is recomputed as a whole, but keeps results or continues another"
+            )

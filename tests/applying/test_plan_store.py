@@ -113,7 +113,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         ),
         (
             changed(regions=[{**dataclasses.asdict(PLAN.regions[0]), "kept_bytes": 1, "whole": True}]),
-            "region GPT.blocks.0 is computed again as a whole, but not all of it",
+            "region GPT.blocks.0 is recomputed as a whole, but keeps results",
         ),
         (changed(regions=[dataclasses.asdict(PLAN.regions[0])] * 2), "call 0 of GPT.blocks.0 is there twice"),
         (

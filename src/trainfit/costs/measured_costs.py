@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from trainfit.timing.bench import Bench, Situation
 
 BUDGET_SECONDS = 5.0
-"""About as long measuring takes, if every operator is run a few times within it."""
+"""Measuring takes about this long, if every operator can run a few times within it."""
 UNCERTAINTY = 0.14
 """Nine of ten steps of `benchmarks/time_accuracy_cpu.py` are within this of what was predicted (13.4 %)."""
 _BATCH = 150
-"""So many operators are measured together and written to the cache at once."""
+"""How many operators are measured together and written to the cache at once."""
 _STEADY = 0.5
 """Figures whose calls were further apart than this, relative to their median, are used but not kept."""
 _COMPANY = 40

@@ -19,7 +19,7 @@ CostSource = Literal["roofline", "measured"]
 
 
 def check_source(costs: str, device: Device) -> None:
-    """Refuse costs that cannot be had for a device, before a step is captured for it."""
+    """Refuse costs that a device cannot have, before a step is captured for it."""
     if costs not in get_args(CostSource):
         raise OptionError(f"--costs must be one of {', '.join(get_args(CostSource))}, got {costs!r}.")
     if costs == "measured":

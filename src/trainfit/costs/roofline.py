@@ -2,7 +2,7 @@
 
 An operator takes the longer of computing and moving its bytes, each at the rate that this class of operator
 achieves (`constants.py`), and at least a kernel's latency. Matrix products are laid out in tiles
-(`products.py`).
+(`tiling.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainfit.trace import Signature, TensorSpec, Trace
 FREE = OpCost(0.0, "assumed", "nothing", kernels=0)
 
 _TENSORS_PER_LAUNCH = 100
-"""A foreach kernel takes the addresses of about so many tensors as its arguments."""
+"""A foreach kernel takes the addresses of about this many tensors as its arguments."""
 SHARED_LANES = ("sm_86", "sm_89", "sm_120")
 _NARROW_GROUP = 8
 """Channels per group below which a convolution is not done on tensor cores."""

@@ -22,7 +22,7 @@ class OperatorTime:
     share: float
     flops: int
     bound: str
-    """What holds up most of its time: `compute`, `memory`, `latency` or `nothing`."""
+    """What limits it for most of its time: `compute`, `memory`, `latency` or `nothing`."""
     source: str
 
 
@@ -38,7 +38,7 @@ class StepTime:
     upper_seconds: float
     """Four of five steps are expected between the two."""
     recompute_seconds: float
-    """The part of backward that computes forward results again."""
+    """The part of backward that recomputes forward results."""
     busy_seconds: float
     """How long the device computes; the rest of the step it waits for the host."""
     waiting_share: float

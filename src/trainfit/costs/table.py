@@ -48,7 +48,7 @@ class Host:
     region_op: float = 0.0
     """The same for each op in it, views too: the executor follows the plan, and answers in backward."""
     checkpoint_call: float = 0.0
-    """Running a region that `torch.utils.checkpoint` alone computes again as a whole."""
+    """Running a region that `torch.utils.checkpoint` alone recomputes as a whole."""
     checkpoint_op: float = 0.0
     """The same for each op in it, besides running it again: what autograd saves is dropped, and found again
     in backward."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainfit.models.losses import next_token_loss
+
+if TYPE_CHECKING:
+    from trainfit.models.mixtral import MixtralConfig
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,13 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """The language model: logits for `tokens`, or the mean next-token loss when `labels` are given."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    block_class: type[nn.Module] = Block
+
+    def __init__(self, config: LlamaConfig | MixtralConfig) -> None:
         super().__init__()
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.hidden)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(self.block_class(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden, eps=config.norm_epsilon)
         self.head = nn.Linear(config.hidden, config.vocab_size, bias=False)
         self.apply(initialise)

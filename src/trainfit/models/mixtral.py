@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainfit.models.llama import GroupedQueryAttention, Rotation, SwiGLU, initialise
-from trainfit.models.losses import next_token_loss
+from trainfit.models.llama import GroupedQueryAttention, Llama, Rotation, SwiGLU
 
 
 @dataclass(frozen=True)
@@ -75,24 +74,7 @@ class Block(nn.Module):
         return hidden + added
 
 
-class Mixtral(nn.Module):
-    """The language model: logits for `tokens`, or the mean next-token loss when `labels` are given."""
+class Mixtral(Llama):
+    """A Llama of these blocks."""
 
-    def __init__(self, config: MixtralConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.token_embedding = nn.Embedding(config.vocab_size, config.hidden)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.hidden, eps=config.norm_epsilon)
-        self.head = nn.Linear(config.hidden, config.vocab_size, bias=False)
-        self.apply(initialise)
-
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        hidden = self.token_embedding(tokens)
-        rotation = Rotation.of_positions(
-            tokens.shape[1], self.config.head_size, self.config.rope_theta, like=hidden
-        )
-        for block in self.blocks:
-            hidden = block(hidden, rotation)
-        logits: Tensor = self.head(self.norm(hidden))
-        return logits if labels is None else next_token_loss(logits, labels)
+    block_class = Block

@@ -59,7 +59,7 @@ class Bench:
         progress: Measuring | None = None,
         between: Callable[[], object] | None = None,
     ) -> list[Timing | None]:
-        """Time operators for about so many seconds; None for those that cannot be run alone.
+        """Time operators for about this many seconds; None for those that cannot be run alone.
 
         The `company` is called in turn with them. `between` is called after each round, when the memory of
         its results has been given back.

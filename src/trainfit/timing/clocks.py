@@ -1,4 +1,4 @@
-"""How calls are timed: by the clock on the wall, by the processor's own count, or by the GPU's events."""
+"""How calls are timed: by the wall clock, by the thread's processor time, or by the GPU's events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cpu_clock() -> Callable[[], float]:
     """Return the clock for work on the CPU.
 
     With one thread it counts the time that the thread has really run: what other processes take from its
-    core is no part of the operator. With several threads only the clock on the wall tells when all are done.
+    core is no part of the operator. With several threads only the wall clock tells when all are done.
     """
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 

@@ -1,7 +1,7 @@
 """What it takes to run a region under a plan, measured on this machine.
 
-Small steps are run with and without regions in which every result is kept: nothing is computed again then,
-and what the step takes longer is the executor itself. Where regions are computed again as a whole, it is what
+Small steps are run with and without regions in which every result is kept: nothing is recomputed then,
+and what the step takes longer is the executor itself. Where regions are recomputed as a whole, it is what
 the step takes longer than twice the regions' forward.
 """
 
@@ -27,7 +27,7 @@ from trainfit.trace import Trace
 _FAMILIES = ("gpt2", "llama")
 _TINY_ROUNDS, _MEDIUM_ROUNDS = 20, 8
 _WARM_UP = 2
-"""The first is the first of its kind; and a region that is computed again as a whole is followed once."""
+"""Steps that are not timed: the very first, and the one that still follows regions recomputed as a whole."""
 _FOLLOWED, _WHOLE = "save", "recompute"
 
 IsRegion = Callable[[nn.Module, str], bool]

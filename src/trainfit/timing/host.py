@@ -56,7 +56,7 @@ class _Phase:
 def host_seconds() -> dict[str, float]:
     """Measure the seconds of each kind of call on the host: the fields of `costs.table.Host`.
 
-    Python runs in one thread; so do the operators meanwhile, whose time is only known then.
+    Python runs in one thread, and meanwhile so do the operators: only then is their share known.
     """
     with _one_thread():
         host = dict.fromkeys((*_OPERATOR.values(), "tensor"), 0.0)

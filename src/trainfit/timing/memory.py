@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 _LEAST_FLOAT = 0.01
 _PIECE_ELEMENTS = 1 << 20
 _FAR = 1.5
-"""A round through a block is so many times the size of the last cache."""
+"""The length of a round through a block, as a multiple of the last cache."""
 
 
 class Memory:
@@ -40,7 +40,7 @@ class Memory:
         elements = sum(aligned(extent, dtype) for extent in extents)
         block = self._blocks.get(dtype)
         if block is None or block.room < elements:
-            # The old block is let go before the new one is made.
+            # The old block is freed before the new one is allocated.
             self._blocks.pop(dtype, None)
             self._blocks[dtype] = _Block(dtype, elements, self.far_bytes, self.device)
 
@@ -53,7 +53,7 @@ class Memory:
         self._blocks[piece.dtype].fill(piece)
 
     def keep(self, result: Any, nbytes: int) -> None:
-        """Keep a result until so many others have come that its memory is far away when it is freed."""
+        """Keep a result until enough others have followed that its memory is far away when it is freed."""
         self._results.append((result, nbytes))
         self._kept_bytes += nbytes
         while self._kept_bytes > self.far_bytes:
