@@ -16,73 +16,37 @@ if TYPE_CHECKING:
     from trainfit.costs.pricing import CostSource
     from trainfit.models.recipe import StepOptions
 
+
+def _option(*names: str, metavar: str, help: str) -> Any:
+    """Return an option without a default, or whose default its help explains."""
+    return typer.Option(*names, metavar=metavar, show_default=False, help=help)
+
+
+def _argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, show_default=False, help=help)
+
+
 Target = Annotated[
     str,
-    typer.Argument(
-        metavar="TARGET",
-        show_default=False,
-        help="file.py:function or package.module:function that returns a trainfit.Step, "
+    _argument(
+        "TARGET",
+        "file.py:function or package.module:function that returns a trainfit.Step, "
         "hf:DIRECTORY-or-config.json, or a built-in model (gpt2, llama-3-8b, vit-b-16, ...).",
     ),
 ]
-DeviceName = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME",
-        show_default=False,
-        help="A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
-        "(the GPU in it). Default: the GPU if there is one, else cpu.",
+GraphOrTarget = Annotated[
+    str,
+    _argument(
+        "GRAPH.json|TARGET",
+        "A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
     ),
 ]
-Batch = Annotated[
-    int | None, typer.Option("--batch", metavar="N", show_default=False, help="Samples per step.")
-]
-Seq = Annotated[int | None, typer.Option("--seq", metavar="N", show_default=False, help="Tokens per sample.")]
-ImageSize = Annotated[
-    int | None,
-    typer.Option("--image-size", metavar="N", show_default=False, help="Side of a square image in pixels."),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype", metavar="NAME", show_default=False, help="fp32, bf16, bf16-autocast or fp16-autocast."
-    ),
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        "--optimizer",
-        metavar="NAME",
-        show_default=False,
-        help="adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        show_default=False,
-        help="Any parameter of your own function, any setting of a built-in model (layers=4) or field of an "
-        "hf: config (hidden_size=1024). Repeat for more.",
-    ),
-]
-Task = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        metavar="NAME",
-        show_default=False,
-        help="What an hf: model is trained for, e.g. causal-lm. Default: what its config says.",
-    ),
-]
+DeviceArgument = Annotated[str | None, _argument("[NAME]", "Show one device, however its name is written.")]
 StepsLookedAt = Annotated[
     int | None,
-    typer.Option(
+    _option(
         "--steps",
         metavar="N",
-        show_default=False,
         help="How many runs of the step to look at once it is steady; the one with the largest peak is "
         "reported. Default: one, and 12 where something in Python changes from run to run.",
     ),
@@ -101,70 +65,24 @@ Refresh = Annotated[
 ]
 JsonFile = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--json",
         metavar="FILE",
-        show_default=False,
         help="Write the result as one JSON object; - is standard output, and then nothing else goes there.",
     ),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(
+    _option(
         "--budget",
         metavar="SIZE",
-        show_default=False,
         help="Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has, less a "
         "margin for what is not simulated.",
     ),
 ]
-SolverName = Annotated[
-    str,
-    typer.Option(
-        "--solver",
-        metavar="NAME",
-        help="regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
-        "formulation, for the units that you name.",
-    ),
-]
-AcUnit = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ac-unit",
-        metavar="NAME",
-        show_default=False,
-        help="With --solver modules: a module that may be checkpointed, such as blocks.0; blocks.* is "
-        "all of them. Repeat for more. Default: every module that has modules inside.",
-    ),
-]
-FsdpUnit = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fsdp-unit",
-        metavar="NAME",
-        show_default=False,
-        help="With --solver modules: a module that FSDP shards as a unit; nothing around it is "
-        "checkpointed. Repeat for more.",
-    ),
-]
-WorldSize = Annotated[
-    int,
-    typer.Option(
-        "--world-size",
-        metavar="N",
-        help="With --solver modules: processes that parameters, gradients and optimizer state are "
-        "divided among. What FSDP gathers and sends is not counted.",
-    ),
-]
-Output = Annotated[
-    str | None,
-    typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the plan, to apply it."),
-]
+Output = Annotated[str | None, _option("--output", "-o", metavar="FILE", help="Write the plan, to apply it.")]
 SaveTrace = Annotated[
-    str | None,
-    typer.Option(
-        "--save-trace", metavar="FILE", show_default=False, help="Write the captured trace for later use."
-    ),
+    str | None, _option("--save-trace", metavar="FILE", help="Write the captured trace for later use.")
 ]
 GraphKind = Annotated[
     str,
@@ -175,46 +93,15 @@ GraphKind = Annotated[
         "eager: the captured step as it runs without one.",
     ),
 ]
-PlanSeconds = Annotated[
-    float,
-    typer.Option("--seconds", metavar="N", help="Stop solving after this long, with the best so far."),
-]
 Points = Annotated[int, typer.Option("--points", metavar="N", help="How many budgets to solve for.")]
-PlanFile = Annotated[
-    str | None,
-    typer.Option(
-        "--plan", metavar="FILE", show_default=False, help="Run the step with this plan, and without it."
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Run even if this machine's memory may not suffice.")]
-GraphOrTarget = Annotated[
-    str,
-    typer.Argument(
-        metavar="GRAPH.json|TARGET",
-        show_default=False,
-        help="A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
-    ),
-]
 OrderSeconds = Annotated[
     float | None,
-    typer.Option(
+    _option(
         "--seconds",
         metavar="N",
-        show_default=False,
         help="Search on until the order is proved optimal or this time is over. "
         "Default: a fixed effort, the same on every machine.",
     ),
-]
-DeviceArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[NAME]", show_default=False, help="Show one device, however its name is written."
-    ),
-]
-Eager = Annotated[bool, typer.Option("--eager", help="Run what the step compiles without the compiler.")]
-Runs = Annotated[
-    int | None,
-    typer.Option("--runs", metavar="N", show_default=False, help="Time at most N steps. Default: 10."),
 ]
 
 
@@ -222,13 +109,40 @@ Runs = Annotated[
 class StepFlags:
     """What can be asked of a step."""
 
-    batch: Batch = None
-    seq: Seq = None
-    image_size: ImageSize = None
-    dtype: Dtype = None
-    optimizer: Optimizer = None
-    set: Set = None
-    task: Task = None
+    batch: Annotated[int | None, _option("--batch", metavar="N", help="Samples per step.")] = None
+    seq: Annotated[int | None, _option("--seq", metavar="N", help="Tokens per sample.")] = None
+    image_size: Annotated[
+        int | None, _option("--image-size", metavar="N", help="Side of a square image in pixels.")
+    ] = None
+    dtype: Annotated[
+        str | None,
+        _option("--dtype", metavar="NAME", help="fp32, bf16, bf16-autocast or fp16-autocast."),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        _option(
+            "--optimizer",
+            metavar="NAME",
+            help="adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
+        ),
+    ] = None
+    set: Annotated[
+        list[str] | None,
+        _option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any parameter of your own function, any setting of a built-in model (layers=4) or field of "
+            "an hf: config (hidden_size=1024). Repeat for more.",
+        ),
+    ] = None
+    task: Annotated[
+        str | None,
+        _option(
+            "--task",
+            metavar="NAME",
+            help="What an hf: model is trained for, e.g. causal-lm. Default: what its config says.",
+        ),
+    ] = None
 
     def options(self) -> StepOptions:
         """Return what was asked of the step; its own checks say what is wrong with it."""
@@ -259,7 +173,15 @@ class StepFlags:
 class RequestFlags:
     """A step on a device, and where its times come from."""
 
-    device: DeviceName = None
+    device: Annotated[
+        str | None,
+        _option(
+            "--device",
+            metavar="NAME",
+            help="A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
+            "(the GPU in it). Default: the GPU if there is one, else cpu.",
+        ),
+    ] = None
     step: StepFlags = StepFlags()
     steps: StepsLookedAt = None
     costs: Costs = "roofline"
@@ -274,11 +196,46 @@ class RequestFlags:
 class SolverFlags:
     """How a plan is looked for."""
 
-    seconds: PlanSeconds = 30.0
-    solver: SolverName = "regions"
-    ac_unit: AcUnit = None
-    fsdp_unit: FsdpUnit = None
-    world_size: WorldSize = 1
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", metavar="N", help="Stop solving after this long, with the best so far."),
+    ] = 30.0
+    solver: Annotated[
+        str,
+        typer.Option(
+            "--solver",
+            metavar="NAME",
+            help="regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
+            "formulation, for the units that you name.",
+        ),
+    ] = "regions"
+    ac_unit: Annotated[
+        list[str] | None,
+        _option(
+            "--ac-unit",
+            metavar="NAME",
+            help="With --solver modules: a module that may be checkpointed, such as blocks.0; blocks.* is "
+            "all of them. Repeat for more. Default: every module that has modules inside.",
+        ),
+    ] = None
+    fsdp_unit: Annotated[
+        list[str] | None,
+        _option(
+            "--fsdp-unit",
+            metavar="NAME",
+            help="With --solver modules: a module that FSDP shards as a unit; nothing around it is "
+            "checkpointed. Repeat for more.",
+        ),
+    ] = None
+    world_size: Annotated[
+        int,
+        typer.Option(
+            "--world-size",
+            metavar="N",
+            help="With --solver modules: processes that parameters, gradients and optimizer state are "
+            "divided among. What FSDP gathers and sends is not counted.",
+        ),
+    ] = 1
 
     def arguments(self) -> dict[str, Any]:
         """Return them as `api.choose.plan_step` takes them."""
@@ -297,12 +254,20 @@ class VerifyFlags:
 
     step: StepFlags = StepFlags()
     steps: StepsLookedAt = None
-    plan: PlanFile = None
+    plan: Annotated[
+        str | None, _option("--plan", metavar="FILE", help="Run the step with this plan, and without it.")
+    ] = None
     costs: Costs = "measured"
     refresh: Refresh = False
-    force: Force = False
-    eager: Eager = False
-    runs: Runs = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Run even if this machine's memory may not suffice.")
+    ] = False
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Run what the step compiles without the compiler.")
+    ] = False
+    runs: Annotated[int | None, _option("--runs", metavar="N", help="Time at most N steps. Default: 10.")] = (
+        None
+    )
 
     def request(self, target: str) -> Request:
         """Return the request that the API takes."""

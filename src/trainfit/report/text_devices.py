@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,9 +11,6 @@ from rich.text import Text
 from trainfit.devices import Device
 from trainfit.report.tables import NumberTable, safe
 from trainfit.units import format_bytes
-
-if TYPE_CHECKING:
-    pass
 
 
 def devices_view(devices: Sequence[Device]) -> RenderableType:
