@@ -13,11 +13,11 @@ from trainfit.api import choose
 from trainfit.api.arrange import order_anything
 from trainfit.api.request import Request
 from trainfit.devices import find_device, known_devices
-from trainfit.report.orders import order_view
-from trainfit.report.reading import estimate_data, frontier_data, plan_data, verification_data
+from trainfit.report.reading import estimate_data, frontier_data, order_data, plan_data, verification_data
 from trainfit.report.tables import NumberTable, show
 from trainfit.report.text_devices import device_view, devices_view
 from trainfit.report.text_estimates import estimate_view
+from trainfit.report.text_orders import order_view
 from trainfit.report.text_plans import frontier_view, plan_view
 from trainfit.report.text_verification import verification_view
 from trainfit.verification import Measurement, Verification
@@ -52,7 +52,7 @@ def views() -> dict[str, RenderableType]:
         "verify": verification_view(verification_data(verification)),
         "devices": devices_view(known_devices()),
         "device": device_view(find_device("h100")),
-        "order": order_view(order_anything(trace)),
+        "order": order_view(order_data(order_anything(trace))),
     }
 
 

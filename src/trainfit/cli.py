@@ -186,7 +186,9 @@ def order(
     with working(json):
         from trainfit.api.arrange import order_anything
         from trainfit.order_fronts.order_result import is_graph_file
-        from trainfit.report import orders
+        from trainfit.report.json_result import order_json
+        from trainfit.report.reading import order_data
+        from trainfit.report.text_orders import order_view
 
         result = order_anything(
             graph_or_target,
@@ -195,7 +197,7 @@ def order(
             task=step.task,
             seconds=seconds,
         )
-    present(json, result, orders.order_json, orders.order_view)
+    present(json, order_data(result), order_json, order_view)
 
 
 @command(app)

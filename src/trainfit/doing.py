@@ -52,6 +52,16 @@ def as_part_of(stage: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Do something whose stages are of no interest to whoever waits."""
+    token = _listener.set(_NOBODY)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextlib.contextmanager
 def heard_by(progress: Progress | None, measuring: Measuring | None = None) -> Iterator[None]:
     """Tell these functions what is being done inside; without any, whoever listened before goes on."""
     if progress is None and measuring is None:

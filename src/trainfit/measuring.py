@@ -140,7 +140,7 @@ def _measured_once(
     gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
     observe = _observe_cuda if kind == "cuda" else _observe_cpu
     with _nothing_remembered(), stance, seeded(), no_cycle_collection():
-        doing("running until it is steady, and once more to count every allocation")
+        doing("warming up and counting allocations")
         seen = observe(compiler.watching(build), steps, least, cuda)
         doing("timing it")
         with (meter or LoadMeter()).watching() as watch:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from trainfit.doing import as_part_of, doing, heard_by, measuring
+from trainfit.doing import as_part_of, doing, heard_by, measuring, unheard
 from trainfit.report.progress import Reporter, spinner
 
 
@@ -22,6 +22,8 @@ def test_parts_are_heard_as_parts_of_their_stage() -> None:
         doing("reading")
         with as_part_of("measuring"), as_part_of("samples"):
             doing("the first")
+            with unheard():
+                doing("a detail")
         doing("solving")
     doing("not heard")
     assert heard == ["reading", "measuring", "measuring: samples", "measuring: samples: the first", "solving"]

@@ -23,11 +23,12 @@ from trainfit.errors import PlanError, TrainfitError, UserCodeError
 from trainfit.measured_cache import Entry, Figures, Machine, MeasuredCache
 from trainfit.models.recipe import StepOptions
 from trainfit.plan_origin import plan_differences
-from trainfit.report import json_result, orders
-from trainfit.report.reading import estimate_data, plan_data
+from trainfit.report import json_result
+from trainfit.report.reading import estimate_data, order_data, plan_data
 from trainfit.report.tables import show
 from trainfit.report.text_devices import device_view
 from trainfit.report.text_estimates import estimate_view
+from trainfit.report.text_orders import order_view
 from trainfit.report.text_plans import plan_view
 from trainfit.targets import load
 
@@ -154,8 +155,8 @@ def _use_device(path: Path) -> None:
 
 def _use_graph(path: Path) -> None:
     result = order_anything(path)
-    _shown(orders.order_view(result))
-    json_result.write_json(orders.order_json(result), str(path))
+    _shown(order_view(order_data(result)))
+    json_result.write_json(json_result.order_json(order_data(result)), str(path))
 
 
 def _use_cache(path: Path) -> None:

@@ -83,7 +83,7 @@ def plan_step(
     check_solver(solver, ac_units, fsdp_units, world_size)
     trace = request.trace()
     table = request.price(trace)
-    doing("finding what each region could save, and for what time")
+    doing("finding the trade-offs of every region")
     planner: Planner | ModulePlanner
     if solver == "modules":
         planner = ModulePlanner(trace, table, ac_units, fsdp_units, world_size)
@@ -133,7 +133,7 @@ def frontier_step(request: Request, points: int) -> Frontier:
         raise OptionError(f"--points must be from 1 to {_MOST_POINTS}, got {points}.")
     trace = request.trace()
     table = request.price(trace)
-    doing("finding what each region could save, and for what time")
+    doing("finding the trade-offs of every region")
     planner = Planner(trace, table)
     doing(f"solving for {points} budgets")
     plans = planner.frontier(points)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainfit.costs.table import Host
 from trainfit.devices import Device, this_cpu
-from trainfit.doing import as_part_of, doing
+from trainfit.doing import doing
 from trainfit.errors import DeviceError
 from trainfit.hardware import CUDA
 from trainfit.measured_cache import Figures, Machine, MeasuredCache
@@ -84,7 +84,7 @@ def _measure_rates() -> dict[str, float]:
     from trainfit.timing.rates import copy_rate, product_rate
     from trainfit.workspace.processor_faults import kernels_die
 
-    doing("measuring how fast this processor and its memory are, to be remembered")
+    doing("measuring this processor's speed, once")
     rates = {
         "fp32": product_rate(torch.float32),
         "bandwidth": copy_rate(this_machines_caches().last_bytes),
@@ -111,5 +111,5 @@ def host(
 def _measure_host() -> dict[str, float]:
     from trainfit.timing.host import host_seconds
 
-    with as_part_of("measuring what Python takes around operators, to be remembered"):
-        return host_seconds()
+    doing("measuring what Python takes around operators, once")
+    return host_seconds()

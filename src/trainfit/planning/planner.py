@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
+from trainfit.doing import doing
 from trainfit.planning import certify, master
 from trainfit.planning.baselines import blocks_of
 from trainfit.planning.certify import Certified, Unplanned
@@ -119,6 +120,7 @@ class Planner:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
+            doing(f"solving for budget {number} of {points - 1}")
             planned = self.plan(budget, seconds_limit=max(left / (points - number), 1.0))
             found += [planned.plan] if planned.fits else []
         tightest = self.plan(smallest.peak_bytes, seconds_limit=5.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainfit.errors import OptionError
-from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
+from trainfit.report.data import EstimateData, FrontierData, OrderData, PlanData, Subject, VerificationData
 from trainfit.sealed_files import write_whole
 from trainfit.settings import settings_json
 
@@ -126,6 +126,13 @@ def verification_json(data: VerificationData) -> dict[str, Any]:
         "differences": list(planned.differences) if planned else [],
         "not_compared": list(planned.not_compared) if planned else [],
     }
+
+
+def order_json(data: OrderData) -> dict[str, Any]:
+    """Return an order as a JSON object; `order` are the names of the nodes."""
+    for_people = ("quality", "saved_bytes", "saved_share", "rows")
+    found = {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
+    return {"schema": SCHEMA, **{key: value for key, value in found.items() if key not in for_people}}
 
 
 def _rows(rows: Iterable[Any]) -> list[dict[str, Any]]:

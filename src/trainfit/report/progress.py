@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 _PATIENCE_SECONDS = 1.0
 
@@ -43,7 +44,7 @@ def spinner(console: Console | None = None) -> Iterator[Reporter]:
     progress = Progress(
         SpinnerColumn(),
         BarColumn(bar_width=20),
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}", markup=False, table_column=Column()),  # wraps where it is narrow
         TimeElapsedColumn(),
         console=console,
         transient=True,

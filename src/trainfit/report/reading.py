@@ -14,6 +14,8 @@ from trainfit.report.data import (
     EstimateData,
     FrontierData,
     MemoryCurve,
+    OrderData,
+    OrderRow,
     PlanData,
     PlannedResults,
     PointRow,
@@ -31,6 +33,7 @@ from trainfit.trace import CATEGORIES, Steps, Trace
 if TYPE_CHECKING:
     from trainfit.devices import Device
     from trainfit.estimates import Estimate
+    from trainfit.order_fronts.order_result import OrderResult
     from trainfit.planning.baselines import Baseline
     from trainfit.planning.plan_results import Frontier, PlanResult
     from trainfit.simulate import Timeline
@@ -191,6 +194,36 @@ def _planned(comparison: Comparison) -> PlannedResults:
         relative_gradient_difference=None if apart is None else apart / (results.gradient_scale or 1.0),
         differences=results.differences,
         not_compared=results.not_compared,
+    )
+
+
+def order_data(result: OrderResult) -> OrderData:
+    """Return what a reader sees of an order."""
+    given, order, freed = result.given, result.order, result.released_at_last_use
+    base = order.baseline_peak_bytes
+    rows = [(method, peak, method == order.method) for method, peak in order.methods.items()]
+    rows += [("best", order.peak_bytes, True), ("bound", order.lower_bound_bytes, False)]
+    return OrderData(
+        target=given.target,
+        device=given.device,
+        torch=given.torch,
+        seconds=dict(result.seconds),
+        ops=len(order.steps),
+        warnings=given.warnings,
+        source=given.source,
+        baseline_peak_bytes=base,
+        peak_bytes=order.peak_bytes,
+        method=order.method,
+        methods=dict(order.methods),
+        lower_bound_bytes=order.lower_bound_bytes,
+        optimal=order.optimal,
+        gap=order.gap,
+        last_use_peak_bytes=None if freed is None else freed.peak_bytes,
+        order=order.names,
+        quality=order.quality,
+        saved_bytes=base - order.peak_bytes,
+        saved_share=(base - order.peak_bytes) / base if base else 0.0,
+        rows=tuple(OrderRow(name, peak, peak / base if base else None, best) for name, peak, best in rows),
     )
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from trainfit.applying import applied
 from trainfit.capturing import capture
-from trainfit.doing import doing
+from trainfit.doing import doing, unheard
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
 from trainfit.timing.clocks import cpu_clock
 from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
@@ -51,7 +51,7 @@ def region_seconds() -> dict[str, float]:
     """
     tiny = [_captured(family, TINY) for family in _FAMILIES]
     medium = [_captured(family, MEDIUM) for family in _FAMILIES]
-    doing("what running regions takes")
+    doing("measuring what running regions takes, once")
     call, _ = _call_and_op(tiny, _FOLLOWED)
     followed = _longer(medium, is_block, _MEDIUM_ROUNDS, _FOLLOWED)
     op = max((followed.seconds - call * followed.regions) / followed.ops, 0.0)
@@ -72,7 +72,8 @@ def _call_and_op(samples: Sequence[tuple[Sample, Trace]], decision: str) -> tupl
 
 
 def _captured(family: str, sizes: Sizes) -> tuple[Sample, Trace]:
-    return Sample(family, sizes), capture(lambda: Sample(family, sizes).as_step())
+    with unheard():
+        return Sample(family, sizes), capture(lambda: Sample(family, sizes).as_step())
 
 
 def is_block(module: nn.Module, name: str) -> bool:

@@ -20,6 +20,7 @@ from torch import nn
 
 from trainfit.capturing import capture
 from trainfit.costs.table import filled_shares, tensors_of
+from trainfit.doing import unheard
 from trainfit.step import Step
 from trainfit.timing.bench import Bench, situations_of
 from trainfit.timing.executor_seconds import region_seconds
@@ -80,7 +81,9 @@ _OPERATOR = {"forward": "forward_op", "backward": "backward_op", "optimizer": "o
 def _measure(samples: Sequence[tuple[str, Sizes, bool]]) -> dict[str, _Phase]:
     phases = {phase: _Phase() for phase in PHASES}
     for sample in samples:
-        _add_sample(phases, Sample(*sample), capture(_step_of(*sample)))
+        with unheard():
+            trace = capture(_step_of(*sample))
+        _add_sample(phases, Sample(*sample), trace)
     return phases
 
 

@@ -71,7 +71,7 @@ def measure_operators(signatures: Sequence[Signature], limits: Limits) -> list[M
 def _measure(operators: Sequence[Signature]) -> dict[Signature, Measured | None]:
     """Run each operator once; what failed for reasons that may pass is left out."""
     measured: dict[Signature, Measured | None] = {}
-    doing(f"running {len(operators)} operators alone, to see what memory their kernels take")
+    doing(f"measuring the memory of {len(operators)} kernels")
     with profile_allocations() as log:
         ran = {operator: _run(operator, str(number), log) for number, operator in enumerate(operators)}
     for number, (operator, results) in enumerate(ran.items()):
