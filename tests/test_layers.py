@@ -20,7 +20,7 @@ LAYERS = (
     "errors",
     "units  arguments  user_errors  architectures  maximum_flow  doing",
     "decoding  sealed_files  hardware",
-    "settings  memory_model",
+    "settings  assumptions  step_runs  memory_model",
     "trace  trace_check  trace_events  simulate",
     "operators",
     "plans  recomputation",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 
-class Event(Protocol):
+class QueueMark(Protocol):
     """A mark in the GPU's queue, as `torch.cuda.Event`."""
 
     def record(self) -> None:
@@ -82,9 +82,9 @@ class Cuda:
         if self._torch.is_initialized():
             self._torch.synchronize()
 
-    def event(self) -> Event:
+    def event(self) -> QueueMark:
         """Return a mark that knows the time at which the GPU reaches it."""
-        event: Event = self._torch.Event(enable_timing=True)
+        event: QueueMark = self._torch.Event(enable_timing=True)
         return event
 
     def sleep(self, cycles: int) -> None:

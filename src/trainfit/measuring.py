@@ -30,8 +30,8 @@ from trainfit.plans import Plan
 from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.step import Step
 from trainfit.step_marks import StepMarks
+from trainfit.step_runs import USUAL_STEPS, Steps
 from trainfit.timing.load import LoadMeter
-from trainfit.trace import USUAL_STEPS, Steps
 from trainfit.user_errors import data_ended
 
 TIMED_RUNS = 10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trainfit.assumptions import ASSUMPTION_KINDS
 from trainfit.settings import is_sound
 from trainfit.trace import (
-    ASSUMPTION_KINDS,
     CATEGORIES,
     HOLDERS,
     PHASES,

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trainfit.assumptions import Assumption
 from trainfit.capturing.compiled import is_compiler_error
 from trainfit.devices import Device
 from trainfit.doing import as_part_of, doing
@@ -17,8 +18,9 @@ from trainfit.plans import Plan
 from trainfit.settings import Difference
 from trainfit.simulate import Timeline
 from trainfit.step import Step
+from trainfit.step_runs import Steps
 from trainfit.timing.load import LoadMeter, busiest, busy_warning
-from trainfit.trace import CATEGORIES, Assumption, Steps, Trace
+from trainfit.trace import CATEGORIES, Trace
 from trainfit.units import format_bytes
 from trainfit.user_errors import raise_as_user_error
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainfit.assumptions import Assumption
 from trainfit.costs.summary import OperatorTime, StepTime
 from trainfit.devices import CONTEXT_BYTES, Device
 from trainfit.errors import FileFormatError, OptionError
@@ -25,7 +26,7 @@ from trainfit.report.text_estimates import estimate_view
 from trainfit.report.text_verification import verification_view
 from trainfit.settings import Difference
 from trainfit.simulate import Timeline
-from trainfit.trace import CATEGORIES, Assumption, Op, Signature, Trace
+from trainfit.trace import CATEGORIES, Op, Signature, Trace
 from trainfit.verification import Verification
 
 MIB = 2**20

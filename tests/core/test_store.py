@@ -25,10 +25,11 @@ from hypothesis import strategies as st
 from trace_text import trace
 
 from trainfit import decoding, sealed_files, store
+from trainfit.assumptions import Assumption
 from trainfit.errors import FileFormatError
 from trainfit.settings import Settings
 from trainfit.store import load_trace, save_trace
-from trainfit.trace import Assumption, Trace
+from trainfit.trace import Trace
 
 TRACE = replace(
     trace("""

@@ -15,8 +15,10 @@ import pytest
 from trace_text import trace
 
 from trainfit import arguments, trace_check
+from trainfit.assumptions import Assumption
 from trainfit.settings import Settings
-from trainfit.trace import Assumption, Collective, Growth, Interval, Steps, Storage, Trace
+from trainfit.step_runs import Growth, Steps
+from trainfit.trace import Collective, Interval, Storage, Trace
 from trainfit.trace_check import BrokenTrace
 
 STEP = """

@@ -24,7 +24,7 @@ from trainfit.measuring import Measurement, RunCounts, measure_step
 from trainfit.plans import Plan
 from trainfit.simulate import simulate
 from trainfit.step import Step
-from trainfit.trace import Steps
+from trainfit.step_runs import Steps
 from trainfit.verification import Verification
 
 CPU = find_device("cpu")

@@ -28,7 +28,7 @@ plain_tensors    the plain tensors that a tensor consists of
 values           which values are known, and what is assumed; `known_masks` for large masks
 waiting          where the host waits for the device
 without_operators  what Python code does to tensors without an operator call
-collectives      what is exchanged with other processes
+exchanges        what is exchanged with other processes
 mixing           operators that get tensors of the GPU and of the host
 hollow           tensors without memory; `hollow_results` makes those that an operator returns
 ledger           every storage, who holds it, and when it is freed

@@ -10,8 +10,8 @@ import torch
 
 from trainfit import arguments
 from trainfit import trace as t
-from trainfit.capturing.collectives import Group, collective_of
 from trainfit.capturing.describing import described, on_the_host
+from trainfit.capturing.exchanges import CommunicationGroup, collective_of
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
 from trainfit.capturing.plain_tensors import strided_parts
@@ -187,7 +187,7 @@ def _argument(part: Any, inputs: list[t.TensorSpec]) -> Any:
             return {kind: str(part).removeprefix("torch.")}
     if isinstance(part, torch.device):
         return {"device": str(part)}
-    if isinstance(part, Group):
+    if isinstance(part, CommunicationGroup):
         return {"group": part.name}
     if part is None or isinstance(part, bool | int | str):
         return part

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainfit.assumptions import Assumption
 from trainfit.capturing.recorder import OPTIMIZER, Row
 from trainfit.operators.families import list_kind
 from trainfit.settings import Settings, dtype_name
 from trainfit.step import Step
-from trainfit.trace import Assumption
 from trainfit.units import format_bytes
 
 if TYPE_CHECKING:

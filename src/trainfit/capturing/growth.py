@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainfit.capturing.ledger import LiveStorage
-from trainfit.trace import Growth
+from trainfit.step_runs import Growth
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from trainfit.trace import Assumption
+from trainfit.assumptions import Assumption
 from trainfit.units import format_bytes
 
 _HISTORY = ("old_dirs", "old_stps")

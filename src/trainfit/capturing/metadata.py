@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils._pytree import tree_map
 
-from trainfit.capturing.collectives import handle_key
+from trainfit.capturing.exchanges import handle_key
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.schemas import Operator, describe
 from trainfit.capturing.values import user_line

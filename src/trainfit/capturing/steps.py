@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainfit.assumptions import Assumption
 from trainfit.capturing.assemble import assemble
 from trainfit.capturing.growth import Leftovers, growth_of
 from trainfit.capturing.lbfgs import decides_by_values, history_assumptions
 from trainfit.capturing.python_state import PythonState
 from trainfit.errors import UserCodeError
 from trainfit.step import Step
-from trainfit.trace import Assumption, Steps, Trace
+from trainfit.step_runs import Steps
+from trainfit.trace import Trace
 from trainfit.units import format_bytes
 from trainfit.user_errors import data_ended
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from trainfit.devices import Verdict
 from trainfit.settings import Difference, Settings
-from trainfit.trace import Growth
+from trainfit.step_runs import Growth
 
 if TYPE_CHECKING:
     from trainfit.advice import Advice

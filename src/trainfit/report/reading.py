@@ -28,7 +28,8 @@ from trainfit.report.data import (
 )
 from trainfit.report.module_rows import largest_rows
 from trainfit.settings import settings_json
-from trainfit.trace import CATEGORIES, Steps, Trace
+from trainfit.step_runs import Steps
+from trainfit.trace import CATEGORIES, Trace
 
 if TYPE_CHECKING:
     from trainfit.devices import Device

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainfit.assumptions import Assumption
 from trainfit.operators.names import is_operator
-from trainfit.trace import Assumption, Signature, Trace
+from trainfit.trace import Signature, Trace
 from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.measured import Limits, measure_operators
 

@@ -15,7 +15,7 @@ _groups: Any = torch.distributed.distributed_c10d
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CommunicationGroup:
     """A communication group, in the place of torch's handle, whose address no other run has."""
 
     name: str
@@ -28,7 +28,7 @@ def handle_key(handle: torch.ScriptObject) -> Hashable:
     if not name.endswith(".ProcessGroup"):
         return str(name)
     group = torch.distributed.ProcessGroup.unbox(handle)
-    return Group(group.group_name, group.size())
+    return CommunicationGroup(group.group_name, group.size())
 
 
 def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | None:
@@ -37,17 +37,17 @@ def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | No
     if kind is None:
         return None
     values = [part[1] if _is_keyword(part) else part for part in parts]
-    group = next((value for value in values if isinstance(value, Group)), None)
+    group = next((value for value in values if isinstance(value, CommunicationGroup)), None)
     exchanged = max((sum(_tensor_bytes(value)) for value in values), default=0)
     if group is None:  # functional collectives name their group, and return what they gather
-        group = next(map(_named, filter(_is_text, values)), Group("unknown", 1))
+        group = next(map(_named, filter(_is_text, values)), CommunicationGroup("unknown", 1))
         exchanged *= group.size if kind == "all_gather" else 1
     return Collective(kind, group.size, group.name, exchanged)
 
 
-def _named(value: Any) -> Group:
+def _named(value: Any) -> CommunicationGroup:
     name: str = value[1]
-    return Group(name, _groups._resolve_process_group(name).size())
+    return CommunicationGroup(name, _groups._resolve_process_group(name).size())
 
 
 def _is_keyword(part: Any) -> bool:
