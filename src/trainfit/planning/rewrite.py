@@ -145,7 +145,7 @@ def _ops(
     for number, op in enumerate(trace.ops):
         while pending and pending[-1].insert == number:
             effect = pending.pop()
-            ops += _segment(trace, effect, new.segment_start[id(effect)], copies)
+            ops += _segment(trace, effect, new.segment_start[effect.region.start], copies)
         if op.waits_for:
             op = replace(op, waits_for=tuple(new.start(other) for other in op.waits_for))
         effect_here = region_of.get(op.forward_op)
