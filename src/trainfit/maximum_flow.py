@@ -31,17 +31,15 @@ class FlowNetwork:
         self.heads += (head, tail)
         self.room += (capacity, 0)
 
-    def fill(self, source: int, sink: int, most_work: float = UNLIMITED) -> bool:
-        """Send as much as possible; say whether all of it was sent before the work was used up.
+    def fill(self, source: int, sink: int, most_work: float = UNLIMITED) -> None:
+        """Send as much as possible, or less if that takes more than `most_work`.
 
         What was sent is `sent`; it is `UNLIMITED` if some path has no limit.
         """
-        while True:
+        while self.work <= most_work and self.sent < UNLIMITED:
             levels = self._levels(source, sink)
-            if levels[sink] < 0 or self.sent == UNLIMITED:
-                return True
-            if self.work > most_work:
-                return False
+            if levels[sink] < 0:
+                return
             self._fill_levels(source, sink, levels, most_work)
 
     def reached_from(self, source: int) -> list[bool]:
@@ -79,7 +77,7 @@ class FlowNetwork:
                 self.sent += amount
                 if amount == UNLIMITED:
                     return
-                # Go on from where the first edge became full.
+                # Continue from the first edge that is full now.
                 cut = len(path)
                 for place in range(len(path) - 1, -1, -1):
                     edge = path[place]

@@ -28,7 +28,7 @@ def filled(edges: Edges, rounding: float = 0) -> FlowNetwork:
     network = FlowNetwork(NODES, rounding)
     for edge in edges:
         network.connect(*edge)
-    assert network.fill(SOURCE, SINK)
+    network.fill(SOURCE, SINK)
     return network
 
 
@@ -71,5 +71,5 @@ def test_a_flow_that_is_cut_off_is_no_larger() -> None:
     network = FlowNetwork(NODES)
     for edge in edges:
         network.connect(*edge)
-    assert not network.fill(SOURCE, SINK, most_work=1)
+    network.fill(SOURCE, SINK, most_work=1)
     assert 0 <= network.sent < filled(edges).sent

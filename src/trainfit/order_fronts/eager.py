@@ -3,7 +3,7 @@
 Each op is a node, each storage a buffer, and a kernel's workspace a buffer that its own node releases. Given
 in the order of the trace, the graph has the peak that `simulate` predicts, as long as storages are released
 `as_held`: after the op at which their last holder let go. With `as_held=False` they are released after the
-last op that uses them, which is what a program could do that keeps nothing for longer than it needs it.
+last op that uses them, as in a program that holds nothing for longer than it needs it.
 
 Not modelled: storages that are resized in place count with their largest size all the time.
 """

@@ -165,5 +165,5 @@ def _code_hash() -> str:
 def code_files() -> list[Path]:
     """Return the files with the code that decides the order."""
     package = Path(__file__).parent.parent
-    folders = [sorted((package / name).glob("*.py")) for name in ("ordering", "order_fronts")]
+    folders = [sorted((package / name).glob("*.py")) for name in ("operators", "ordering", "order_fronts")]
     return [package / "errors.py", package / "maximum_flow.py", *chain(*folders)]

@@ -1,8 +1,8 @@
 """Memory of an order as inductor's code has it: released buffers are kept for later ones of their kind.
 
 When inductor writes the code, a buffer that is released goes into a pool, and a later one of the same size
-and dtype takes it over, if keeping it until then does not raise the peak above what inductor counted for the
-whole graph. In between it stays allocated, which a timeline of lifetimes alone does not show.
+and dtype takes it over, if keeping it until then does not raise the peak above the one that inductor counted
+for the whole graph. In between it stays allocated, which a timeline of lifetimes alone does not show.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the kernels of inductor's scheduler allocate: as inductor counts it when it plans, and more precisely.
 
 Inductor counts every buffer of a node as allocated. When it writes the code it leaves out those that only
-their own fused kernel uses, and lets a kernel write its result over an input of the same size that nobody
-needs afterwards. Both can be known before an order is chosen where they hold in every order; `precise_graph`
+their own fused kernel uses, and lets a kernel write its result over an input of the same size that no later
+kernel reads. Both can be known before an order is chosen where they hold in every order; `precise_graph`
 takes them into account. Which of the other inputs are overwritten depends on the order and is left out.
 """
 
@@ -23,7 +23,7 @@ from trainfit.operators.families import PLAIN_PRODUCTS
 from trainfit.ordering.graph import Buffer, BufferGraph, Node
 
 Nodes = list[Any]
-"""Nodes of inductor's scheduler: its types are not for others to rely on."""
+"""Nodes of inductor's scheduler, whose types are private to inductor."""
 
 
 def planned_graph(nodes: Nodes) -> BufferGraph:
@@ -122,7 +122,7 @@ def _is_matrix_product(kernel: str) -> bool:
 
 
 def with_workspaces(graph: BufferGraph, workspaces: dict[int, int]) -> BufferGraph:
-    """Return the graph with so many more bytes while some of its nodes run."""
+    """Return the graph with extra bytes in use while some of its nodes run: bytes by node."""
     nodes, added = list(graph.nodes), []
     for number, size in workspaces.items():
         name = f"{nodes[number].name}:workspace"
@@ -146,7 +146,7 @@ def _removed(nodes: Nodes) -> Iterator[str]:
 
 
 def _overwritten(nodes: Nodes) -> Iterator[tuple[str, str]]:
-    """Yield results of kernels, each with an input whose memory it can have: all others have used it."""
+    """Yield results of kernels, each with an input that it may overwrite: its other readers run before."""
     scheduler: Any = V.graph.scheduler
     for node in nodes:
         if not config.inplace_buffers or not _overwrites(node):

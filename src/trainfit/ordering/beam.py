@@ -1,6 +1,7 @@
 """Orders within a limit, by keeping only the best few sets of nodes of every length.
 
-Sets of the same length are compared by their memory. What adds nothing is run at once, as in `tighten.py`.
+Sets of the same length are compared by their memory. A node that adds no memory is taken at once, as in
+`tighten.py`.
 """
 
 from __future__ import annotations

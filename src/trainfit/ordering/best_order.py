@@ -1,4 +1,4 @@
-"""Find the order with the smallest peak: heuristics first, then proof or improvement where that is worth it.
+"""Find the order with the smallest peak: heuristics first, then proofs and searches where they can help.
 
 1. The given order and torch's three, and two of ours; each is tightened, which never makes it worse.
 2. A bound from minimum cuts at the nodes where the best of them has its peak. If it is reached: optimal.
@@ -37,7 +37,7 @@ from trainfit.ordering.tighten import tighten
 TORCH_METHODS = ("baseline", "lpmf", "bfs", "dfs")
 _CUT_WORK = 600_000
 _MOST_CUT_EFFORT = 8
-"""Cuts do not ask whether to stop, so that they may not take arbitrarily long."""
+"""A cut does not ask whether to stop, so that its work is limited."""
 _SEARCH_MOVES = 150_000
 _BEAM_MOVES = 120_000
 _SMALL = 700

@@ -37,22 +37,22 @@ class CutBounds:
     def at_twins_of(self, node: int) -> None:
         """Raise the bound by all nodes that add and need as much as this one and have as many neighbours.
 
-        Branches that are alike are bounded so, of which each could wait for the others.
+        This bounds branches that are alike, where each one could wait for the others.
         """
         wanted = self._likeness(node)
         self._at_set([other for other in range(self.problem.count) if self._likeness(other) == wanted])
 
     def at_largest(self) -> None:
-        """Raise the bound by the nodes that need most, the two, three, four ... largest together."""
+        """Raise the bound by sets of the nodes that need most: the largest two, three, four and so on."""
         largest = sorted(range(self.problem.count), key=lambda node: (-self.problem.rise[node], node))
         for count in _SET_SIZES:
             self._at_set(sorted(largest[:count]))
 
     def _at_set(self, nodes: list[int]) -> None:
-        """Raise the bound by a set of nodes: some one of them runs first, and some one last.
+        """Raise the bound by a set of nodes: one of them runs first, and one of them last.
 
-        The first finds none of the others done, the last all of them; whichever it is, the least of their
-        figures is a bound.
+        The first runs before all the others, the last after all of them. Which one it is depends on the
+        order, so that the least of their figures is a bound.
         """
         if not 2 <= len(nodes) <= _LARGEST_SET or tuple(nodes) in self.known_sets:
             return
@@ -91,4 +91,4 @@ class CutBounds:
 
 _SET_SIZES = (2, 3, 4, 6, 8, 12, 16)
 _LARGEST_SET = 24
-"""A set takes one cut for each of its nodes, and the least of many figures is small."""
+"""A set takes two cuts for each of its nodes, and the least of many figures is a weak bound."""

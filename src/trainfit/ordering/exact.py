@@ -24,7 +24,7 @@ from trainfit.ordering.ordering_problem import OrderingProblem
 _FIRST_MOVES = 256
 """How many moves each end may look at in its first try; then four times as many, and so on."""
 _MOST_MOVES_AT_ONCE = 1 << 16
-"""After so many at the latest it is asked whether to stop."""
+"""After this many moves at the latest, `stop` is asked."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _End:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew from where the end stands: the other end has moved, or this one has."""
+        """Start again from where this end stands, since it or the other end has moved."""
         self.reached: dict[int, tuple[int, int]] = {self.taken: (-1, -1)}
         """Each set with the set it was reached from, and the node taken then."""
         self.heap: list[tuple[int, int, int, int]] = [(self.memory, self.taken, -1, self.ready)]

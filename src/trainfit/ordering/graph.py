@@ -4,7 +4,7 @@ A buffer has a size that is added when its node runs and a size that is released
 they differ for nodes with several outputs, which allocate the sum while each part releases its own share. A
 buffer that is a mutated or viewed other buffer (`alias_of`) owns nothing: it is the same memory under a new
 name, and its readers keep the original alive. An input is alive from the start and is released after its last
-reader; what nobody reads is kept. An output is never released. `Node.after` orders without keeping anything
+reader, or kept if no node reads it. An output is never released. `Node.after` orders without keeping anything
 alive.
 """
 

@@ -1,9 +1,9 @@
-"""Orders that are found in one pass: least peak first, breadth first, depth first, and two more.
+"""Orders that are found in one pass: torch's three, least peak last, and deepest need first.
 
 `least_peak_first`, `breadth_first` and `depth_first` give the orders that torch's scheduler chooses among, so
 that results can be compared; least peak first takes O(n log n) here. `least_peak_last` is the same greed from
 the end of the order, and `deepest_need_first` visits what needs most memory first, as compilers do for
-registers (Sethi and Ullman, 1970): optimal on trees of equal sizes, a good start elsewhere.
+registers (Sethi and Ullman, 1970): optimal on trees whose nodes are of equal size, a good start elsewhere.
 """
 
 from __future__ import annotations

@@ -16,11 +16,10 @@ from trainfit.ordering.ordering_problem import OrderingProblem
 
 @dataclass(frozen=True)
 class LeastMemory:
-    """A figure that memory before a node is never below; the least itself if the cut was finished."""
+    """What memory before a node is never below, and how much work it took to find."""
 
     bytes: int
     work: int
-    finished: bool
 
 
 def least_memory_before(
@@ -33,7 +32,7 @@ def least_memory_before(
 ) -> LeastMemory | None:
     """Return the least memory in which `node` can begin, given that some nodes have run and others have not.
 
-    None if that cannot be. A cut that takes more than `most_work` is left unfinished.
+    None if that cannot be. A cut that takes more than `most_work` is left unfinished: its figure is lower.
     """
     inside = reachable(problem.predecessors, [node, *already_run]).union(already_run)
     excluded = reachable(problem.successors, [node, *not_yet_run]).union(not_yet_run, [node])
@@ -49,8 +48,8 @@ def least_memory_before(
                 useful.append(block)
     work = problem.count + len(problem.members)
     network = _ClosureNetwork(problem, inside, useful)
-    gain, finished = network.most_gain(most_work - work)
-    return LeastMemory(memory - gain, work + network.work, finished)
+    gain = network.most_gain(most_work - work)
+    return LeastMemory(memory - gain, work + network.work)
 
 
 def best_closure(problem: OrderingProblem, inside: set[int], choice: set[int]) -> set[int]:
@@ -113,13 +112,10 @@ class _ClosureNetwork:
     def work(self) -> int:
         return self._network.work
 
-    def most_gain(self, most_work: float = UNLIMITED) -> tuple[int, bool]:
-        """Return by how much memory can fall at most, and whether that is exact.
-
-        A flow that is cut off is smaller than the largest, so that the gain is only overestimated.
-        """
-        finished = self._network.fill(0, 1, most_work)
-        return self._offered - int(self._network.sent), finished
+    def most_gain(self, most_work: float = UNLIMITED) -> int:
+        """Return by how much memory can fall at most: too much if the work is used up before the flow is."""
+        self._network.fill(0, 1, most_work)
+        return self._offered - int(self._network.sent)
 
     def smallest_choice(self) -> set[int]:
         """Return the smallest set of nodes with that gain."""

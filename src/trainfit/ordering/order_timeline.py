@@ -1,4 +1,4 @@
-"""What an order of a graph needs: when each buffer lives, memory at every step, the peak of any range.
+"""What an order of a graph needs: when each buffer lives, memory at every step, the peak.
 
 Both estimates of the same memory are here: `live_bytes`, one figure per step with the step's results included
 and nothing of its inputs released yet, and `after_alloc` / `after_free`, the two figures of every step.
@@ -65,7 +65,7 @@ class OrderTimeline:
 
     @cached_property
     def after_free(self) -> tuple[int, ...]:
-        """Memory when each step has released what nobody needs any more."""
+        """Memory when each step has released what no later step reads."""
         return tuple(a - freed for a, (_, freed) in zip(self.after_alloc, self.allocated_and_freed))
 
     @property
@@ -98,7 +98,7 @@ def _lifetime(
 ) -> Lifetime:
     buffer, producer = graph.buffers[number], graph.producer[number]
     start = step_of[producer] if producer >= 0 else 0
-    # What its own node alone uses goes when that has run; an input that nobody reads stays.
+    # What no other node reads is released by its own node; an input that none reads stays.
     end: int | None = max(last, start) if producer >= 0 or last >= 0 else None
     if graph.kept[number]:
         end = None

@@ -1,4 +1,4 @@
-"""A `BufferGraph` as numbers: all that searching needs, and nothing that it does not.
+"""A `BufferGraph` as numbers, which is all that a search needs.
 
 Memory after a set of nodes has run depends on the set alone, not on the order within it:
 

@@ -1,9 +1,9 @@
 """The cheapest way to have every needed value in backward, for one price per byte: a minimum cut.
 
-A group of ops makes values (storages). Each value has a question: is it needed in backward? Each group has
-one: is it computed again? A value that is needed, of a group that is not computed again, is kept, which costs
-its bytes times the price. Computing a group again costs its seconds and makes what it reads needed. The
-cheapest answers are the smaller side of a minimum cut (`maximum_flow.py`).
+A group of ops makes values (storages). Of each value it is decided whether backward needs it, and of each
+group whether it is recomputed. A needed value of a group that is not recomputed is kept, which costs its
+bytes times the price. Recomputing a group costs its seconds, and what it reads becomes needed. The cheapest
+decision is the smaller side of a minimum cut (`maximum_flow.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainfit.planning.groups import Group
 
 @dataclass(frozen=True)
 class Choice:
-    """Which groups are kept and which are computed again; the others are neither."""
+    """Which groups are kept and which are recomputed; the others are neither."""
 
     kept: frozenset[int]
     repeated: frozenset[int]
