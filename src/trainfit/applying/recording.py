@@ -15,7 +15,6 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from trainfit.applying import op_results
 from trainfit.applying.following import Follower
 from trainfit.applying.modes import Facts, RegionMode, is_plain, is_weight_cast
 from trainfit.applying.op_results import (
@@ -25,18 +24,13 @@ from trainfit.applying.op_results import (
     Created,
     Result,
     TensorLayout,
+    can_be_absent,
     has_storage,
+    is_constant,
     tensors_in,
 )
 from trainfit.applying.randomness import generator_of, state_of
-from trainfit.applying.records import (
-    VALUE,
-    VIEW,
-    CountedTensor,
-    OpRecord,
-    OutsideArgument,
-    Record,
-)
+from trainfit.applying.records import VALUE, VIEW, CountedTensor, OpRecord, OutsideArgument, Record
 from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.schemas import Operator, aten
 from trainfit.plans import SAVE
@@ -128,7 +122,7 @@ class RegionRecorder(RegionMode):
             self._append(OpRecord(func=func, kind=VIEW))
             return func(*args, **kwargs)
         tensors = tensors_in(args, kwargs)
-        written = _written(operator, args, kwargs) if operator.mutated else []
+        written = list(filter(has_storage, operator.written(args, kwargs))) if operator.mutated else []
         row = OpRecord(func=func)
         self._note_reads(row, facts, tensors, written)
         if facts.draws:
@@ -216,7 +210,7 @@ class RegionRecorder(RegionMode):
             return self._describe_tensor(row, operator, value, tensors)
         if isinstance(value, list | tuple):
             return type(value)([self._describe(row, operator, item, tensors) for item in value])
-        if not op_results.is_constant(value):
+        if not is_constant(value):
             row.must_run = True
         return Constant(value)
 
@@ -231,7 +225,7 @@ class RegionRecorder(RegionMode):
             return Constant(None)
         if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
             row.must_run = True
-        if not op_results.can_be_absent(tensor):
+        if not can_be_absent(tensor):
             row.must_run = True
         identity = _storage_id(tensor)
         for number, argument in enumerate(tensors):
@@ -286,12 +280,3 @@ class RegionRecorder(RegionMode):
         for counted in (*record.kept.values(), *record.left.values()):
             counted.writes = counted.tensor._version
         return record
-
-
-def _written(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors that an operator writes to in place."""
-    values = [
-        kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
-        for where in operator.mutated
-    ]
-    return [tensor for tensor in tensors_in(values, {}) if has_storage(tensor)]

@@ -288,17 +288,7 @@ class CaptureMode(TorchDispatchMode):
     def _written(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[LiveStorage]:
-        written: list[LiveStorage] = []
-        for where in operator.mutated:
-            if isinstance(where, int):
-                value = args[where] if where < len(args) else None
-            else:
-                value = kwargs.get(where)
-            if isinstance(value, torch.Tensor):
-                written.append(self.live(value))
-            elif isinstance(value, list | tuple):
-                written.extend(self.live(item) for item in value if isinstance(item, torch.Tensor))
-        return written
+        return [self.live(tensor) for tensor in operator.written(args, kwargs)]
 
     def _would_change_outside(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -41,6 +41,20 @@ class Operator:
     returned: tuple[int | str | None, ...]
     """For each return: the argument it is, when it is a mutated argument; else None."""
 
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors that a call with these arguments writes to."""
+        found: list[torch.Tensor] = []
+        for where in self.mutated:
+            if isinstance(where, int):
+                value = args[where] if where < len(args) else None
+            else:
+                value = kwargs.get(where)
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            elif isinstance(value, list | tuple):
+                found.extend(item for item in value if isinstance(item, torch.Tensor))
+        return found
+
 
 @cache
 def describe(func: OpOverload) -> Operator:
