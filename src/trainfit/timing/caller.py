@@ -19,15 +19,7 @@ from trainfit.timing.memory import Memory, touch
 from trainfit.trace import Signature
 from trainfit.workspace.made_up_arguments import CannotRunAlone, find_operator, make_arguments
 
-REFUSED = (
-    CannotRunAlone,
-    RuntimeError,
-    ValueError,
-    IndexError,
-    TypeError,
-    NotImplementedError,
-    AssertionError,
-)
+REFUSED = (CannotRunAlone, RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 """What an operator raises that does not accept made-up inputs."""
 
 # Their inputs have values that mean something, or hidden state: they keep what `make_arguments` made.
