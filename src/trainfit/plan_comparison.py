@@ -95,9 +95,7 @@ def compare_results(build: Callable[[], Step], plan: Plan) -> SameResults:
 def _compared(first: _Results, second: _Results, names: tuple[str, str]) -> list[Match]:
     """Compare the loss, the gradients and the state of two runs."""
     return [
-        compare(first.loss, second.loss, names),
-        compare(first.gradients, second.gradients, names),
-        compare(first.state, second.state, names),
+        compare(getattr(first, what), getattr(second, what), names) for what in ("loss", "gradients", "state")
     ]
 
 

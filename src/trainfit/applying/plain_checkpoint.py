@@ -20,7 +20,7 @@ from trainfit.applying.call_arguments import without_untouched
 from trainfit.applying.execution import execution
 from trainfit.applying.modes import facts_of
 from trainfit.applying.python_objects import ModuleAttributes, any_hooks, copy_structure
-from trainfit.applying.randomness import state_of
+from trainfit.applying.randomness import generators_at, state_of
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import VALUE, Record, modified_error
 from trainfit.recomputation import NOBODY
@@ -179,7 +179,6 @@ class PlainCheckpoint:
         self._name = name
         self._forward = forward
         self._attributes = expected.attributes
-        self._generators = expected.generators
         self._on_backward = on_backward
         args, kwargs, given = expected.circumstances[1:]
         # Containers may be changed by whoever gets them.
@@ -191,7 +190,7 @@ class PlainCheckpoint:
         weights = [each for held in expected.weights for each in held.values() if each is not None]
         self._reads = [(each, each._version) for each in (*given, *weights) if not each.is_inference()]
         """What it may read, and how often that had been written to."""
-        self._states = _states(self._generators)
+        self._states = {generator: state_of(generator) for generator in expected.generators}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
@@ -213,25 +212,10 @@ class PlainCheckpoint:
         self._on_backward()
         self._check_unchanged("between forward and backward")
         args, kwargs = copy_structure(self._arguments)
-        now = _states(self._generators)
-        with execution.recomputation():
-            try:
-                _set(self._states)
-                with self._attributes.restored():
-                    return self._forward(*args, **kwargs)
-            finally:
-                _set(now)
+        with execution.recomputation(), generators_at(self._states), self._attributes.restored():
+            return self._forward(*args, **kwargs)
 
     def _check_unchanged(self, when: str) -> None:
         for tensor, version in self._reads:
             if tensor._version != version:
                 raise modified_error(f"a tensor of shape {list(tensor.shape)} that {self._name} reads", when)
-
-
-def _states(generators: tuple[torch.Generator, ...]) -> list[tuple[torch.Generator, torch.Tensor]]:
-    return [(generator, state_of(generator)) for generator in generators]
-
-
-def _set(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
-    for generator, state in states:
-        generator.set_state(state)

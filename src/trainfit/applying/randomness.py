@@ -57,6 +57,22 @@ def drawn_again(before: HostRandomState | None) -> Iterator[None]:
         now.restore()
 
 
+@contextlib.contextmanager
+def generators_at(states: dict[torch.Generator, torch.Tensor]) -> Iterator[None]:
+    """Let torch's generators begin at these states in a block, and be as they are now after it."""
+    now = {generator: state_of(generator) for generator in states}
+    try:
+        _set_states(states)
+        yield
+    finally:
+        _set_states(now)
+
+
+def _set_states(states: dict[torch.Generator, torch.Tensor]) -> None:
+    for generator, state in states.items():
+        generator.set_state(state)
+
+
 class Draws:
     """Repeats draws: sets generators to the states of forward, and puts them back at the end."""
 
@@ -78,7 +94,6 @@ class Draws:
 
     def put_back(self) -> None:
         """Leave the generators as they were."""
-        for generator, state in self._before.items():
-            generator.set_state(state)
+        _set_states(self._before)
         self._before.clear()
         self._last.clear()

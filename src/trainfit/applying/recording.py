@@ -8,7 +8,7 @@ read and wrote and what autograd saved: a plan decides what is kept, it cannot m
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,17 +43,12 @@ _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
 class RegionRecorder(RegionMode):
     """Runs the ops of a region's forward and records them."""
 
-    def __init__(
-        self,
-        follower: Follower,
-        inputs: Iterable[torch.Tensor],
-        weights: Callable[[], Iterable[torch.Tensor]],
-    ) -> None:
+    def __init__(self, follower: Follower, inputs: Iterable[torch.Tensor], module: torch.nn.Module) -> None:
         """Follow a plan; the region's inputs and the module's weights are there before it and after it."""
         super().__init__()
         self.record = Record()
         self.follower = follower
-        self._weights = weights
+        self._module = module
         self._inputs = {_storage_id(tensor) for tensor in inputs if has_storage(tensor)}
         self._permanent: set[int] | None = None
         self._number_of: dict[int, int] = {}
@@ -85,7 +80,8 @@ class RegionRecorder(RegionMode):
         if self.record.flow.makers[number][0] != NOBODY:
             return False
         if self._permanent is None:
-            self._permanent = {_storage_id(t) for t in self._weights() if has_storage(t)} | self._inputs
+            weights = (*self._module.parameters(), *self._module.buffers())
+            self._permanent = {_storage_id(t) for t in weights if has_storage(t)} | self._inputs
         if _storage_id(tensor) not in self._permanent:
             return False
         self.record.flow.permanent.add(number)
@@ -270,8 +266,8 @@ class RegionRecorder(RegionMode):
         self.follower.finish()
         record.flow.needed = [
             (number, version)
-            for number, version, holder in self._needs
-            if holder is None or holder() is not None
+            for number, version, alive in self._needs
+            if alive is None or alive() is not None
         ]
         if complete:
             record.flow.needed += [(n, record.flow.version(n)) for n in range(len(record.flow.makers))]

@@ -121,7 +121,7 @@ class RegionCall:
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
         pack, unpack = _top_hooks(False)
-        recorder = self._recorder = RegionRecorder(self._follower(), self._given, self._weights)
+        recorder = self._recorder = RegionRecorder(self._follower(), self._given, self._module)
 
         def pack_and_note(tensor: torch.Tensor) -> Any:
             holder = pack(tensor)
@@ -130,7 +130,8 @@ class RegionCall:
 
         attributes, host_random = ModuleAttributes(self._module), HostRandomState()
         hooks = saved_tensors_hooks(pack_and_note, unpack)
-        with execution.forward(recorder.value_read), self._ordinary(), reads_noticed(), hooks, recorder:
+        ordinary = ordinary_paths(self._planned.names)
+        with execution.forward(recorder.value_read), ordinary, reads_noticed(), hooks, recorder:
             yield
         self._record = recorder.finish(complete=has_hooks_inside(self._module))
         self._attributes = attributes
@@ -164,17 +165,10 @@ class RegionCall:
     def _differs(self, difference: str) -> None:
         self._planned_model.warn(self._name, self._module, difference)
 
-    def _ordinary(self) -> contextlib.AbstractContextManager[None]:
-        return ordinary_paths(self._planned.names)
-
     def _follower(self) -> Follower:
         module = self._module
         hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
         return Follower(self._planned.ops, hooked=bool(hooked or module._backward_pre_hooks))
-
-    def _weights(self) -> Iterator[torch.Tensor]:
-        yield from self._module.parameters()
-        yield from self._module.buffers()
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -184,7 +178,7 @@ class RegionCall:
         as_in_forward = contextlib.nullcontext() if self._attributes is None else self._attributes.restored()
         with execution.recomputation():
             try:
-                with self._ordinary(), as_in_forward, drawn_again(self._host_random), mode:
+                with ordinary_paths(self._planned.names), as_in_forward, drawn_again(self._host_random), mode:
                     yield
             finally:
                 mode.finish()

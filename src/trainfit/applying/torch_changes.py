@@ -72,11 +72,9 @@ def ordinary_paths(ops: Set[str]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def reads_noticed() -> Iterator[None]:
+def reads_noticed() -> contextlib.AbstractContextManager[None]:
     """Let `execution.on_value_read` hear of reads without an operator."""
-    with _noticed_reads.used():
-        yield
+    return _noticed_reads.used()
 
 
 class _SharedChange:

@@ -171,11 +171,8 @@ def _array_difference(one: Any, other: Any) -> _Difference | None:
         ]
     except (TypeError, ValueError):
         # Texts, times and numbers that torch does not have: the bytes say it all.
-        return (
-            None
-            if one.tobytes() == other.tobytes()
-            else _Difference(f"arrays of {one.dtype} are not the same")
-        )
+        same = one.tobytes() == other.tobytes()
+        return None if same else _Difference(f"arrays of {one.dtype} are not the same")
     return _tensor_difference(*tensors)
 
 
