@@ -1,6 +1,6 @@
 """Which ops of a region run again in backward, and which storages are kept for it. Plain data, no torch.
 
-The executor asks this about what it saw in forward.
+The executor asks this about what it saw in forward, the planner about what it reads off a trace.
 
 A storage changes when an op writes to it in place, so what is needed is a *version* of it: version 0 is what
 its creator left, each write makes the next one. A kept storage is restored with its last version, and nothing

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trace_flow import flow_of
-
+from trainfit.planning.region_flow import flow_of
+from trainfit.planning.regions import saved_inside
 from trainfit.plans import OpDecision, Plan, Region, RegionKind
-from trainfit.recomputation import rerun
 from trainfit.store import operators_hash
 from trainfit.trace import Signature, Trace
 
@@ -70,16 +69,16 @@ def region_kind(trace: Trace, call: int, policy: Policy) -> RegionKind:
     signatures = [trace.signatures[trace.ops[position].signature] for position in range(start, end)]
     saved = [not s.view and policy(s, number) for number, s in enumerate(signatures)]
     decisions = ["save" if each else "recompute" for each in saved]
-    flow, numbers = flow_of(trace, call, decisions)
+    flow = flow_of(trace, (call,), saved_inside(trace, start, end, trace.calls[call].backward_start))
     kept = {
-        numbers[storage]
+        storage
         for number, position in enumerate(range(start, end))
         if saved[number]
         for storage in (*trace.ops[position].creates, *trace.ops[position].writes)
     }
-    again = rerun(flow, kept)
+    again = flow.runs_again(kept, flow.first_draws(lambda op: decisions[op - start]))
     for number, signature in enumerate(signatures):
-        if not saved[number] and not again.runs[number] and not signature.view:
+        if not saved[number] and start + number not in again and not signature.view:
             decisions[number] = "skip"
     return RegionKind(
         tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import trainfit
-from trainfit import Trace, cli
+from trainfit import Step, StepOptions, Trace, cli
 from trainfit.api import choose
 from trainfit.api.request import Request
 from trainfit.costs.roofline import roofline_costs
@@ -20,6 +21,7 @@ from trainfit.planning.modules.sharding import divided, gathered_by
 from trainfit.planning.modules.unit_planner import ModulePlanner
 from trainfit.planning.planner import Planner
 from trainfit.simulate import simulate
+from trainfit.targets.parse import load
 
 H100 = find_device("h100-sxm-80gb")
 BLOCKS = [f"GPT2.blocks.{number}" for number in range(4)]
@@ -68,6 +70,32 @@ def test_what_is_stored_and_what_is_computed_again_is_in_the_plan(planner: Modul
         end = decisions.index("skip") if "skip" in decisions else len(decisions)
         assert set(decisions[:end]) <= {"save", "recompute"}
         assert "save" not in decisions[end:]
+
+
+@pytest.mark.parametrize("solver", [Planner, ModulePlanner])
+def test_the_executor_runs_again_what_the_plan_was_priced_with(solver: type[Planner | ModulePlanner]) -> None:
+    """Also where a policy discards what nobody needs: that is not computed again."""
+    build = load("llama-tiny", StepOptions(batch=4)).build
+    trace = trainfit.capture(build)
+    planner = solver(trace, roofline_costs(trace, replace(H100, name="cpu")))
+    found = planner.plan(planner.step.peak_bytes * 7 // 10)
+
+    def planned() -> Step:
+        step = build()
+        trainfit.apply(step.model, found.plan)
+        return step
+
+    again = trainfit.capture(planned)
+    assert found.fits and simulate(again).peak_bytes == found.peak_bytes
+    assert computed_again(found.timeline.trace) == computed_again(again)
+
+
+def computed_again(trace: Trace) -> Counter[str]:
+    """Return the operators that are computed again; views are made again without being in a plan's replay."""
+    again = (number for number, op in enumerate(trace.ops) if op.recompute)
+    names = Counter(trace.op_name(n) for n in again if not trace.signatures[trace.ops[n].signature].view)
+    del names["torch.get_rng_state"]
+    return names
 
 
 def test_the_regions_solver_is_at_least_as_good(planner: ModulePlanner) -> None:

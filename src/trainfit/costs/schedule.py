@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.costs.table import CostTable, filled_shares, tensors_of
+from trainfit.costs.table import CostTable
+from trainfit.operators.recorded_calls import filled_shares, tensors_of
 from trainfit.trace import COMPUTE, PHASES, Trace
 
 Seconds = NDArray[np.float64]

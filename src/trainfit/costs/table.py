@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfit.devices import Device
-from trainfit.operators.recorded_calls import nbytes
-from trainfit.trace import Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +73,3 @@ class CostTable:
     def __repr__(self) -> str:
         """One line: there is a cost for every distinct operator."""
         return f"<CostTable of {len(self.costs)} operators on {self.device.name}>"
-
-
-def tensors_of(signatures: Sequence[Signature]) -> list[int]:
-    """Return for each signature how many tensors it takes beyond those that every operator takes."""
-    return [max(len(signature.inputs) - _USUAL_TENSORS, 0) for signature in signatures]
-
-
-def filled_shares(signatures: Sequence[Signature], cache_bytes: int) -> list[float]:
-    """Return for each signature how much of a core's own cache its tensors fill: 1 is all of it."""
-    return [
-        min(sum(map(nbytes, (*signature.inputs, *signature.outputs))) / cache_bytes, 1.0)
-        if cache_bytes and not signature.view
-        else 0.0
-        for signature in signatures
-    ]
-
-
-_USUAL_TENSORS = 6

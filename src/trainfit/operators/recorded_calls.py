@@ -1,8 +1,9 @@
-"""Read the arguments of a recorded call by position or name."""
+"""Read the arguments of a recorded call by position or name, and the sizes of its tensors."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from trainfit import arguments
@@ -51,3 +52,22 @@ def nbytes(spec: TensorSpec) -> int:
     strides = spec.stride if len(spec.stride) == len(spec.shape) else (1,) * len(spec.shape)
     distinct = math.prod(length for length, stride in zip(spec.shape, strides) if stride != 0 or length == 0)
     return distinct * ITEM_BYTES.get(spec.dtype, 1)
+
+
+_USUAL_TENSORS = 6
+"""What an operator takes that does not take lists."""
+
+
+def tensors_of(signatures: Sequence[Signature]) -> list[int]:
+    """Return for each signature how many tensors it takes beyond those that every operator takes."""
+    return [max(len(signature.inputs) - _USUAL_TENSORS, 0) for signature in signatures]
+
+
+def filled_shares(signatures: Sequence[Signature], cache_bytes: int) -> list[float]:
+    """Return for each signature how much of a core's own cache its tensors fill: 1 is all of it."""
+    return [
+        min(sum(map(nbytes, (*signature.inputs, *signature.outputs))) / cache_bytes, 1.0)
+        if cache_bytes and not signature.view
+        else 0.0
+        for signature in signatures
+    ]

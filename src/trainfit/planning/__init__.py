@@ -1,10 +1,11 @@
 """Planning: which activations to keep and which to compute again, so that a step fits and adds least time.
 
 In the order in which data passes: `requests.py` checks what is asked for; `model_calls.py` says which module
-calls may be regions, `regions.py` what is inside of one, `groups.py` which of its ops belong together, and
-`weight_casts.py` what autocast casts again with it; `minimum_cut.py` and `curves.py` find the trade-off of a
-region, `full_recompute.py` which of its points torch alone can carry out, `effects.py` what a point changes
-in memory; `rewrite.py` writes the trace that a choice results in, and `replay.py` has its memory and time.
+calls may be regions, `regions.py` what is inside of one, `groups.py` which of its ops belong together,
+`weight_casts.py` what autocast casts again with it, and `region_flow.py` what the executor will run again;
+`minimum_cut.py` and `curves.py` find the trade-off of a region, `full_recompute.py` which of its points torch
+alone can carry out, `effects.py` what a point changes in memory; `rewrite.py` writes the trace that a choice
+results in, and `replay.py` has its memory and time.
 `options.py` lists what can be chosen, `master.py` is the program that chooses, `planner.py` asks it, and
 `certify.py` makes the choice a plan that promises what came out. `baselines.py` replays the usual ways.
 `plan_results.py` is what leaves, `infeasible.py` the message if nothing fits. `modules/` is PyTorch's

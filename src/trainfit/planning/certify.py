@@ -182,6 +182,7 @@ def _kind(trace: Trace, effect: Effect, call: int) -> RegionKind:
 def _region(trace: Trace, effect: Effect, call: int, place: int, kind: int) -> Region:
     """Return what a plan says about one call, which is a region or a part of one."""
     ops = forward_ops(trace, call)
+    again = set(effect.segment)
     own = [n for n, group in enumerate(effect.region.groups) if group.ops[0] in ops]
     kept = [
         size
@@ -195,7 +196,7 @@ def _region(trace: Trace, effect: Effect, call: int, place: int, kind: int) -> R
         call=place,
         kind=kind,
         kept_bytes=sum(kept),
-        recompute_seconds=sum(effect.region.groups[n].seconds for n in own if n in effect.choice.repeated),
+        recompute_seconds=sum(g.seconds for n in own if again.issuperset((g := effect.region.groups[n]).ops)),
         continues=call != effect.region.calls[0],
         whole=effect.by_torch,
     )

@@ -26,7 +26,8 @@ from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.model_calls import forward_ops
 from trainfit.planning.regions import RegionGraph, end_without_saves
 from trainfit.planning.weight_casts import with_casts
-from trainfit.recomputation import copied_before_write, starts_stream
+from trainfit.plans import RECOMPUTE, SAVE, SKIP
+from trainfit.recomputation import copied_before_write
 from trainfit.trace import Interval, Trace
 
 SEGMENT_END = 1 << 60
@@ -71,16 +72,26 @@ class Effect:
 
     def decision(self, op: int) -> str:
         """Return what happens to an op of the region."""
-        group = self.region.group_of_op[op]
-        if group in self.choice.kept:
-            return "save"
-        return "recompute" if group in self.choice.repeated or self.region.groups[group].free else "skip"
+        return _decision(self.region, self.choice, op)
+
+
+def _decision(region: RegionGraph, choice: Choice, op: int) -> str:
+    group = region.group_of_op[op]
+    if group in choice.kept:
+        return SAVE
+    return RECOMPUTE if group in choice.repeated or region.groups[group].free else SKIP
 
 
 def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bool = False) -> Effect:
     """Work out what a region with these choices changes; `by_torch`: as torch does it, whatever comes out."""
     insert = _first_unpack(trace, region)
-    repeated = {op for number in choice.repeated for op in region.groups[number].ops}
+    by_torch = by_torch or is_full_recompute(trace, region, choice)
+    first_draws = tuple(region.flow.first_draws(lambda op: _decision(region, choice, op)))
+    if by_torch:
+        repeated = {op for number in choice.repeated for op in region.groups[number].ops}
+    else:
+        saved = (storage for number in choice.kept for storage in region.groups[number].storages)
+        repeated = region.flow.runs_again(saved, first_draws)
     segment = _segment(trace, region, repeated)
     read = {storage for op in segment for storage in values_read(trace, op)}
     kept = {
@@ -101,12 +112,11 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
         )
         for number in made_again
     }
-    by_torch = by_torch or is_full_recompute(trace, region, choice)
     effect = Effect(region, choice, insert, segment, until, {}, copies, by_torch=by_torch)
     return replace(
         effect,
         ends={number: end for number, end, _ in ends_of(trace, (effect,))},
-        held=(*_states(trace, effect), *_overwritten(trace, region)),
+        held=(*_states(trace, effect, first_draws), *_overwritten(trace, region)),
         held_again=tuple(_held_again(trace, effect)),
     )
 
@@ -149,22 +159,12 @@ def _is_random(trace: Trace, op: int) -> bool:
     return trace.signatures[trace.ops[op].signature].random
 
 
-def _states(trace: Trace, effect: Effect) -> Iterator[tuple[int, int]]:
-    """Yield the states that draws of the region start from."""
-    if trace.device != "cpu":
+def _states(trace: Trace, effect: Effect, first_draws: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the states of random generators that draws of the region start from."""
+    if trace.device != "cpu" or not first_draws:
         return
-    if effect.by_torch:
-        if any(_is_random(trace, op) for op in effect.region.ops):
-            yield effect.region.start, _CPU_GENERATOR_BYTES
-        return
-    for call in effect.region.calls:
-        before: str | None = None
-        for op in forward_ops(trace, call):
-            if _is_random(trace, op):
-                decision = effect.decision(op)
-                if starts_stream(decision, before):
-                    yield op, _CPU_GENERATOR_BYTES
-                before = decision
+    for op in (effect.region.start,) if effect.by_torch else first_draws:
+        yield op, _CPU_GENERATOR_BYTES
 
 
 def _overwritten(trace: Trace, region: RegionGraph) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from trainfit.planning.groups import Group, groups_of, values_read
+from trainfit.planning.region_flow import RegionFlow, flow_of
 from trainfit.planning.weight_casts import is_kept_by_autocast
 from trainfit.trace import Interval, Trace
 
@@ -24,6 +25,8 @@ class RegionGraph:
     """When autograd has let go of everything that was saved inside: the inputs are held until then."""
     saved: dict[int, tuple[Interval, ...]]
     """The holds of autograd that checkpointing the region removes, by storage."""
+    flow: RegionFlow
+    """The same ops as the executor will see them."""
     groups: tuple[Group, ...] = ()
     group_of_op: dict[int, int] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()
@@ -100,7 +103,7 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
     if any(op.recompute for op in trace.ops[last.backward_start : first.backward_end]):
         # The step has a checkpoint of its own in there; what that holds the second time is not in the trace.
         return None
-    saved = _saved_inside(trace, start, end, last.backward_start)
+    saved = saved_inside(trace, start, end, last.backward_start)
     if not saved:
         return None
     ends = [hold.end for holds in saved.values() for hold in holds]
@@ -110,7 +113,9 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
         if handed is None:
             return None
         saved.setdefault(handed, ())
-    region = RegionGraph(calls, first.module, start, end, last.backward_start, release, saved)
+    region = RegionGraph(
+        calls, first.module, start, end, last.backward_start, release, saved, flow_of(trace, calls, saved)
+    )
     region = _with_groups(trace, region, op_seconds)
     # Each call of several casts for itself, which one copy of the cast would not tell.
     return None if region.casts and len(calls) > 1 else region
@@ -132,7 +137,7 @@ def handed_on(trace: Trace, before: int, after: int) -> int | None:
     return handed if not others and handed >= 0 else None
 
 
-def _saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> dict[int, tuple[Interval, ...]]:
+def saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> dict[int, tuple[Interval, ...]]:
     """Return the holds of autograd that begin inside the region.
 
     A result of the last op is saved at the same time as an argument of the op that follows the region; what

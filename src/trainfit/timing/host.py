@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from trainfit.capturing import capture
-from trainfit.costs.table import filled_shares, tensors_of
 from trainfit.doing import unheard
+from trainfit.operators.recorded_calls import filled_shares, tensors_of
 from trainfit.step import Step
 from trainfit.timing.bench import Bench, situations_of
 from trainfit.timing.executor_seconds import region_seconds
