@@ -28,7 +28,7 @@ from trainfit.planning.regions import RegionGraph, end_without_saves
 from trainfit.planning.weight_casts import with_casts
 from trainfit.plans import RECOMPUTE, SAVE, SKIP
 from trainfit.recomputation import copied_before_write
-from trainfit.trace import Interval, Trace
+from trainfit.trace import Trace
 
 SEGMENT_END = 1 << 60
 """A position after every op of the segment."""
@@ -208,9 +208,8 @@ def _first_unpack(trace: Trace, region: RegionGraph) -> int:
 
 def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...], insert: int) -> Moment:
     """Return when what was made again or taken from the cache dies: with autograd, else as in forward."""
-    saved = region.saved.get(number)
-    if saved:
-        return Moment(max(_node_end(trace, hold, number) for hold in saved))
+    if number in region.released:
+        return Moment(region.released[number])
     python_end = max(
         (
             region.end if hold.end is None else hold.end
@@ -222,31 +221,3 @@ def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int,
     if python_end >= region.end:
         return Moment(insert, SEGMENT_END)
     return Moment(insert, sum(1 for op in segment if op < python_end))
-
-
-_REDUCED = "aten.sum.dim_IntList"
-
-
-def _node_end(trace: Trace, hold: Interval, number: int) -> int:
-    """Return when the node of autograd that a storage was rebuilt for lets go of it.
-
-    What autograd itself saved stays until the node's gradients have been reduced to the shape of the inputs
-    they belong to (a sum that keeps its dimensions, and a view). What was rebuilt is gone before that.
-    """
-    if hold.end is None:
-        return len(trace.ops)
-    last = hold.end - 1
-    while last > 0 and trace.op_name(last) in (_REDUCED, "aten.view.default"):
-        last -= 1
-    first = last + 1
-    reduces = first < hold.end and trace.op_name(first) == _REDUCED and _keeps_dimensions(trace, first)
-    tail = trace.ops[first : hold.end]
-    same_node = all(op.forward_op == trace.ops[last].forward_op for op in tail)
-    if reduces and same_node and not any(number in op.reads for op in tail):
-        return first
-    return hold.end
-
-
-def _keeps_dimensions(trace: Trace, op: int) -> bool:
-    signature = trace.signatures[trace.ops[op].signature]
-    return len(signature.inputs[0].shape) == len(signature.outputs[0].shape)

@@ -35,6 +35,8 @@ class RegionGraph:
     """Weights that autocast had cast before, which are cast again with the region: not among the inputs."""
     ends: dict[int, int | None] = field(default_factory=dict)
     """When each storage that it makes, reads or saves would die without these holds; None: after the step."""
+    released: dict[int, int] = field(default_factory=dict)
+    """When autograd lets go of what was saved inside, if that was computed again."""
 
     @property
     def call(self) -> int:
@@ -195,6 +197,11 @@ def _with_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> 
         inputs=tuple(storage for storage in inputs if storage not in casts),
         casts=casts,
         ends={storage: _last_end(trace, storage, holds) for storage, holds in left.items()},
+        released={
+            storage: max(_node_end(trace, hold, storage) for hold in holds)
+            for storage, holds in region.saved.items()
+            if holds
+        },
     )
 
 
@@ -224,3 +231,31 @@ def _end(end: int | None) -> int:
 
 
 _BEYOND = 1 << 60
+
+
+_REDUCED = "aten.sum.dim_IntList"
+
+
+def _node_end(trace: Trace, hold: Interval, number: int) -> int:
+    """Return when the node of autograd that a storage was rebuilt for lets go of it.
+
+    What autograd itself saved stays until the node's gradients have been reduced to the shape of the inputs
+    they belong to (a sum that keeps its dimensions, and a view). What was rebuilt is gone before that.
+    """
+    if hold.end is None:
+        return len(trace.ops)
+    last = hold.end - 1
+    while last > 0 and trace.op_name(last) in (_REDUCED, "aten.view.default"):
+        last -= 1
+    first = last + 1
+    reduces = first < hold.end and trace.op_name(first) == _REDUCED and _keeps_dimensions(trace, first)
+    tail = trace.ops[first : hold.end]
+    same_node = all(op.forward_op == trace.ops[last].forward_op for op in tail)
+    if reduces and same_node and not any(number in op.reads for op in tail):
+        return first
+    return hold.end
+
+
+def _keeps_dimensions(trace: Trace, op: int) -> bool:
+    signature = trace.signatures[trace.ops[op].signature]
+    return len(signature.inputs[0].shape) == len(signature.outputs[0].shape)
