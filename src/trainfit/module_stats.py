@@ -1,8 +1,4 @@
-"""What each module needs: bytes before, after and at the peak of its forward, backward and recomputation.
-
-One snapshot per call, as PyTorch's memory tracker keeps them, but read off the timeline afterwards instead
-of being collected while the step runs.
-"""
+"""What each module needs, read off the timeline: parameters, gradients, activations and its peak."""
 
 from __future__ import annotations
 
@@ -11,37 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainfit.simulate import Bytes, Timeline
-from trainfit.trace import CATEGORIES, Trace
-
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes alive on the device before, after and at the peak of one stretch of a module's work."""
-
-    before: dict[str, int]
-    after: dict[str, int]
-    peak: dict[str, int]
-    peak_op: int
-
-    @property
-    def peak_bytes(self) -> int:
-        """Total bytes at the peak."""
-        return sum(self.peak.values())
-
-
-@dataclass(frozen=True)
-class CallSnapshot:
-    """The snapshots of one call.
-
-    A call that recomputes has a backward of its own only under reentrant checkpointing, where the first call
-    has none.
-    """
-
-    call: int
-    recompute: bool
-    forward: Span
-    backward: Span | None
+from trainfit.simulate import Timeline
+from trainfit.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -63,50 +30,6 @@ class ModuleStats:
     """Bytes made inside the module that are alive at the peak of the whole step."""
     forward_seconds: float | None = None
     backward_seconds: float | None = None
-
-
-def snapshots(timeline: Timeline, module: str) -> tuple[CallSnapshot, ...]:
-    """Return the snapshots of every call of the module with this name."""
-    trace = timeline.trace
-    found: list[CallSnapshot] = []
-    for number, call in enumerate(trace.calls):
-        if trace.modules[call.module].name != module:
-            continue
-        backward = None
-        if call.backward_start >= 0:
-            backward = _span(timeline, call.backward_start, call.backward_end)
-        forward = _span(timeline, call.forward_start, call.forward_end)
-        found.append(CallSnapshot(number, call.recompute, forward, backward))
-    return tuple(found)
-
-
-def _span(timeline: Timeline, start: int, end: int) -> Span:
-    """Take the snapshots of ops `start` to `end - 1`."""
-    if end <= start:
-        now = _categories_before(timeline, start)
-        return Span(now, now, now, -1)
-    peak_op = start + int(timeline.used_bytes[start:end].argmax())
-    before, after = _categories_before(timeline, start), _categories_before(timeline, end)
-    return Span(before, after, timeline.categories_at(peak_op), peak_op)
-
-
-def _categories_before(timeline: Timeline, op: int) -> dict[str, int]:
-    """Return the bytes alive between op `op - 1` and op `op`: without what op `op` itself creates."""
-    trace = timeline.trace
-    if op >= len(trace.ops):
-        found = dict.fromkeys(CATEGORIES, 0)
-        for number, storage in enumerate(trace.storages):
-            if storage.end is None:
-                found[storage.category] += trace.occupied_at(number, op)
-        return found
-    found = _as_dict(timeline.by_category[:, op])
-    for storage_number in trace.ops[op].creates:
-        found[trace.storages[storage_number].category] -= trace.occupied_at(storage_number, op)
-    return found
-
-
-def _as_dict(column: Bytes) -> dict[str, int]:
-    return dict(zip(CATEGORIES, (int(value) for value in column)))
 
 
 def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trace_text import trace
 
-from trainfit.module_stats import CallSnapshot, ModuleStats, Span, module_stats, snapshots
+from trainfit.module_stats import ModuleStats, module_stats
 from trainfit.simulate import simulate
-from trainfit.trace import CATEGORIES, ModuleCall, Trace
+from trainfit.trace import Trace
 
 # Alive throughout: 30 bytes of parameters, 2 of buffers, 100 of input.
 STEP = trace("""
@@ -29,146 +27,14 @@ STEP = trace("""
 LIVE = (232, 332, 432, 433, 433, 353, 453, 263)
 
 
-def alive(**named: int) -> dict[str, int]:
-    """Return bytes by category: what is there throughout, and what is named."""
-    return dict.fromkeys(CATEGORIES, 0) | {"parameter": 30, "buffer": 2, "input": 100} | named
-
-
 def stats(made: Trace) -> dict[str, ModuleStats]:
     return {module.name: module for module in module_stats(simulate(made))}
-
-
-def only(made: Trace, module: str) -> CallSnapshot:
-    (snapshot,) = snapshots(simulate(made), module)
-    return snapshot
 
 
 def test_the_timeline_that_the_figures_are_read_from() -> None:
     timeline = simulate(STEP)
     assert timeline.live_bytes == LIVE
     assert (timeline.peak_bytes, timeline.peak_op) == (453, 6)
-
-
-# Snapshots ----------------------------------------------------------------------------------------------
-
-
-def test_forward_of_a_module() -> None:
-    forward = only(STEP, "Net.b").forward
-    assert forward.before == alive(activation=100)  # a
-    assert forward.after == alive(activation=300)  # a, b, t; y is not made yet
-    assert forward.peak == alive(activation=200, temporary=110)  # a, b, and the kernel's workspace
-    assert (forward.peak_op, forward.peak_bytes) == (1, 442)
-
-
-def test_backward_of_a_module() -> None:
-    backward = only(STEP, "Net.b").backward
-    assert backward == Span(
-        before=alive(activation=201),  # a, b, y
-        after=alive(activation=101, temporary=100, gradient=20),  # a, y; d; gb
-        peak=alive(activation=201, temporary=100),
-        peak_op=4,
-    )
-
-
-def test_a_module_around_others_spans_their_calls() -> None:
-    snapshot = only(STEP, "Net")
-    assert snapshot.call == 0 and not snapshot.recompute
-    assert snapshot.forward.before == alive()
-    assert (snapshot.forward.peak_op, snapshot.forward.peak_bytes) == (1, 442)
-    assert snapshot.backward is not None
-    assert (snapshot.backward.peak_op, snapshot.backward.peak_bytes) == (6, 453)
-
-
-def test_after_the_last_op_what_outlives_the_step_is_left() -> None:
-    backward = only(STEP, "Net").backward
-    assert backward is not None
-    assert backward.after == alive(activation=1, gradient=30)  # y; ga, gb
-
-
-def test_a_module_without_backward() -> None:
-    made = trace("""
-        x          : 4 held
-        y = neg(x) : 4 output @Net
-    """)
-    assert only(made, "Net").backward is None
-
-
-def test_a_name_that_no_module_has() -> None:
-    assert snapshots(simulate(STEP), "Net.c") == ()
-
-
-def test_recomputation_is_a_call_of_its_own() -> None:
-    made = trace("""
-        x              : 10 held
-        a = gelu(x)    : 50                  @Net.a
-        b = gelu(a)    : 20 output           @Net.a
-        -- recompute
-        r = gelu(x)    : 50 saved            @/Net.a
-        s = gelu(r)    : 20                  @/Net.a
-        -- backward
-        d = back(b, r) : 10 output           @Net.a
-    """)
-    first, again = snapshots(simulate(made), "Net.a")
-    assert (first.recompute, again.recompute) == (False, True)
-    assert first.forward.after["activation"] == 20  # only b: a was not saved
-    assert (again.forward.before["activation"], again.forward.after["activation"]) == (20, 20 + 50)
-    assert (again.forward.peak_op, again.forward.peak_bytes) == (3, 10 + 20 + 50 + 20)
-    assert again.backward is None
-    assert first.backward is not None
-    assert first.backward.before == again.forward.after
-    assert first.backward.peak_bytes == 10 + 20 + 50 + 10
-
-
-def test_under_reentrant_checkpointing_backward_belongs_to_the_recomputation() -> None:
-    made = trace("""
-        x              : 10 held
-        b = gelu(x)    : 20 output    @Net
-        -- recompute
-        r = gelu(x)    : 50 saved     @/Net
-        -- backward
-        d = back(b, r) : 10 output
-    """)
-    first, again = made.calls
-    again = replace(again, backward_start=2, backward_end=3)
-    snapshot = snapshots(simulate(replace(made, calls=(first, again))), "Net")
-    assert [call.backward is None for call in snapshot] == [True, False]
-
-
-def test_a_call_in_which_nothing_runs() -> None:
-    """As of `nn.Identity`: there is nothing to see, at the beginning, in between or at the end."""
-    for now, expected in ((0, alive()), (3, alive(activation=300)), (8, alive(activation=1, gradient=30))):
-        idle = ModuleCall(2, -1, False, now, now, -1, -1)
-        made = replace(STEP, calls=(*STEP.calls, idle))
-        assert snapshots(simulate(made), "Net.b")[-1].forward == Span(expected, expected, expected, -1)
-
-
-def test_snapshots_follow_resizes() -> None:
-    made = trace("""
-        w          :  0 held parameter @Net.a
-        x          : 10 held
-        a = neg(x) : 10           @Net.a
-        w -> 100
-        b = mm(a)  : 10           @Net.b
-        w -> 40
-        y = sum(b) :  1 output    @Net
-    """)
-    forward = only(made, "Net.b").forward
-    assert [span["parameter"] for span in (forward.before, forward.peak, forward.after)] == [100, 100, 40]
-    assert only(made, "Net").forward.after["parameter"] == 40
-
-
-def test_what_an_op_creates_and_resizes_is_not_there_before_it() -> None:
-    made = trace("""
-        x          : 10 held
-        y = neg(x) : 10 output @Net
-    """)
-    grown = replace(made.storages[1], resizes=((0, 30),))
-    forward = only(replace(made, storages=(made.storages[0], grown)), "Net").forward
-    assert sum(forward.before.values()) == 10
-    assert forward.peak_bytes == sum(forward.after.values()) == 40
-
-
-# Statistics ---------------------------------------------------------------------------------------------
 
 
 def test_statistics_of_a_module() -> None:
@@ -257,13 +123,6 @@ def test_a_module_that_is_called_twice() -> None:
     """)
     found = stats(made)["Net.a"]
     assert (found.calls, found.activation_bytes) == (2, 120)
-    first, second = snapshots(simulate(made), "Net.a")
-    assert first.forward.before["activation"] == 0
-    assert first.forward.after == second.forward.before
-    assert second.forward.peak_bytes == 10 + 50 + 70
-    assert first.backward is not None and second.backward is not None
-    assert (second.backward.peak_op, second.backward.peak_bytes) == (3, 10 + 50 + 70 + 1 + 30)
-    assert (first.backward.peak_op, first.backward.peak_bytes) == (4, 10 + 50 + 1 + 30 + 90)
 
 
 def test_recomputation_adds_neither_calls_nor_activations() -> None:
@@ -293,8 +152,6 @@ def test_a_shared_module_counts_where_it_lives() -> None:
     assert (found["Net.a.core"].calls, found["Net.a"].calls, found["Net.b"].calls) == (2, 1, 1)
     assert [found[name].parameter_bytes for name in ("Net", "Net.a", "Net.b")] == [7, 7, 0]
     assert [found[name].at_peak_bytes for name in ("Net", "Net.a", "Net.b")] == [61, 60, 1]
-    assert len(snapshots(simulate(made), "Net.a.core")) == 2
-    assert only(made, "Net.b").forward.before["activation"] == 20
 
 
 def test_what_runs_outside_of_modules_belongs_to_none() -> None:
@@ -318,7 +175,6 @@ def test_a_module_that_is_never_called() -> None:
     found = stats(made)["Net.unused"]
     assert (found.calls, found.parameter_bytes) == (0, 10)
     assert (found.peak_bytes, found.at_peak_bytes) == (0, 0)
-    assert snapshots(simulate(made), "Net.unused") == ()
 
 
 def test_at_the_peak_a_resized_storage_has_its_size_of_then() -> None:

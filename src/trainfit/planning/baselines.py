@@ -1,11 +1,11 @@
-"""What people do without a solver, replayed on the same trace: the plans that ours is compared with.
+"""What people do without a solver, replayed on the same trace: what a plan is compared with.
 
 - `keep everything`: no checkpointing.
 - `full`: every block under `torch.utils.checkpoint`, as Hugging Face's `gradient_checkpointing_enable` does.
 - `every second block`: the same for half of the blocks.
 - `greedy`: blocks one after the other, by bytes freed per second added, until the step fits.
 
-They are priced like regions that we leave to torch: nothing is followed op by op.
+They are priced like regions that are left to torch: no op is followed.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ def certified(
 ) -> Certified:
     """Replay regions on the trace; return the plan that promises what comes out.
 
-    `bound_seconds` is what any plan of this method adds to the step at least, in the solver's own sum of
-    seconds, which is `summed_seconds` for this plan (or its recomputation). Two queues can overlap some of
-    them: the promised bound is as much smaller than that as the plan's own time is than its sum.
+    `bound_seconds` is the least that any plan of this method adds to the step, as the solver sums it up; for
+    this plan that sum is `summed_seconds`, by default its recomputation. Where queues overlap, the step takes
+    less than the sum: the promised bound is scaled down by as much.
     """
     trace = step.trace
     replay = replayed(trace, step.costs, effects)
@@ -82,8 +82,8 @@ def certified(
     step_seconds = replay.step_seconds
     added = step_seconds - step.step_seconds
     if summed_seconds is None:
-        summed_seconds = sum(effect.choice.seconds for effect in effects)
-    # The share of the summed seconds that the step really takes longer.
+        summed_seconds = sum(region.recompute_seconds for region in regions)
+    # The share of the summed seconds by which the step really gets longer.
     not_overlapped = min(max(added / summed_seconds, 0.0), 1.0) if summed_seconds else 1.0
     reserve = reserve_bytes(trace, timeline)
     plan = Plan(

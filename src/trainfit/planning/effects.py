@@ -1,17 +1,17 @@
-"""What checkpointing one region does to memory: what dies earlier, what is made again, what is held longer.
+"""What checkpointing one region does to memory: what is freed earlier, recomputed, and held longer.
 
 Times are ops of the original trace. The recomputation is a segment of its own before `insert`, the first op
 of backward that unpacks something saved inside the region; a `Moment` is a time of the original trace, or a
 position within the segment.
 
-- A hold of autograd that begins inside the region vanishes: what is not kept dies when Python lets go of it.
+- Autograd saves nothing inside the region: what is not kept is freed when Python lets go of it.
 - The region's inputs are held until autograd has released everything that was saved inside.
 - A kept result is held until the segment, where it takes the place of its recomputation.
 - A repeated op makes its results again; they live as they did in forward, and those that autograd saved
   until it releases them.
 - What the executor needs besides is held as long as the inputs are: states of random generators, and copies
-  of what the region overwrites and has to read again. A region that is computed again as a whole has one
-  state, since its beginning.
+  of what the region overwrites and has to read again. A region that torch alone recomputes has one state,
+  from its beginning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from trainfit.planning.model_calls import forward_ops
 from trainfit.planning.regions import RegionGraph, end_without_saves
 from trainfit.planning.weight_casts import with_casts
 from trainfit.plans import RECOMPUTE, SAVE, SKIP
-from trainfit.recomputation import copied_before_write
 from trainfit.trace import Trace
 
 SEGMENT_END = 1 << 60
@@ -84,7 +83,7 @@ def _decision(region: RegionGraph, choice: Choice, op: int) -> str:
 
 def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bool = False) -> Effect:
     """Work out what a region with these choices changes; `by_torch`: as torch does it, whatever comes out."""
-    insert = _first_unpack(trace, region)
+    insert = region.first_unpack
     by_torch = by_torch or is_full_recompute(trace, region, choice)
     first_draws = tuple(region.flow.first_draws(lambda op: _decision(region, choice, op)))
     if by_torch:
@@ -116,7 +115,7 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
     return replace(
         effect,
         ends={number: end for number, end, _ in ends_of(trace, (effect,))},
-        held=(*_states(trace, effect, first_draws), *_overwritten(trace, region)),
+        held=(*_states(trace, effect, first_draws), *region.overwritten),
         held_again=tuple(_held_again(trace, effect)),
     )
 
@@ -167,21 +166,6 @@ def _states(trace: Trace, effect: Effect, first_draws: Sequence[int]) -> Iterato
         yield op, _CPU_GENERATOR_BYTES
 
 
-def _overwritten(trace: Trace, region: RegionGraph) -> Iterator[tuple[int, int]]:
-    """Yield the copies of what was there before the region and is read in it before it is overwritten."""
-    made: set[int] = set()
-    read: set[int] = set()
-    for number in region.ops:
-        op = trace.ops[number]
-        for storage in op.writes:
-            copied = copied_before_write(was_read=storage in read, makes_more=bool(op.creates))
-            if copied and storage not in made:
-                yield number, trace.storages[storage].bytes
-            read.discard(storage)
-        made.update(op.creates)
-        read.update(storage for storage in op.reads if storage not in op.writes)
-
-
 def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
     """Yield the state that the generator is put back to, and the statistics that move in a copy."""
     for call in effect.region.calls if trace.device == "cpu" else ():
@@ -194,16 +178,6 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
         if moves_statistics(trace.op_name(op)):
             persistent = {s for s in trace.ops[op].reads if trace.storages[s].category == "buffer"}
             yield position, position + 1, sum(trace.storages[s].bytes for s in persistent)
-
-
-def _first_unpack(trace: Trace, region: RegionGraph) -> int:
-    """Return the first op of backward that needs something saved inside the region."""
-    inside = range(region.start, region.end)
-    for number in range(region.backward_start, len(trace.ops)):
-        op = trace.ops[number]
-        if op.forward_op in inside and any(storage in region.saved for storage in op.reads):
-            return number
-    return region.backward_start
 
 
 def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...], insert: int) -> Moment:

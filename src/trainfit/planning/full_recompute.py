@@ -1,7 +1,7 @@
 """Regions that are computed again as a whole: nothing is kept, and torch alone can do it.
 
-That needs less of the host than following a plan op by op (`applying/plain_checkpoint.py`), but everything
-runs again until the last value that backward needs, also what nobody needs.
+That costs the host less than following a plan op by op (`applying/plain_checkpoint.py`), but all ops run
+again up to the last value that backward needs, also those whose results nothing needs.
 """
 
 from __future__ import annotations

@@ -3,20 +3,20 @@
 Sets        regions r (module calls), points k of each region's curve, buckets b of the step's time
 Data        seconds[r,k]     what the device needs to compute it again (on a CPU: all that it adds)
             host[r,k]        what the host needs for that, and to run the region under a plan
-            spare            how much longer the step is than the host is busy
+            spare            how long the host is idle in a step without a plan
             peak[b]          most bytes in the bucket if nothing is checkpointed
             inside[r,k,b]    most bytes in a bucket that lies in the region's own forward or backward
             away[r,k,b]      change at b of the bytes alive between its forward and its backward
 Variables   chosen[r,k]      whether the region is checkpointed with this point (binary)
-            waiting          how long the device waits for what the host has to do more
+            waiting          how long the device waits for the host's additional work
             most             the peak, at most the budget
             carried[b]       sum of `away` until b over the regions that are between forward and backward
 Constraints one_point        each region has at most one point, and no region lies within a chosen one
-            host_keeps_up    what the host has to do more than the device is spare or waiting
+            host_keeps_up    the host's additional work, less the device's, is at most spare plus waiting
             carry            carried[b] follows from the bucket before
             fits             peak or inside, plus carried, is at most `most` in every bucket
-Objective   minimise seconds and waiting, and a trifle of `most` to decide between equals (or, to find the
-            smallest reachable peak, only that)
+Objective   minimise seconds and waiting, with a very small weight on `most` to break ties (or, to find the
+            smallest reachable peak, `most` alone)
 
 Buckets end where a region's forward or backward begins or ends, and where it changes anything in between, so
 that within a bucket only the region that covers it changes anything: all sums are exact.
@@ -41,7 +41,7 @@ Bytes = NDArray[np.int64]
 _GAP_SHARE = 0.003
 """Of the seconds that a plan adds: one that is this close to the best possible is good enough."""
 _TIE_SHARE = 1e-6
-"""Of the seconds of everything: what the whole budget may weigh against time."""
+"""Of the seconds of all options: what the whole budget may weigh against time."""
 _UNIT = float(1 << 20)
 """Bytes are counted in MiB inside the solver, whose tolerances are made for figures of this size."""
 

@@ -46,11 +46,9 @@ def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Passes
         if (first.forward_start, last.forward_end) in seen:
             continue
         region = chain_graph(trace, calls, seconds)
-        if (
-            region is None
-            or len(region.groups) > _MOST_GROUPS
-            or region.freeable_bytes < _LEAST_SHARE * peak_bytes
-        ):
+        if region is None or len(region.groups) > _MOST_GROUPS:
+            continue
+        if region.freeable_bytes < _LEAST_SHARE * peak_bytes:
             continue
         seen.add((region.start, region.end))
         members.setdefault((first.module, places[calls[0]], len(calls)), []).append(region)
@@ -101,14 +99,14 @@ def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
     for number, (passes, key) in enumerate(zip(regions, keys)):
         if key not in curves:
             hull = _thinned(curve_of(passes[0].groups))
-            between = _POINTS_BETWEEN // alike[key] if len(passes[0].groups) <= _MOST_GROUPS_BETWEEN else 0
-            curves[key] = with_points_between(passes[0].groups, hull, between)
+            more = _POINTS_BETWEEN // alike[key] if len(passes[0].groups) <= _MOST_GROUPS_BETWEEN else 0
+            curves[key] = with_points_between(passes[0].groups, hull, more)
         points = curves[key]
-        whole = full_recompute(passes[0])
+        full = full_recompute(passes[0])
         if all(torch_can_recompute(step.trace, region) for region in passes) and not any(
-            point.repeated == whole.repeated for point in points
+            point.repeated == full.repeated for point in points
         ):
-            points = [*points, whole]
+            points = [*points, full]
         for choice in points:
             chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
             effects = tuple(effect_of(step.trace, *each) for each in zip(passes, chosen))

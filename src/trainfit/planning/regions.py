@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainfit.planning.groups import Group, groups_of, values_read
 from trainfit.planning.region_flow import RegionFlow, flow_of
 from trainfit.planning.weight_casts import is_kept_by_autocast
+from trainfit.recomputation import copied_before_write
 from trainfit.trace import Interval, Trace
 
 
@@ -37,6 +38,10 @@ class RegionGraph:
     """When each storage that it makes, reads or saves would die without these holds; None: after the step."""
     released: dict[int, int] = field(default_factory=dict)
     """When autograd lets go of what was saved inside, if that was computed again."""
+    first_unpack: int = -1
+    """The first op of backward that needs something saved inside."""
+    overwritten: tuple[tuple[int, int], ...] = ()
+    """Copies of what the region overwrites and has to read again: since which op, and their bytes."""
 
     @property
     def call(self) -> int:
@@ -202,6 +207,8 @@ def _with_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> 
             for storage, holds in region.saved.items()
             if holds
         },
+        first_unpack=_first_unpack(trace, region),
+        overwritten=tuple(_overwritten(trace, region)),
     )
 
 
@@ -231,6 +238,31 @@ def _end(end: int | None) -> int:
 
 
 _BEYOND = 1 << 60
+
+
+def _first_unpack(trace: Trace, region: RegionGraph) -> int:
+    """Return the first op of backward that needs something saved inside the region."""
+    inside = range(region.start, region.end)
+    for number in range(region.backward_start, len(trace.ops)):
+        op = trace.ops[number]
+        if op.forward_op in inside and any(storage in region.saved for storage in op.reads):
+            return number
+    return region.backward_start
+
+
+def _overwritten(trace: Trace, region: RegionGraph) -> Iterator[tuple[int, int]]:
+    """Yield the copies of what was there before the region and is read in it before it is overwritten."""
+    made: set[int] = set()
+    read: set[int] = set()
+    for number in region.ops:
+        op = trace.ops[number]
+        for storage in op.writes:
+            copied = copied_before_write(was_read=storage in read, makes_more=bool(op.creates))
+            if copied and storage not in made:
+                yield number, trace.storages[storage].bytes
+            read.discard(storage)
+        made.update(op.creates)
+        read.update(storage for storage in op.reads if storage not in op.writes)
 
 
 _REDUCED = "aten.sum.dim_IntList"

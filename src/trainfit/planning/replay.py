@@ -1,8 +1,8 @@
-"""What becomes of a step with some regions checkpointed: its trace, its memory and its time.
+"""A step with some regions checkpointed: its memory and its time.
 
-The executor takes time of its own, op by op of a region, when it follows the plan in forward and when it
-answers in backward; where torch alone computes a region again, there is only torch's. That is Python: on a
-GPU it delays the step only where the device waits for the host.
+The executor has an overhead for each op of a region, when it follows the plan in forward and when it
+recomputes in backward; where torch alone recomputes a region, the overhead is torch's. Both are Python: on a
+GPU they delay the step only where the device waits for the host.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def replayed(trace: Trace, costs: CostTable, effects: Sequence[Effect]) -> Repla
 
 
 def executor_seconds(effect: Effect, host: Host) -> float:
-    """Return what the host needs to run a region under a plan, besides the ops themselves."""
+    """Return the host's overhead of running a region under a plan, besides the ops themselves."""
     region = effect.region
     if effect.by_torch:
         return len(region.calls) * host.checkpoint_call + len(region.ops) * host.checkpoint_op
