@@ -20,7 +20,7 @@ from pathlib import Path
 from published.prediction import is_test, predict
 from published.rows import Row, captured, load_rows
 from trainfit.costs.constants import CALIBRATED, Constants
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 FITTED = (
     *("in_step_share", "shared_lanes_share", "tile_fill", "convolution_share", "grouped_convolution_share"),

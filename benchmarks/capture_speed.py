@@ -61,8 +61,8 @@ def bare() -> dict[str, float]:
 
 def trainfit() -> dict[str, float]:
     """Our capture: the recorded step, and everything from the model's construction to the checked trace."""
+    from trainfit.basics.doing import heard_by
     from trainfit.capturing import capture
-    from trainfit.doing import heard_by
 
     stages: list[tuple[str, float]] = []
     begin = time.perf_counter()

@@ -16,7 +16,7 @@ from trainfit.planning.minimum_cut import Choice, choice_of
 from trainfit.planning.model_calls import candidate_calls
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed as replay_of
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 MOST_PLANS = 60_000
 

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import trainfit
 from result_files import arguments, write_rows
 from trainfit import Step, StepOptions
-from trainfit.plans import Plan, RegionKind
+from trainfit.plans.plan import Plan, RegionKind
 from trainfit.targets.parse import load
 from trainfit.timing.clocks import cpu_clock
 from trainfit.timing.executor_seconds import is_block, region_seconds, with_regions

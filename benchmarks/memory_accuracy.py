@@ -63,8 +63,8 @@ def run_case(name: str, threads: int) -> Result:
 
     from cases import all_cases
     from trainfit.capturing import capture
-    from trainfit.measuring import measure_step
-    from trainfit.simulate import simulate
+    from trainfit.traces.simulate import simulate
+    from trainfit.verifying.measuring import measure_step
     from trainfit.workspace.measured import THOROUGH
 
     torch.set_num_threads(threads)

@@ -50,7 +50,7 @@ def run_compiled(name: str, *, ours: bool) -> dict[str, Any]:
     from torch._inductor import config
 
     from trainfit.order_fronts.inductor import CompiledGraph, installed
-    from trainfit.profiler import no_cycle_collection, profile_allocations
+    from trainfit.workspace.profiler import no_cycle_collection, profile_allocations
 
     torch._dynamo.reset()
     torch.manual_seed(0)

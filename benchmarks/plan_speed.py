@@ -100,7 +100,7 @@ def plan_405b() -> dict[str, float]:
 
 def plan_narrow() -> dict[str, float]:
     import trainfit
-    from trainfit.simulate import simulate
+    from trainfit.traces.simulate import simulate
 
     peak = simulate(trainfit.capture(lambda: narrow_llama("cuda"), device=DEVICE)).peak_bytes
     return _planned(lambda: narrow_llama("cuda"), round(BUDGET_SHARE * peak))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from trainfit import Step, Trace
     from trainfit.costs.table import CostTable
-    from trainfit.plans import Plan
+    from trainfit.plans.plan import Plan
 
 BATCHES = {"gpt2-tiny": 48, "llama-tiny": 48, "bert-tiny": 64, "vit-tiny": 256, "resnet-18": 16}
 """Built-in models, at batches whose steps take seconds: Python's share, which changes most from one minute to
@@ -192,11 +192,11 @@ def run_case(name: str, rounds: int) -> Result:
     import trainfit
     from trainfit import StepOptions
     from trainfit.costs.schedule import schedule
-    from trainfit.measuring import measure_step
     from trainfit.planning.baselines import baselines, blocks_of
     from trainfit.planning.planner import Planner
     from trainfit.planning.replay import replayed
     from trainfit.targets.parse import load
+    from trainfit.verifying.measuring import measure_step
 
     torch.set_num_threads(1)
     build = load(name, StepOptions(batch=BATCHES[name])).build

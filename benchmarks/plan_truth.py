@@ -95,10 +95,10 @@ def run_case(name: str, threads: int) -> list[Result]:
     from cases import all_cases
     from trainfit.capturing import capture
     from trainfit.costs.pricing import price_trace
-    from trainfit.devices import find_device
-    from trainfit.measuring import measure_step
-    from trainfit.plan_comparison import compare_results
+    from trainfit.devices.device_table import find_device
     from trainfit.planning.planner import Planner
+    from trainfit.verifying.measuring import measure_step
+    from trainfit.verifying.plan_comparison import compare_results
     from trainfit.workspace.measured import THOROUGH
 
     torch.set_num_threads(threads)

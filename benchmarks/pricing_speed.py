@@ -17,7 +17,7 @@ import trainfit
 from result_files import arguments, write_rows
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
-from trainfit.devices import known_devices
+from trainfit.devices.device_table import known_devices
 
 BOUND_SECONDS = 0.2
 

@@ -137,7 +137,7 @@ def run_case(name: str, threads: int, cache: Path) -> Result:
     from trainfit.costs.measured_costs import measured_costs
     from trainfit.costs.roofline import Roofline
     from trainfit.costs.schedule import schedule
-    from trainfit.devices import this_cpu
+    from trainfit.devices.device_table import this_cpu
 
     torch.set_num_threads(threads)
     case = all_cases()[name]

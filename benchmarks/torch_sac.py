@@ -23,8 +23,8 @@ from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.model_calls import candidate_calls
 from trainfit.planning.regions import RegionGraph, region_graph
-from trainfit.simulate import Timeline, simulate
-from trainfit.trace import CATEGORIES, Trace
+from trainfit.traces.simulate import Timeline, simulate
+from trainfit.traces.trace import CATEGORIES, Trace
 
 GIBIBYTE = 1 << 30
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.advice import Advice, advice
 from trainfit.api import choose
 from trainfit.api.request import Request
-from trainfit.simulate import simulate
+from trainfit.memory.advice import Advice, advice
+from trainfit.traces.simulate import simulate
 
 
 def build(device: str = "cpu", fused: bool | None = None, batch: int = 1) -> trainfit.Step:

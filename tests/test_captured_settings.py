@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.settings import settings_json
+from trainfit.traces.settings import settings_json
 
 
 def test_a_preset_says_what_it_chose() -> None:

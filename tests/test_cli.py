@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import trainfit
-from trainfit import cli
-from trainfit.devices import CONTEXT_BYTES
+from trainfit.cli import commands as cli
+from trainfit.devices.device_table import CONTEXT_BYTES
 
 GOOD_STEP = """
 import torch
@@ -369,7 +369,7 @@ def test_verify_refuses_what_this_machine_cannot_hold() -> None:
 
 
 def command(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-c", "from trainfit.cli import main; main()", *arguments]
+    line = [sys.executable, "-c", "from trainfit.cli.commands import main; main()", *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload,no-any-return]
 
 
@@ -397,7 +397,7 @@ def test_an_interrupt_is_quiet() -> None:
     Path("slow.py").write_text(
         "import time\ndef build():\n    print('ready', flush=True)\n    time.sleep(60)"
     )
-    line = [sys.executable, "-c", "from trainfit.cli import main; main()", "estimate", "slow.py:build"]
+    line = [sys.executable, "-m", "trainfit", "estimate", "slow.py:build"]
     process = subprocess.Popen(
         line,
         stdout=subprocess.PIPE,
@@ -417,8 +417,8 @@ def test_help_teaches_and_needs_no_torch() -> None:
     code = """
 import sys
 from typer.testing import CliRunner
-from trainfit import cli
-from trainfit.devices import CONTEXT_BYTES
+from trainfit.cli import commands as cli
+from trainfit.devices.device_table import CONTEXT_BYTES
 lines = "--help", "estimate --help", "plan --help", "frontier --help", "verify -h", "devices", "devices h100"
 for line in (*lines, "--version"):
     result = CliRunner().invoke(cli.app, line.split())

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 import trainfit
-from trainfit import cli
+from trainfit.cli import commands as cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])

@@ -12,12 +12,12 @@ from torch import nn
 
 import trainfit
 from trainfit.costs.roofline import roofline_costs
-from trainfit.devices import find_device
-from trainfit.plan_origin import other_model, other_step, plan_differences
+from trainfit.devices.device_table import find_device
 from trainfit.planning.planner import Planner
+from trainfit.plans.plan_origin import other_model, other_step, plan_differences
 from trainfit.report.json_result import verification_json
 from trainfit.report.reading import verification_data
-from trainfit.settings import Difference, Settings
+from trainfit.traces.settings import Difference, Settings
 
 
 def blocks(layers: int) -> nn.Sequential:

@@ -17,9 +17,9 @@ from torch import nn
 import trainfit
 from trainfit.errors import OptionError, StepError, TargetError, TrainfitError, UserCodeError
 from trainfit.models.recipe import StepOptions
-from trainfit.settings import settings_json
 from trainfit.targets import load
 from trainfit.targets.given_values import Typed, converted, read_assignments
+from trainfit.traces.settings import settings_json
 
 STEP = """
     import torch, trainfit

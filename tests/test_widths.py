@@ -12,7 +12,7 @@ import trainfit
 from trainfit.api import choose
 from trainfit.api.arrange import order_anything
 from trainfit.api.request import Request
-from trainfit.devices import find_device, known_devices
+from trainfit.devices.device_table import find_device, known_devices
 from trainfit.report.reading import estimate_data, frontier_data, order_data, plan_data, verification_data
 from trainfit.report.tables import NumberTable, show
 from trainfit.report.text_devices import device_view, devices_view
@@ -20,7 +20,7 @@ from trainfit.report.text_estimates import estimate_view
 from trainfit.report.text_orders import order_view
 from trainfit.report.text_plans import frontier_view, plan_view
 from trainfit.report.text_verification import verification_view
-from trainfit.verification import Measurement, Verification
+from trainfit.verifying.verification import Measurement, Verification
 
 
 @cache

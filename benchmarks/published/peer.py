@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from torch.utils import _runtime_estimation as roofline
 
-from trainfit import arguments
-from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.traces import arguments
+from trainfit.traces.trace import Signature, TensorSpec, Trace
 
 from .rows import Row
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainfit.costs.constants import CALIBRATED, Constants
 from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.schedule import schedule
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 from .rows import Row
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import trainfit
-from trainfit.devices import Device, find_device
+from trainfit.devices.device_table import Device, find_device
 from trainfit.errors import TrainfitError
-from trainfit.store import load_trace, save_trace
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
+from trainfit.traces.trace_store import load_trace, save_trace
 
 from .models import CannotExpress, build_row
 

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from trainfit.api.predict import capture, estimate, price
     from trainfit.api.prove import verify
     from trainfit.applying import applied, apply, remove
+    from trainfit.applying.trainer_callback import PlanCallback
+    from trainfit.costs.estimates import Estimate, Peak
     from trainfit.costs.summary import OperatorTime, StepTime
     from trainfit.costs.table import CostTable
-    from trainfit.devices import Device, find_device
+    from trainfit.devices.device_table import Device, find_device
     from trainfit.errors import (
         BudgetTooSmall,
         CaptureError,
@@ -39,22 +41,20 @@ if TYPE_CHECKING:
         TrainfitError,
         UserCodeError,
     )
-    from trainfit.estimates import Estimate, Peak
-    from trainfit.measuring import Measurement
+    from trainfit.memory.module_stats import ModuleStats
     from trainfit.models.recipe import StepOptions
-    from trainfit.module_stats import ModuleStats
     from trainfit.ordering.found_order import Order
     from trainfit.ordering.graph import BufferGraph
     from trainfit.ordering.simulator_json import load_graph, save_graph
-    from trainfit.plan_store import load_plan, save_plan
     from trainfit.planning.plan_results import Frontier
-    from trainfit.plans import Plan
-    from trainfit.simulate import Timeline
-    from trainfit.step import Step
-    from trainfit.store import load_trace, save_trace
-    from trainfit.trace import Trace
-    from trainfit.trainer_callback import PlanCallback
-    from trainfit.verification import Verification
+    from trainfit.plans.plan import Plan
+    from trainfit.plans.plan_store import load_plan, save_plan
+    from trainfit.steps.step import Step
+    from trainfit.traces.simulate import Timeline
+    from trainfit.traces.trace import Trace
+    from trainfit.traces.trace_store import load_trace, save_trace
+    from trainfit.verifying.measuring import Measurement
+    from trainfit.verifying.verification import Verification
 
 _HOME = {
     "trainfit.api.arrange": ("order",),
@@ -64,8 +64,8 @@ _HOME = {
     "trainfit.applying": ("applied", "apply", "remove"),
     "trainfit.costs.summary": ("OperatorTime", "StepTime"),
     "trainfit.costs.table": ("CostTable",),
-    "trainfit.devices": ("Device", "find_device"),
-    "trainfit.estimates": ("Estimate", "Peak"),
+    "trainfit.devices.device_table": ("Device", "find_device"),
+    "trainfit.costs.estimates": ("Estimate", "Peak"),
     "trainfit.errors": (
         "BudgetTooSmall",
         "CaptureError",
@@ -82,20 +82,20 @@ _HOME = {
         "UserCodeError",
     ),
     "trainfit.models.recipe": ("StepOptions",),
-    "trainfit.measuring": ("Measurement",),
-    "trainfit.module_stats": ("ModuleStats",),
+    "trainfit.verifying.measuring": ("Measurement",),
+    "trainfit.memory.module_stats": ("ModuleStats",),
     "trainfit.ordering.graph": ("BufferGraph",),
     "trainfit.ordering.found_order": ("Order",),
     "trainfit.ordering.simulator_json": ("load_graph", "save_graph"),
-    "trainfit.plan_store": ("load_plan", "save_plan"),
+    "trainfit.plans.plan_store": ("load_plan", "save_plan"),
     "trainfit.planning.plan_results": ("Frontier",),
-    "trainfit.plans": ("Plan",),
-    "trainfit.simulate": ("Timeline",),
-    "trainfit.step": ("Step",),
-    "trainfit.store": ("load_trace", "save_trace"),
-    "trainfit.trace": ("Trace",),
-    "trainfit.trainer_callback": ("PlanCallback",),
-    "trainfit.verification": ("Verification",),
+    "trainfit.plans.plan": ("Plan",),
+    "trainfit.traces.simulate": ("Timeline",),
+    "trainfit.steps.step": ("Step",),
+    "trainfit.traces.trace_store": ("load_trace", "save_trace"),
+    "trainfit.traces.trace": ("Trace",),
+    "trainfit.applying.trainer_callback": ("PlanCallback",),
+    "trainfit.verifying.verification": ("Verification",),
 }
 _HOME_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -15,9 +15,9 @@ from torch import nn
 from trainfit.applying import applied
 from trainfit.capturing import capture
 from trainfit.capturing.random_stream import seeded
-from trainfit.plans import Plan
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.plans.plan import Plan
+from trainfit.steps.step import Step
+from trainfit.traces.trace import Trace
 
 
 class Block(nn.Module):

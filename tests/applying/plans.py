@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from trainfit.planning.region_flow import flow_of
 from trainfit.planning.regions import saved_inside
-from trainfit.plans import OpDecision, Plan, Region, RegionKind
-from trainfit.store import operators_hash
-from trainfit.trace import Signature, Trace
+from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
+from trainfit.traces.trace import Signature, Trace
+from trainfit.traces.trace_store import operators_hash
 
 Policy = Callable[[Signature, int], bool]
 """Says of an op, by its signature and its number in the region, whether its results are saved."""

@@ -21,7 +21,7 @@ from torch import nn
 from trainfit.applying import applied, apply, remove
 from trainfit.applying.planned_forward import PlannedForward
 from trainfit.errors import PlanError
-from trainfit.plans import Plan
+from trainfit.plans.plan import Plan
 
 POLICIES = (recompute_everything, as_a_whole, save_products)
 

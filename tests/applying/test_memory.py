@@ -13,13 +13,13 @@ from plans import Policy, plan_for, recompute_everything, save_everything, save_
 
 from trainfit.applying import applied, apply
 from trainfit.capturing import capture
-from trainfit.measuring import measure_step
-from trainfit.plans import Plan
-from trainfit.profiler import no_cycle_collection, profile_allocations
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.plans.plan import Plan
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
+from trainfit.verifying.measuring import measure_step
 from trainfit.workspace.measured import THOROUGH
+from trainfit.workspace.profiler import no_cycle_collection, profile_allocations
 
 SUBJECTS = {
     "transformer": Subject(

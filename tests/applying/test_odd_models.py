@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trainfit.applying import apply
-from trainfit.plans import Plan
+from trainfit.plans.plan import Plan
 
 WIDTH = 8
 

@@ -18,7 +18,7 @@ from trainfit.applying import applied, apply
 from trainfit.applying.plain_checkpoint import PlainCheckpoint
 from trainfit.applying.region import RegionCall
 from trainfit.capturing.random_stream import seeded
-from trainfit.plans import Plan
+from trainfit.plans.plan import Plan
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.errors import FileFormatError
-from trainfit.plan_store import FILE, load_plan, save_plan
-from trainfit.plans import OpDecision, Plan, Region, RegionKind
-from trainfit.settings import Settings
+from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
+from trainfit.plans.plan_store import FILE, load_plan, save_plan
+from trainfit.traces.settings import Settings
 
 PLAN = Plan(
     target="gpt2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.recomputation import Flow, FlowOp, rerun
+from trainfit.plans.recomputation import Flow, FlowOp, rerun
 
 
 @st.composite

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from planned_models import SUBJECTS, assert_same_with
 from plans import as_a_whole, plan_for, recompute_everything, save_everything, save_products
 
-from trainfit.plans import DECISIONS, Plan, RegionKind
-from trainfit.trace import Trace
+from trainfit.plans.plan import DECISIONS, Plan, RegionKind
+from trainfit.traces.trace import Trace
 
 
 @cache

@@ -20,8 +20,8 @@ from trainfit.applying import runs_plan  # noqa: E402
 from trainfit.applying.region import RegionCall  # noqa: E402
 from trainfit.capturing import capture  # noqa: E402
 from trainfit.errors import FileFormatError, PlanError  # noqa: E402
-from trainfit.plans import Plan  # noqa: E402
-from trainfit.step import Step  # noqa: E402
+from trainfit.plans.plan import Plan  # noqa: E402
+from trainfit.steps.step import Step  # noqa: E402
 
 LAYERS = 2
 

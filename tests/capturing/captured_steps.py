@@ -14,11 +14,11 @@ from trainfit.capturing import capture, session
 from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.random_stream import seeded
-from trainfit.devices import Device
-from trainfit.measuring import Measurement, measure_step
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.trace import Interval, Signature, Storage, Trace
+from trainfit.devices.device_table import Device
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Interval, Signature, Storage, Trace
+from trainfit.verifying.measuring import Measurement, measure_step
 from trainfit.workspace.measured import QUICK, THOROUGH, Limits
 
 Build = Callable[[], Step]

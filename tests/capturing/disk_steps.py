@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.steps.step import Step
+from trainfit.traces.trace import Trace
 
 PRECIOUS = b"a checkpoint of last week"
 

@@ -7,7 +7,7 @@ import torch
 from captured_steps import captured
 from torch import nn
 
-from trainfit.step import Step
+from trainfit.steps.step import Step
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import trainfit
-from trainfit.trace import COMPUTE, Collective, Trace
+from trainfit.traces.trace import COMPUTE, Collective, Trace
 
 
 @pytest.fixture

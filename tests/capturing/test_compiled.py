@@ -10,8 +10,8 @@ from captured_steps import captured
 from torch import nn
 
 from trainfit.capturing.modules import ModuleTable
-from trainfit.simulate import simulate
-from trainfit.step import Step
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
 
 both_devices = pytest.mark.parametrize("device", ["cpu", "cuda"])
 

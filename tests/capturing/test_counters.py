@@ -16,9 +16,9 @@ from captured_steps import captured
 from torch import nn
 
 from trainfit.capturing.python_state import PythonState
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 
 Train = Callable[[], torch.Tensor]
 Make = Callable[[nn.Module, torch.optim.Optimizer, Train, Train], Callable[[], Any]]

@@ -28,7 +28,7 @@ from torch import save as save_by_name
 import trainfit
 from trainfit.capturing.disk.elsewhere import LARGEST_COPY
 from trainfit.errors import CaptureError, UserCodeError
-from trainfit.step import Step
+from trainfit.steps.step import Step
 
 safetensors = pytest.importorskip("safetensors.torch")
 save_file_by_name = safetensors.save_file
@@ -230,7 +230,7 @@ def test_a_module_that_is_first_imported_by_the_step_writes_nothing_either(check
     import subprocess
     import sys
 
-    command = "import sys; from trainfit.cli import main; sys.argv[0] = 'trainfit'; main()"
+    command = "import sys; from trainfit.cli.commands import main; sys.argv[0] = 'trainfit'; main()"
     done = subprocess.run(
         [sys.executable, "-c", command, "estimate", "late.py:build"],
         capture_output=True,

@@ -15,7 +15,7 @@ from torch import nn
 
 import trainfit
 from trainfit.errors import CaptureError, UserCodeError
-from trainfit.step import Step
+from trainfit.steps.step import Step
 
 safetensors = pytest.importorskip("safetensors")
 safetensors_torch = pytest.importorskip("safetensors.torch")

@@ -10,8 +10,8 @@ import torch
 from captured_steps import Build, assert_exact, captured, only_op, op_names, ops, result_of, show, training
 from torch import nn
 
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.steps.step import Step
+from trainfit.traces.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -11,9 +11,9 @@ from captured_steps import Recorded, recorded
 
 from cases import all_cases
 from trainfit import StepOptions
-from trainfit.measuring import measure_step
-from trainfit.simulate import simulate
 from trainfit.targets import load
+from trainfit.traces.simulate import simulate
+from trainfit.verifying.measuring import measure_step
 from trainfit.workspace import with_measured_workspaces
 from trainfit.workspace.measured import THOROUGH
 

@@ -12,11 +12,11 @@ from captured_steps import captured, inside, op_names, training
 from torch import nn
 
 import trainfit
-from trainfit.architectures import capability_of, same_kernels
-from trainfit.devices import Device, find_device
+from trainfit.devices.architectures import capability_of, same_kernels
+from trainfit.devices.device_table import Device, find_device
 from trainfit.errors import CaptureError, StepError
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.steps.step import Step
+from trainfit.traces.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

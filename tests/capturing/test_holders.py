@@ -22,9 +22,9 @@ from captured_steps import (
 from torch import nn
 
 from trainfit.capturing.random_stream import seeded
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainfit.capturing.hollow import write_counter
 from trainfit.errors import CaptureError
-from trainfit.step import Step
+from trainfit.steps.step import Step
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from trainfit.capturing import capture
 from trainfit.capturing.ledger import Ledger
-from trainfit.step import Step
+from trainfit.steps.step import Step
 
 PLACES = ["release_saved", "_release", "save"]
 

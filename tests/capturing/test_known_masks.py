@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.simulate import simulate
+from trainfit.traces.simulate import simulate
 
 SAMPLES = 1 << 18
 """More floats than are computed for real, and with 8 rows more integers, too."""

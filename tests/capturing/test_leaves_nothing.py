@@ -26,8 +26,8 @@ from torch import nn
 
 from trainfit.capturing import capture
 from trainfit.errors import StepError, UserCodeError
-from trainfit.measuring import measure_step
-from trainfit.step import Step
+from trainfit.steps.step import Step
+from trainfit.verifying.measuring import measure_step
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -12,10 +12,10 @@ from captured_steps import Build, captured, of_category, only_op, op_names, ops,
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainfit.module_stats import module_stats
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.memory.module_stats import module_stats
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import trainfit
 from trainfit.errors import CaptureError
-from trainfit.simulate import simulate
-from trainfit.step import Step
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
 
 WIDTH = 64
 WEIGHT = WIDTH * WIDTH * 4

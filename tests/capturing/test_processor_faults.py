@@ -11,7 +11,7 @@ import torch
 
 import trainfit
 from trainfit.costs import this_machine
-from trainfit.devices import this_cpu
+from trainfit.devices.device_table import this_cpu
 from trainfit.errors import DeviceError
 from trainfit.workspace import processor_faults
 

@@ -9,7 +9,7 @@ from torch import nn
 import trainfit
 from trainfit.capturing import random_stream
 from trainfit.capturing.random_stream import seeded
-from trainfit.simulate import simulate
+from trainfit.traces.simulate import simulate
 
 
 @pytest.mark.parametrize("size", [100, 101])

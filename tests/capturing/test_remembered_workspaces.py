@@ -15,8 +15,8 @@ import torch
 from captured_steps import Build, captured, training
 from torch import nn
 
-from trainfit import arguments
-from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.traces import arguments
+from trainfit.traces.trace import Signature, TensorSpec, Trace
 from trainfit.workspace import measured
 from trainfit.workspace.conditions import this_processor
 from trainfit.workspace.measured import QUICK, THOROUGH, Limits, measure_operators
@@ -77,8 +77,8 @@ from pathlib import Path
 import torch
 from torch import nn
 from trainfit.capturing.session import capture
-from trainfit.step import Step
-from trainfit.store import save_trace
+from trainfit.steps.step import Step
+from trainfit.traces.trace_store import save_trace
 from trainfit.workspace import measured
 run, ran = measured._run, []
 measured._run = lambda operator, *others: ran.append(operator) or run(operator, *others)

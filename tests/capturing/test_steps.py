@@ -15,17 +15,17 @@ from rich.console import Console
 from torch import nn
 
 import trainfit
+from trainfit.basics.units import format_bytes
 from trainfit.capturing.random_stream import seeded
 from trainfit.errors import OptionError, StepError, UserCodeError
-from trainfit.profiler import no_cycle_collection, profile_allocations
 from trainfit.report import json_result
 from trainfit.report.reading import estimate_data
 from trainfit.report.text_estimates import estimate_view
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.trace import Trace
-from trainfit.units import format_bytes
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 from trainfit.workspace.measured import THOROUGH
+from trainfit.workspace.profiler import no_cycle_collection, profile_allocations
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

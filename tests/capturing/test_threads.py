@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from trainfit.capturing import capture
-from trainfit.simulate import simulate
-from trainfit.step import Step
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
 
 WIDTH, RUNS = 64, 6
 

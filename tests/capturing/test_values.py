@@ -16,8 +16,8 @@ from torch import nn
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.values import _plausible
 from trainfit.errors import CaptureError, UserCodeError
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.steps.step import Step
+from trainfit.traces.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -9,8 +9,8 @@ import torch
 from captured_steps import base_name, captured, ops
 from torch import nn
 
-from trainfit.step import Step
-from trainfit.trace import Trace
+from trainfit.steps.step import Step
+from trainfit.traces.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from captured_steps import Build, assert_exact, captured, only_op, op_names, ops, result, signature, training
 from torch import nn
 
-from trainfit.profiler import profile_allocations
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Signature, TensorSpec, Trace
 from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.made_up_arguments import make_arguments
 from trainfit.workspace.measured import (
@@ -22,6 +21,7 @@ from trainfit.workspace.measured import (
     _is_product,
     measure_operators,
 )
+from trainfit.workspace.profiler import profile_allocations
 
 pytestmark = pytest.mark.usefixtures("little_garbage")
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from trace_text import trace
 
-from trainfit.advice import Advice, advice
-from trainfit.settings import Settings
-from trainfit.simulate import simulate
-from trainfit.trace import Trace
+from trainfit.memory.advice import Advice, advice
+from trainfit.traces.settings import Settings
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 
 
 def advised(step: Trace, *, planned: bool = False, **settings: object) -> dict[str, Advice]:

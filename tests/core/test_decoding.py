@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.decoding import LARGEST_INTEGER, Malformed, decode, encode, parse_json
+from trainfit.basics.decoding import LARGEST_INTEGER, Malformed, decode, encode, parse_json
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainfit.devices import CONTEXT_BYTES, Device, find_device, known_devices
+from trainfit.devices.device_table import CONTEXT_BYTES, Device, find_device, known_devices
 from trainfit.errors import DeviceError
 
 GIB = 2**30

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from trainfit.doing import as_part_of, doing, heard_by, measuring, unheard
+from trainfit.basics.doing import as_part_of, doing, heard_by, measuring, unheard
 from trainfit.report.progress import Reporter, spinner
 
 

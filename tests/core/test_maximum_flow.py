@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from trainfit.maximum_flow import UNLIMITED, FlowNetwork
+from trainfit.basics.maximum_flow import UNLIMITED, FlowNetwork
 
 NODES, SOURCE, SINK = 6, 0, 5
 Edges = list[tuple[int, int, float]]

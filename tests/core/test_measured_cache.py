@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.measured_cache import Entry, Figures, Machine, MeasuredCache, default_path, key_of
+from trainfit.devices.measured_cache import Entry, Figures, Machine, MeasuredCache, default_path, key_of
 
 MACHINE = Machine("a processor", "2.13.0", 2)
 ENTRY = Entry("aten.mm.default", 1.5e-3, 0.02, load=0.25)
@@ -75,7 +75,7 @@ def test_a_new_figure_replaces_the_old_one(path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from trainfit.measured_cache import MeasuredCache, Entry, Figures, Machine
+from trainfit.devices.measured_cache import MeasuredCache, Entry, Figures, Machine
 with MeasuredCache(Machine("a processor", "2.13.0", 2), Path(sys.argv[1])) as cache:
     for number in range(int(sys.argv[3])):
         cache.store({f"{sys.argv[2]}{number}": Entry("aten.mm.default", 1e-3, 0.0)})
@@ -173,7 +173,7 @@ def test_a_full_disk(path: Path) -> None:
 
 
 def test_a_file_that_another_process_holds_for_too_long(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("trainfit.measured_cache.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("trainfit.devices.measured_cache.BUSY_SECONDS", 0.1)
     MeasuredCache(MACHINE, path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")

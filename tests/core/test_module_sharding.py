@@ -6,7 +6,7 @@ import pytest
 from trace_text import trace
 
 from trainfit.planning.modules.sharding import divided, gathered_by, with_gathered
-from trainfit.simulate import simulate
+from trainfit.traces.simulate import simulate
 
 SHARDED = """
     w0 : 10 held parameter @Net

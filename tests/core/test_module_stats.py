@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trace_text import trace
 
-from trainfit.module_stats import ModuleStats, module_stats
-from trainfit.simulate import simulate
-from trainfit.trace import Trace
+from trainfit.memory.module_stats import ModuleStats, module_stats
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 
 # Alive throughout: 30 bytes of parameters, 2 of buffers, 100 of input.
 STEP = trace("""

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainfit.assumptions import Assumption
+from trainfit.costs.estimates import Estimate, Peak
 from trainfit.costs.summary import OperatorTime, StepTime
-from trainfit.devices import CONTEXT_BYTES, Device
+from trainfit.devices.device_table import CONTEXT_BYTES, Device
 from trainfit.errors import FileFormatError, OptionError
-from trainfit.estimates import Estimate, Peak
-from trainfit.measuring import Measurement
-from trainfit.module_stats import ModuleStats
+from trainfit.memory.module_stats import ModuleStats
 from trainfit.report.json_result import check_destination, estimate_json, verification_json, write_json
 from trainfit.report.module_rows import largest_rows
 from trainfit.report.reading import estimate_data, memory_curve, verification_data
@@ -24,10 +22,12 @@ from trainfit.report.tables import show
 from trainfit.report.text_devices import device_view, devices_view
 from trainfit.report.text_estimates import estimate_view
 from trainfit.report.text_verification import verification_view
-from trainfit.settings import Difference
-from trainfit.simulate import Timeline
-from trainfit.trace import CATEGORIES, Op, Signature, Trace
-from trainfit.verification import Verification
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.settings import Difference
+from trainfit.traces.simulate import Timeline
+from trainfit.traces.trace import CATEGORIES, Op, Signature, Trace
+from trainfit.verifying.measuring import Measurement
+from trainfit.verifying.verification import Verification
 
 MIB = 2**20
 

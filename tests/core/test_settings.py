@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainfit.settings import (
+from trainfit.traces.settings import (
     Difference,
     Settings,
     describe,

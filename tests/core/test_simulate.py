@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_text import count_live_bytes, trace
 
-from trainfit.simulate import AliveStorage, simulate
-from trainfit.trace import CATEGORIES, Interval, Op, Signature, Storage, Trace
+from trainfit.traces.simulate import AliveStorage, simulate
+from trainfit.traces.trace import CATEGORIES, Interval, Op, Signature, Storage, Trace
 
 
 def by_category(**named: int) -> dict[str, int]:

@@ -24,12 +24,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_text import trace
 
-from trainfit import decoding, sealed_files, store
-from trainfit.assumptions import Assumption
+from trainfit.basics import decoding, sealed_files
 from trainfit.errors import FileFormatError
-from trainfit.settings import Settings
-from trainfit.store import load_trace, save_trace
-from trainfit.trace import Trace
+from trainfit.traces import trace_store as store
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.settings import Settings
+from trainfit.traces.trace import Trace
+from trainfit.traces.trace_store import load_trace, save_trace
 
 TRACE = replace(
     trace("""

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from trace_text import trace
 
-from trainfit import arguments, trace_check
-from trainfit.assumptions import Assumption
-from trainfit.settings import Settings
-from trainfit.step_runs import Growth, Steps
-from trainfit.trace import Collective, Interval, Storage, Trace
-from trainfit.trace_check import BrokenTrace
+from trainfit.traces import arguments, trace_check
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.settings import Settings
+from trainfit.traces.step_runs import Growth, Steps
+from trainfit.traces.trace import Collective, Interval, Storage, Trace
+from trainfit.traces.trace_check import BrokenTrace
 
 STEP = """
     w                : 100 held parameter @Net.a

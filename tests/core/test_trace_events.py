@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from test_simulate import random_traces
 from trace_text import trace
 
-from trainfit.simulate import simulate
-from trainfit.trace import Event, Trace
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Event, Trace
 
 STEP = trace("""
     w           : 100 held parameter

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.basics.units import format_bytes, format_count, format_seconds, parse_size
 from trainfit.errors import OptionError
-from trainfit.units import format_bytes, format_count, format_seconds, parse_size
 
 GIB = 2**30
 

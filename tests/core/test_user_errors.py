@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from trainfit import user_errors
+from trainfit.basics import user_errors
+from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.errors import StepError, UserCodeError
-from trainfit.user_errors import raise_as_user_error
 
 PACKAGE = Path(user_errors.__file__).parent
 

@@ -28,7 +28,7 @@ import re
 from dataclasses import dataclass, field, replace
 from textwrap import dedent
 
-from trainfit.trace import (
+from trainfit.traces.trace import (
     CATEGORIES,
     Collective,
     Interval,

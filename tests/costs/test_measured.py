@@ -19,13 +19,13 @@ from trainfit.costs import measured_costs as measured
 from trainfit.costs.measured_costs import measured_costs
 from trainfit.costs.pricing import price_trace
 from trainfit.costs.table import CostTable, Host, OpCost
-from trainfit.devices import Device, find_device, this_cpu
+from trainfit.devices.device_table import Device, find_device, this_cpu
 from trainfit.errors import DeviceError
 from trainfit.timing.bench import Bench, Situation
 from trainfit.timing.caller import REFUSED, Caller
 from trainfit.timing.locality import FAR, NEAR, Caches, Locality
 from trainfit.timing.memory import Memory
-from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.traces.trace import Signature, TensorSpec, Trace
 
 HOST = Host(True, 5e-6, 3e-6, 4e-6, 1e-6, 1e-6, 1e-7)
 FORMULA = OpCost(1e-3, "formula", "memory")

@@ -9,9 +9,9 @@ from trainfit import Step
 from trainfit.capturing import capture
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable, Host, OpCost
-from trainfit.devices import this_cpu
+from trainfit.devices.device_table import this_cpu
 from trainfit.timing.locality import FAR, MIDDLE, NEAR, Caches, Locality, localities, this_machines_caches
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 WIDTH = 1 << 16
 """A tensor of 256 KiB."""

@@ -12,11 +12,11 @@ from trainfit.costs import constants as constants_module
 from trainfit.costs.constants import CALIBRATED, Constants
 from trainfit.costs.roofline import Roofline, roofline_costs
 from trainfit.costs.tiling import tiled_seconds
-from trainfit.devices import Device, find_device, known_devices
+from trainfit.devices.device_table import Device, find_device, known_devices
 from trainfit.errors import DeviceError
 from trainfit.operators.matrix_products import Product
 from trainfit.operators.work import with_work
-from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.traces.trace import Signature, TensorSpec, Trace
 
 # One tera-FLOP/s per multiprocessor in bf16, a tenth of it in fp32; one TB/s.
 DEVICE = Device(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable, Host, OpCost
-from trainfit.devices import Device
-from trainfit.trace import Module, Op, Signature, Trace
+from trainfit.devices.device_table import Device
+from trainfit.traces.trace import Module, Op, Signature, Trace
 
 DEVICE = Device("tiny", "cuda", 1 << 30, 1e9, {"fp32": 1e12}, sm_count=4)
 HOST = Host(

@@ -11,7 +11,7 @@ from fake_machine import FakeMachine
 
 from trainfit.costs import this_machine
 from trainfit.costs.table import Host
-from trainfit.devices import this_cpu
+from trainfit.devices.device_table import this_cpu
 from trainfit.timing import executor_seconds, host, rates
 
 QUIET = FakeMachine(0.0).meter()

@@ -13,16 +13,17 @@ from damaged_files import DamagedFile
 from results_by_hand import bytes_of_step, same_bytes
 from workbench import DEVICE, workbench
 
-from trainfit import capturing, plan_store, store
+from trainfit import capturing
 from trainfit.api import choose, predict
 from trainfit.api.arrange import order_anything
 from trainfit.api.request import Request
 from trainfit.applying import attach_plan
-from trainfit.devices import find_device, read_device
+from trainfit.devices.device_table import find_device, read_device
+from trainfit.devices.measured_cache import Entry, Figures, Machine, MeasuredCache
 from trainfit.errors import PlanError, TrainfitError, UserCodeError
-from trainfit.measured_cache import Entry, Figures, Machine, MeasuredCache
 from trainfit.models.recipe import StepOptions
-from trainfit.plan_origin import plan_differences
+from trainfit.plans import plan_store
+from trainfit.plans.plan_origin import plan_differences
 from trainfit.report import json_result
 from trainfit.report.reading import estimate_data, order_data, plan_data
 from trainfit.report.tables import show
@@ -31,6 +32,7 @@ from trainfit.report.text_estimates import estimate_view
 from trainfit.report.text_orders import order_view
 from trainfit.report.text_plans import plan_view
 from trainfit.targets import load
+from trainfit.traces import trace_store as store
 
 LONGEST_MESSAGE = 12_000
 """Names of 5,000 characters are among the inputs, and a message may name two."""

@@ -18,11 +18,11 @@ from workbench import workbench
 from trainfit import Step, Trace, capturing
 from trainfit.applying import attach_plan
 from trainfit.costs.roofline import roofline_costs
-from trainfit.measuring import measure_step
-from trainfit.plan_comparison import SameResults, compare_results
 from trainfit.planning.planner import Planner
-from trainfit.plans import Plan
-from trainfit.simulate import simulate
+from trainfit.plans.plan import Plan
+from trainfit.traces.simulate import simulate
+from trainfit.verifying.measuring import measure_step
+from trainfit.verifying.plan_comparison import SameResults, compare_results
 from trainfit.workspace.measured import THOROUGH
 
 _NUMBER_BYTES = 8

@@ -13,7 +13,7 @@ from result_checks import check_pair
 from results_by_hand import bytes_of_step
 from step_checks import TAMPERINGS
 
-from trainfit.cli import app
+from trainfit.cli.commands import app
 
 SAMPLE = {"command lines": 150, "results to compare": 150, "training steps": 6}
 

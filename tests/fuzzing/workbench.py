@@ -22,21 +22,23 @@ from typing import Any
 from unittest import mock
 
 import trainfit
-from trainfit import capturing, cli, plan_store
+from trainfit import capturing
 from trainfit.api import choose, prove
 from trainfit.api.request import Request
+from trainfit.cli import commands as cli
 from trainfit.costs import measured_costs as measured
 from trainfit.costs import this_machine
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import host_of, roofline_costs
-from trainfit.devices import Device, find_device
+from trainfit.devices.device_table import Device, find_device
 from trainfit.order_fronts import joint
 from trainfit.order_fronts.eager import trace_graph
 from trainfit.ordering.simulator_json import save_graph
-from trainfit.plans import Plan
-from trainfit.settings import Settings
+from trainfit.plans import plan_store
+from trainfit.plans.plan import Plan
 from trainfit.targets import load
-from trainfit.trace import Trace
+from trainfit.traces.settings import Settings
+from trainfit.traces.trace import Trace
 
 STEP = """
 import sys

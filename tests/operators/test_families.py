@@ -7,11 +7,11 @@ import torch
 
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import Roofline
-from trainfit.devices import find_device
+from trainfit.devices.device_table import find_device
 from trainfit.operators import families, fused_attention, matrix_products, memory_use, value_use
 from trainfit.operators.families import IRREGULAR, REDUCTIONS, takes_lists
 from trainfit.operators.names import OperatorSet
-from trainfit.trace import Signature, TensorSpec
+from trainfit.traces.trace import Signature, TensorSpec
 
 NAMES = {
     schema.name.removeprefix("aten::")

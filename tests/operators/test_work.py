@@ -15,7 +15,7 @@ from trainfit.operators.matrix_products import Product, products_of
 from trainfit.operators.recorded_calls import nbytes
 from trainfit.operators.traffic import moved_bytes
 from trainfit.operators.work import known_flops
-from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.traces.trace import Signature, TensorSpec, Trace
 
 
 def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = None) -> TensorSpec:

@@ -11,8 +11,8 @@ from trainfit import Step
 from trainfit.order_fronts.eager import trace_graph
 from trainfit.ordering.best_order import best_order
 from trainfit.ordering.order_timeline import order_timeline
-from trainfit.simulate import simulate
-from trainfit.trace import Trace
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 
 
 class Net(nn.Module):

@@ -17,7 +17,7 @@ from trainfit.errors import CaptureError, GraphError, StepError
 from trainfit.order_fronts.fx import buffer_graph, in_order, reorder
 from trainfit.order_fronts.joint import joint_graph, joint_graph_without_memory
 from trainfit.ordering.order_timeline import order_timeline
-from trainfit.profiler import no_cycle_collection, profile_allocations
+from trainfit.workspace.profiler import no_cycle_collection, profile_allocations
 
 ROWS = 256
 ROW = ROWS * ROWS * 4

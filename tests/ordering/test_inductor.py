@@ -17,7 +17,7 @@ import trainfit
 from trainfit.order_fronts import inductor
 from trainfit.order_fronts.inductor import CompiledGraph, OrderPass
 from trainfit.order_fronts.scheduler_memory import _is_matrix_product
-from trainfit.profiler import no_cycle_collection, profile_allocations
+from trainfit.workspace.profiler import no_cycle_collection, profile_allocations
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

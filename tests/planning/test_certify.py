@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.assumptions import Assumption
 from trainfit.planning.certify import peak_within, reserve_bytes
-from trainfit.simulate import simulate
-from trainfit.trace import Storage, Trace
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Storage, Trace
 
 PARAMETER = Storage(1000, "parameter", -1, -1, None, ())
 STEP = Trace("t", "cpu", "2", (), (), (PARAMETER,), (), (), (), (), (), 0)

@@ -13,7 +13,7 @@ from trainfit import Step, Trace
 from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable, OpCost
-from trainfit.devices import find_device
+from trainfit.devices.device_table import find_device
 from trainfit.planning.certify import host_warnings
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.full_recompute import full_recompute

@@ -13,8 +13,7 @@ from trainfit import Step, StepOptions, Trace
 from trainfit.capturing import capture
 from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.table import CostTable
-from trainfit.devices import find_device
-from trainfit.measuring import measure_step
+from trainfit.devices.device_table import find_device
 from trainfit.planning.baselines import blocks_of
 from trainfit.planning.certify import certified
 from trainfit.planning.effects import effect_of
@@ -24,6 +23,7 @@ from trainfit.planning.planner import Planner
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
 from trainfit.targets.parse import load
+from trainfit.verifying.measuring import measure_step
 from trainfit.workspace.measured import THOROUGH
 
 

@@ -11,17 +11,18 @@ import pytest
 from typer.testing import CliRunner
 
 import trainfit
-from trainfit import Step, StepOptions, Trace, cli
+from trainfit import Step, StepOptions, Trace
 from trainfit.api import choose
 from trainfit.api.request import Request
+from trainfit.cli import commands as cli
 from trainfit.costs.roofline import roofline_costs
-from trainfit.devices import find_device
+from trainfit.devices.device_table import find_device
 from trainfit.errors import BudgetTooSmall, OptionError, PlanError
 from trainfit.planning.modules.sharding import divided, gathered_by
 from trainfit.planning.modules.unit_planner import ModulePlanner
 from trainfit.planning.planner import Planner
-from trainfit.simulate import simulate
 from trainfit.targets.parse import load
+from trainfit.traces.simulate import simulate
 
 H100 = find_device("h100-sxm-80gb")
 BLOCKS = [f"GPT2.blocks.{number}" for number in range(4)]

@@ -15,15 +15,15 @@ import trainfit
 from trainfit import Step, Trace
 from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.schedule import schedule
-from trainfit.devices import find_device
+from trainfit.devices.device_table import find_device
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import choice_of
 from trainfit.planning.model_calls import candidate_calls
 from trainfit.planning.planner import Planner
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
-from trainfit.plans import Plan
-from trainfit.simulate import simulate
+from trainfit.plans.plan import Plan
+from trainfit.traces.simulate import simulate
 
 H100 = find_device("h100")
 PRICES = replace(H100, name="the prices of an H100")

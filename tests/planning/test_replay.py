@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import trainfit
 from trainfit import Step, Trace
 from trainfit.costs.roofline import roofline_costs
-from trainfit.devices import find_device
-from trainfit.plan_comparison import compare_results
+from trainfit.devices.device_table import find_device
 from trainfit.planning.baselines import baselines, full_recompute
 from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Solution
@@ -23,7 +22,8 @@ from trainfit.planning.model_calls import candidate_calls
 from trainfit.planning.planner import Planner
 from trainfit.planning.regions import region_graph
 from trainfit.planning.rewrite import rewritten
-from trainfit.simulate import simulate
+from trainfit.traces.simulate import simulate
+from trainfit.verifying.plan_comparison import compare_results
 
 H100 = find_device("h100")
 PRICES = replace(H100, name="the prices of an H100")

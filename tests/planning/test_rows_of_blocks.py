@@ -13,10 +13,10 @@ from torch import nn
 import trainfit
 from trainfit import Step
 from trainfit.costs.roofline import roofline_costs
-from trainfit.devices import find_device
+from trainfit.devices.device_table import find_device
 from trainfit.planning.certify import Certified
 from trainfit.planning.planner import Planner
-from trainfit.simulate import simulate
+from trainfit.traces.simulate import simulate
 
 H100 = find_device("h100")
 PRICES = replace(H100, name="the prices of an H100")

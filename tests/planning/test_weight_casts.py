@@ -10,15 +10,15 @@ import trainfit
 from trainfit import Step
 from trainfit.capturing import capture
 from trainfit.costs.roofline import roofline_costs
-from trainfit.devices import find_device
-from trainfit.measuring import measure_step
-from trainfit.plan_comparison import compare_results
+from trainfit.devices.device_table import find_device
 from trainfit.planning.effects import effect_of
 from trainfit.planning.full_recompute import full_recompute
 from trainfit.planning.planner import Planner
 from trainfit.planning.regions import region_graph
 from trainfit.planning.weight_casts import is_kept_by_autocast
-from trainfit.settings import is_cast_to
+from trainfit.traces.settings import is_cast_to
+from trainfit.verifying.measuring import measure_step
+from trainfit.verifying.plan_comparison import compare_results
 from trainfit.workspace.measured import THOROUGH
 
 WIDTH, BATCH = 64, 48

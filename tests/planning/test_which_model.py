@@ -7,9 +7,9 @@ from torch import nn
 
 import trainfit
 from trainfit import Step
-from trainfit.measuring import measure_step
-from trainfit.plan_comparison import compare_results
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
+from trainfit.verifying.measuring import measure_step
+from trainfit.verifying.plan_comparison import compare_results
 from trainfit.workspace.measured import THOROUGH
 
 

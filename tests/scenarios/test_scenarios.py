@@ -26,7 +26,7 @@ from trainfit.capturing.random_stream import seeded
 from trainfit.errors import TrainfitError
 from trainfit.models.recipe import StepOptions
 from trainfit.targets import load
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 FOLDER = Path(__file__).parent / "scripts"
 SCRIPTS = sorted(path for path in FOLDER.glob("**/*.py") if "def build(" in path.read_text())

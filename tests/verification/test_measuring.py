@@ -12,20 +12,20 @@ import torch
 from fake_machine import FakeMachine
 from torch import nn
 
-from trainfit import measuring, verification
 from trainfit.api import request
 from trainfit.api.prove import verify, verify_step
 from trainfit.api.request import Request
 from trainfit.capturing import capture, session
 from trainfit.capturing.compiled import noticed
-from trainfit.devices import find_device
+from trainfit.devices.device_table import find_device
 from trainfit.errors import MemoryGuard, OptionError, StepError, UserCodeError
-from trainfit.measuring import Measurement, RunCounts, measure_step
-from trainfit.plans import Plan
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.step_runs import Steps
-from trainfit.verification import Verification
+from trainfit.plans.plan import Plan
+from trainfit.steps.step import Step
+from trainfit.traces.simulate import simulate
+from trainfit.traces.step_runs import Steps
+from trainfit.verifying import measuring, verification
+from trainfit.verifying.measuring import Measurement, RunCounts, measure_step
+from trainfit.verifying.verification import Verification
 
 CPU = find_device("cpu")
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit.plan_comparison import SameResults, compare_results
-from trainfit.plans import Plan
-from trainfit.step import Step
+from trainfit.plans.plan import Plan
+from trainfit.steps.step import Step
+from trainfit.verifying.plan_comparison import SameResults, compare_results
 
 NO_REGIONS = Plan(
     target="test",

@@ -12,14 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit import Step, hardware, measuring
-from trainfit.devices import present_gpu
+from trainfit import Step
+from trainfit.devices import hardware
+from trainfit.devices.device_table import present_gpu
+from trainfit.devices.hardware import Cuda, GpuProperties, free_bytes, host_bytes
 from trainfit.errors import DeviceError
-from trainfit.hardware import Cuda, GpuProperties, free_bytes, host_bytes
-from trainfit.measuring import measure_step
 from trainfit.timing.bench import caches_of
 from trainfit.timing.clocks import timed_on
 from trainfit.timing.rounds import Rounds
+from trainfit.verifying import measuring
+from trainfit.verifying.measuring import measure_step
 
 RECORD_MS = 0.25
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainfit.models.recipe import StepOptions
     from trainfit.order_fronts.inductor import Watcher
     from trainfit.targets import Target
-    from trainfit.trace import Trace
+    from trainfit.traces.trace import Trace
 
 GRAPHS = ("joint", "eager")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.api.request import Build, Request
+from trainfit.basics.doing import Measuring, Progress, doing, heard_by
 from trainfit.costs.pricing import CostSource
-from trainfit.devices import Device
-from trainfit.doing import Measuring, Progress, doing, heard_by
+from trainfit.devices.device_table import Device
 from trainfit.errors import BudgetTooSmall, OptionError
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.baselines import baselines
@@ -17,8 +17,8 @@ from trainfit.planning.modules.unit_planner import ModulePlanner
 from trainfit.planning.plan_results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.planner import Planner
 from trainfit.planning.requests import Solver, bytes_of_budget, check_solver
-from trainfit.plans import Plan
-from trainfit.trace import Trace
+from trainfit.plans.plan import Plan
+from trainfit.traces.trace import Trace
 
 _MOST_POINTS = 200
 

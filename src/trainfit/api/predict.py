@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainfit.api.request import Build, Request
+from trainfit.basics.doing import Measuring, Progress, heard_by
+from trainfit.costs.estimates import Estimate, peak_of
 from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable
-from trainfit.devices import Device
-from trainfit.doing import Measuring, Progress, heard_by
-from trainfit.estimates import Estimate, peak_of
+from trainfit.devices.device_table import Device
+from trainfit.memory.module_stats import module_stats
 from trainfit.models.recipe import StepOptions
-from trainfit.module_stats import module_stats
-from trainfit.simulate import simulate
-from trainfit.trace import Trace
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 
 
 def capture(

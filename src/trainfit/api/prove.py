@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from trainfit.api.request import Build, Request, default_device
+from trainfit.basics.doing import Measuring, Progress, heard_by
 from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
-from trainfit.doing import Measuring, Progress, heard_by
 from trainfit.errors import OptionError, PlanError
-from trainfit.measuring import TIMED_RUNS
 from trainfit.models.recipe import StepOptions
-from trainfit.plan_origin import plan_differences
-from trainfit.plan_store import load_plan
-from trainfit.plans import Plan
-from trainfit.simulate import simulate
+from trainfit.plans.plan import Plan
+from trainfit.plans.plan_origin import plan_differences
+from trainfit.plans.plan_store import load_plan
 from trainfit.timing.load import LoadMeter
-from trainfit.verification import (
+from trainfit.traces.simulate import simulate
+from trainfit.verifying.measuring import TIMED_RUNS
+from trainfit.verifying.verification import (
     Verification,
     guard_memory,
     needed_bytes,

@@ -11,15 +11,15 @@ import torch
 
 from trainfit import capturing
 from trainfit.api.stopwatch import Stopwatch
-from trainfit.architectures import same_kernels
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
-from trainfit.devices import Device, find_device
+from trainfit.devices.architectures import same_kernels
+from trainfit.devices.device_table import Device, find_device
 from trainfit.errors import OptionError, StepError
 from trainfit.models.recipe import StepOptions
-from trainfit.step import Step
+from trainfit.steps.step import Step
 from trainfit.targets import Target, load
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 Build = Callable[..., Step]
 

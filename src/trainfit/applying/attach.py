@@ -20,9 +20,9 @@ from trainfit.applying.planned_forward import FORWARD, Calls, PlannedForward, pl
 from trainfit.applying.planned_model import PlannedModel, Promise
 from trainfit.applying.region import PlannedCall
 from trainfit.errors import PlanError
-from trainfit.plan_origin import other_model
-from trainfit.plans import Plan
-from trainfit.settings import Settings, dtype_name
+from trainfit.plans.plan import Plan
+from trainfit.plans.plan_origin import other_model
+from trainfit.traces.settings import Settings, dtype_name
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from trainfit.operators.names import CAST, is_operator
 from trainfit.operators.value_use import SHOW_VALUES
-from trainfit.plans import RECOMPUTE, SAVE, OpDecision
+from trainfit.plans.plan import RECOMPUTE, SAVE, OpDecision
 
 
 class Follower:

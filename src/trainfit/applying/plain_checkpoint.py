@@ -23,7 +23,7 @@ from trainfit.applying.python_objects import ModuleAttributes, any_hooks, copy_s
 from trainfit.applying.randomness import generators_at, state_of
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import VALUE, Record, modified_error
-from trainfit.recomputation import NOBODY
+from trainfit.plans.recomputation import NOBODY
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _active_modes: Any = torch._C._len_torch_dispatch_stack

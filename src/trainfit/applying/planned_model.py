@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainfit.plan_origin import device_kind, other_device, other_sizes
-from trainfit.plans import Plan
+from trainfit.plans.plan import Plan
+from trainfit.plans.plan_origin import device_kind, other_device, other_sizes
 
 
 @dataclass(frozen=True)

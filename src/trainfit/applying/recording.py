@@ -33,8 +33,8 @@ from trainfit.applying.randomness import generator_of, state_of
 from trainfit.applying.records import VALUE, VIEW, CountedTensor, OpRecord, OutsideArgument, Record
 from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.schemas import Operator, aten
-from trainfit.plans import SAVE
-from trainfit.recomputation import NOBODY, copied_before_write, rerun, starts_stream
+from trainfit.plans.plan import SAVE
+from trainfit.plans.recomputation import NOBODY, copied_before_write, rerun, starts_stream
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView

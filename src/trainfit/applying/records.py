@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trainfit.applying.op_results import Result
-from trainfit.recomputation import NOBODY, Flow, FlowOp, Rerun
+from trainfit.plans.recomputation import NOBODY, Flow, FlowOp, Rerun
 
 VIEW, VALUE, COMPUTATION = "view", "value", "computation"
 

@@ -27,8 +27,8 @@ from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
 from trainfit.applying.torch_changes import ordinary_paths, reads_noticed
 from trainfit.capturing.random_stream import HostRandomState
-from trainfit.plans import OpDecision
-from trainfit.recomputation import rerun
+from trainfit.plans.plan import OpDecision
+from trainfit.plans.recomputation import rerun
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph

@@ -18,7 +18,7 @@ from trainfit.applying.op_results import Constant, make, tensors_in, with_tensor
 from trainfit.applying.randomness import Draws
 from trainfit.applying.records import VALUE, VIEW, OpRecord, OutsideArgument, Record, modified_error
 from trainfit.capturing.hollow import absent_storage, is_absent
-from trainfit.recomputation import NOBODY, Rerun
+from trainfit.plans.recomputation import NOBODY, Rerun
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _set_versions: Any = torch._C._autograd._unsafe_set_version_counter

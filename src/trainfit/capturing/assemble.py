@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from trainfit import arguments
-from trainfit import trace as t
 from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.exchanges import CommunicationGroup, collective_of
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
 from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.recorder import BACKWARD, FORWARD, Row
-from trainfit.step import Step
+from trainfit.steps.step import Step
+from trainfit.traces import arguments
+from trainfit.traces import trace as t
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from trainfit import arguments
 from trainfit.capturing.schemas import Operator, describe
 from trainfit.operators.families import FUSED_OPTIMIZERS
 from trainfit.operators.work import with_work
-from trainfit.trace import Signature, Trace
+from trainfit.traces import arguments
+from trainfit.traces.trace import Signature, Trace
 
 
 def counted(trace: Trace) -> Trace:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trainfit.assumptions import Assumption
+from trainfit.basics.units import format_bytes
 from trainfit.capturing.recorder import OPTIMIZER, Row
 from trainfit.operators.families import list_kind
-from trainfit.settings import Settings, dtype_name
-from trainfit.step import Step
-from trainfit.units import format_bytes
+from trainfit.steps.step import Step
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.settings import Settings, dtype_name
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainfit.operators.collectives import collective_kind
-from trainfit.trace import Collective
+from trainfit.traces.trace import Collective
 
 _groups: Any = torch.distributed.distributed_c10d
 

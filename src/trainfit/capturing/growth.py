@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainfit.capturing.ledger import LiveStorage
-from trainfit.step_runs import Growth
+from trainfit.traces.step_runs import Growth
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import torch
 
-from trainfit.assumptions import Assumption
-from trainfit.units import format_bytes
+from trainfit.basics.units import format_bytes
+from trainfit.traces.assumptions import Assumption
 
 _HISTORY = ("old_dirs", "old_stps")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trainfit.capturing.hollow import hollow_storage, is_absent, storage_over, tensor_over
-from trainfit.memory_model import EXACT, MemoryModel
+from trainfit.traces.memory_model import EXACT, MemoryModel
 
 OUTSIDE = "outside"
 """Producer of storages that the capture did not make: real memory that belongs to the user."""

@@ -32,7 +32,7 @@ from trainfit.capturing.python_parts import (
     variables_of,
 )
 from trainfit.capturing.random_stream import HostRandomState
-from trainfit.step import Step
+from trainfit.steps.step import Step
 
 _MOST_VISITS = 20_000
 _MOST_DEPTH = 8

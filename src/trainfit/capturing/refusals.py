@@ -7,9 +7,9 @@ from typing import Any
 from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.steps import Runs
 from trainfit.errors import StepError
-from trainfit.step import Step
-from trainfit.trace import Trace
-from trainfit.trace_check import LARGEST_TOTAL_BYTES, largest_total_bytes
+from trainfit.steps.step import Step
+from trainfit.traces.trace import Trace
+from trainfit.traces.trace_check import LARGEST_TOTAL_BYTES, largest_total_bytes
 
 
 def refuse_unusable(step: Any, found: FoundState) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from trainfit.basics.doing import doing
+from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing import patches, refusals
 from trainfit.capturing.assemble import known_categories, signature_of
 from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
@@ -32,18 +34,16 @@ from trainfit.capturing.retarget.gpu import ANY_GPU, Gpu
 from trainfit.capturing.retarget.libraries import libraries_on
 from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.values import Values
-from trainfit.devices import Device
-from trainfit.doing import doing
+from trainfit.devices.device_table import Device
 from trainfit.errors import CaptureError, TrainfitError, UserCodeError
-from trainfit.memory_model import memory_model
-from trainfit.profiler import no_cycle_collection
-from trainfit.settings import UNKNOWN_SETTINGS, Settings
-from trainfit.simulate import simulate
-from trainfit.step import Step
-from trainfit.trace import Trace
-from trainfit.user_errors import raise_as_user_error
+from trainfit.steps.step import Step
+from trainfit.traces.memory_model import memory_model
+from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
 from trainfit.workspace.measured import QUICK, Limits, affordable, measure_operators
+from trainfit.workspace.profiler import no_cycle_collection
 
 _MOST_CORRECTIONS = 16
 Build = Callable[[], Step]

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainfit.assumptions import Assumption
+from trainfit.basics.units import format_bytes
+from trainfit.basics.user_errors import data_ended
 from trainfit.capturing.assemble import assemble
 from trainfit.capturing.growth import Leftovers, growth_of
 from trainfit.capturing.lbfgs import decides_by_values, history_assumptions
 from trainfit.capturing.python_state import PythonState
 from trainfit.errors import UserCodeError
-from trainfit.step import Step
-from trainfit.step_runs import Steps
-from trainfit.trace import Trace
-from trainfit.units import format_bytes
-from trainfit.user_errors import data_ended
+from trainfit.steps.step import Step
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.step_runs import Steps
+from trainfit.traces.trace import Trace
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session

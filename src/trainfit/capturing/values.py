@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from trainfit.assumptions import Assumption
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.operators.names import OperatorSet
 from trainfit.operators.value_use import ALL_TRUE, ANY_TRUE, RANDOM
+from trainfit.traces.assumptions import Assumption
 
 _PATIENCE = 100
 """How often a line may ask about unknown data before it gets the other answer."""

@@ -6,4 +6,5 @@
 - `pricing`: one of the two for a trace and a device
 - `schedule`: when each op runs, on the host and on the device
 - `summary`: where the time of a step goes
+- `estimates`: what is predicted for a step on a device, as one result
 """

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainfit.basics.doing import Measuring
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.costs.this_machine import machine_of, refuse_absent
-from trainfit.devices import Device
-from trainfit.doing import Measuring
-from trainfit.measured_cache import Entry, MeasuredCache, key_of
+from trainfit.devices.device_table import Device
+from trainfit.devices.measured_cache import Entry, MeasuredCache, key_of
 from trainfit.timing.load import LoadMeter, busiest, busy_warning, is_busy
-from trainfit.trace import Signature, Trace
+from trainfit.traces.trace import Signature, Trace
 
 if TYPE_CHECKING:
     from trainfit.timing.bench import Bench, Situation

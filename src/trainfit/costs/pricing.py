@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, get_args
 
+from trainfit.basics.doing import doing, measuring
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import Roofline, host_of, roofline_costs
 from trainfit.costs.table import CostTable
 from trainfit.costs.this_machine import refuse_absent
-from trainfit.devices import Device
-from trainfit.doing import doing, measuring
+from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError
 from trainfit.timing.load import LoadMeter, busiest, busy_warning
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 CostSource = Literal["roofline", "measured"]
 

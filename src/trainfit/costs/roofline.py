@@ -13,7 +13,7 @@ from functools import cached_property
 from trainfit.costs.constants import CALIBRATED, Constants
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.costs.tiling import tiled_seconds
-from trainfit.devices import Device
+from trainfit.devices.device_table import Device
 from trainfit.errors import DeviceError
 from trainfit.operators.families import IRREGULAR, REDUCTIONS, takes_lists
 from trainfit.operators.fused_attention import FusedAttention, attention_of
@@ -21,7 +21,7 @@ from trainfit.operators.matrix_products import Product, is_convolution, products
 from trainfit.operators.memory_use import COPIES, ONLY_ALLOCATE
 from trainfit.operators.names import aten_name
 from trainfit.operators.recorded_calls import nbytes
-from trainfit.trace import Signature, TensorSpec, Trace
+from trainfit.traces.trace import Signature, TensorSpec, Trace
 
 FREE = OpCost(0.0, "assumed", "nothing", kernels=0)
 

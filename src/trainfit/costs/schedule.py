@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainfit.costs.table import CostTable
 from trainfit.operators.recorded_calls import filled_shares, tensors_of
-from trainfit.trace import COMPUTE, PHASES, Trace
+from trainfit.traces.trace import COMPUTE, PHASES, Trace
 
 Seconds = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import numpy as np
 from trainfit.costs.schedule import LAUNCH_BOUND_SHARE, Schedule, Seconds
 from trainfit.operators.fused_attention import attention_of
 from trainfit.operators.matrix_products import products_of
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)

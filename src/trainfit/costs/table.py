@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainfit.devices import Device
+from trainfit.devices.device_table import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
+from trainfit.basics.doing import doing
 from trainfit.costs.table import Host
-from trainfit.devices import Device, this_cpu
-from trainfit.doing import doing
+from trainfit.devices.device_table import Device, this_cpu
+from trainfit.devices.hardware import CUDA
+from trainfit.devices.measured_cache import Figures, Machine, MeasuredCache
 from trainfit.errors import DeviceError
-from trainfit.hardware import CUDA
-from trainfit.measured_cache import Figures, Machine, MeasuredCache
 from trainfit.timing.load import LoadMeter
 
 

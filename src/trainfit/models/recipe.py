@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainfit.errors import OptionError
-from trainfit.step import Loss, Step, count_inputs, find_loss
+from trainfit.steps.step import Loss, Step, count_inputs, find_loss
 
 Dtype = Literal["fp32", "bf16", "bf16-autocast", "fp16-autocast"]
 OptimizerName = Literal["adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "sgd", "none"]

@@ -6,11 +6,11 @@ listed in the result.
 
 from __future__ import annotations
 
-from trainfit import arguments
 from trainfit.operators.families import takes_lists
 from trainfit.operators.names import aten_name
 from trainfit.operators.recorded_calls import elements
-from trainfit.trace import Signature
+from trainfit.traces import arguments
+from trainfit.traces.trace import Signature
 
 # FLOPs per element of the largest tensor. An exponential or a division counts as one, as in the literature.
 _MOVES = """

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from trainfit.operators.names import aten_name
 from trainfit.operators.recorded_calls import RecordedArguments
-from trainfit.trace import Signature
+from trainfit.traces.trace import Signature
 
 # Where `is_causal` stands, by operator; all of them put query, key and value (after the output's gradient
 # in backward) first.

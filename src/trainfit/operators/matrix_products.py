@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from trainfit.operators.names import aten_name
 from trainfit.operators.recorded_calls import RecordedArguments
-from trainfit.trace import Signature
+from trainfit.traces.trace import Signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trainfit import arguments
-from trainfit.trace import Signature, TensorSpec
+from trainfit.traces import arguments
+from trainfit.traces.trace import Signature, TensorSpec
 
 ITEM_BYTES = dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8)
 ITEM_BYTES |= dict.fromkeys(("float32", "int32", "uint32"), 4)

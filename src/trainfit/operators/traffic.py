@@ -7,7 +7,7 @@ from collections.abc import Callable
 from trainfit.operators.memory_use import ONLY_ALLOCATE
 from trainfit.operators.names import OperatorSet, aten_name
 from trainfit.operators.recorded_calls import RecordedArguments, elements, nbytes
-from trainfit.trace import Signature
+from trainfit.traces.trace import Signature
 
 _MOVE_NOTHING = ONLY_ALLOCATE | OperatorSet.of("resize_")
 _ROW_CACHE_BYTES = 48 << 10

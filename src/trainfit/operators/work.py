@@ -8,7 +8,7 @@ from trainfit.operators.arithmetic import arithmetic_flops
 from trainfit.operators.fused_attention import attention_of
 from trainfit.operators.matrix_products import products_of
 from trainfit.operators.traffic import moved_bytes
-from trainfit.trace import Signature
+from trainfit.traces.trace import Signature
 
 
 def with_work(signature: Signature, written: tuple[int, ...], overwrites_first: bool = False) -> Signature:

@@ -11,7 +11,7 @@ Not modelled: storages that are resized in place count with their largest size a
 from __future__ import annotations
 
 from trainfit.ordering.graph import Buffer, BufferGraph, Node
-from trainfit.trace import Storage, Trace
+from trainfit.traces.trace import Storage, Trace
 
 
 def trace_graph(trace: Trace, *, as_held: bool = True) -> BufferGraph:

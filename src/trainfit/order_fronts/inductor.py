@@ -165,5 +165,6 @@ def _code_hash() -> str:
 def code_files() -> list[Path]:
     """Return the files with the code that decides the order."""
     package = Path(__file__).parent.parent
-    folders = [sorted((package / name).glob("*.py")) for name in ("operators", "ordering", "order_fronts")]
-    return [package / "errors.py", package / "maximum_flow.py", *chain(*folders)]
+    folders = ("basics", "traces", "operators", "ordering", "order_fronts")
+    files = (sorted((package / name).glob("*.py")) for name in folders)
+    return [package / "errors.py", *chain(*files)]

@@ -24,11 +24,11 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
 
+from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.session import Session
 from trainfit.errors import CaptureError, StepError, TrainfitError
-from trainfit.step import Step
-from trainfit.user_errors import raise_as_user_error
+from trainfit.steps.step import Step
 
 Build = Callable[[], Step]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainfit.doing import doing
+from trainfit.basics.doing import doing
 from trainfit.order_fronts.eager import trace_graph
 from trainfit.ordering.best_order import best_order
 from trainfit.ordering.found_order import Order
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.simulator_json import load_graph
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 if TYPE_CHECKING:
     from trainfit.targets import Target

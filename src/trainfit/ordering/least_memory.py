@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainfit.maximum_flow import UNLIMITED, FlowNetwork
+from trainfit.basics.maximum_flow import UNLIMITED, FlowNetwork
 from trainfit.ordering.ordering_problem import OrderingProblem
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainfit.decoding import Malformed, decode
+from trainfit.basics.decoding import Malformed, decode
+from trainfit.basics.sealed_files import read_json, write_whole
 from trainfit.errors import FileFormatError, GraphError
 from trainfit.ordering.graph import Buffer, BufferGraph, Node
-from trainfit.sealed_files import read_json, write_whole
 
 
 @dataclass(frozen=True, slots=True)

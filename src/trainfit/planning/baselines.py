@@ -23,8 +23,8 @@ from trainfit.planning.model_calls import block_families
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
 from trainfit.planning.rewrite import rewritten
-from trainfit.simulate import simulate
-from trainfit.trace import Trace
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)

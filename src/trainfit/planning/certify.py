@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from trainfit.basics.units import format_seconds
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
 from trainfit.planning.replay import replayed
-from trainfit.plans import OpDecision, Plan, Region, RegionKind
-from trainfit.simulate import Timeline
-from trainfit.trace import Trace
-from trainfit.units import format_seconds
+from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
+from trainfit.traces.simulate import Timeline
+from trainfit.traces.trace import Trace
 
 _DATA_SHARE = 0.05
 """The bound on the error of a capture whose memory depends on data (docs/benchmarks.md)."""

@@ -26,8 +26,8 @@ from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.model_calls import forward_ops
 from trainfit.planning.regions import RegionGraph, end_without_saves
 from trainfit.planning.weight_casts import with_casts
-from trainfit.plans import RECOMPUTE, SAVE, SKIP
-from trainfit.trace import Trace
+from trainfit.plans.plan import RECOMPUTE, SAVE, SKIP
+from trainfit.traces.trace import Trace
 
 SEGMENT_END = 1 << 60
 """A position after every op of the segment."""

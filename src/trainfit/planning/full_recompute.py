@@ -9,7 +9,7 @@ from __future__ import annotations
 from trainfit.operators.memory_use import moves_statistics
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 
 def full_recompute(region: RegionGraph) -> Choice:

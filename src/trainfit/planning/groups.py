@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trainfit.operators.value_use import reads_metadata_only
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

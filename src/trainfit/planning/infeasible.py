@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainfit.advice import advice
-from trainfit.estimates import peak_of
+from trainfit.basics.units import format_bytes
+from trainfit.costs.estimates import peak_of
+from trainfit.memory.advice import advice
 from trainfit.planning.plan_results import PlanResult
-from trainfit.units import format_bytes
 
 
 def too_small(result: PlanResult) -> str:

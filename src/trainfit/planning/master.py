@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from trainfit.planning.effects import Effect
 from trainfit.planning.highs import Answer, Program, Term
-from trainfit.simulate import Timeline
+from trainfit.traces.simulate import Timeline
 
 Bytes = NDArray[np.int64]
 

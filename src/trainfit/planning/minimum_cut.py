@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from trainfit.maximum_flow import UNLIMITED, FlowNetwork
+from trainfit.basics.maximum_flow import UNLIMITED, FlowNetwork
 from trainfit.planning.groups import Group
 
 

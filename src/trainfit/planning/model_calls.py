@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 
 def forward_ops(trace: Trace, call: int) -> range:

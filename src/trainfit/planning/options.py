@@ -14,7 +14,7 @@ from trainfit.planning.minimum_cut import Choice, choice_of
 from trainfit.planning.model_calls import block_families, calls_in_pass, candidate_calls
 from trainfit.planning.regions import RegionGraph, chain_graph
 from trainfit.planning.replay import executor_seconds
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 _LEAST_SHARE = 0.0005
 """A region that could not free this share of the peak is not worth looking at."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainfit.basics.units import format_bytes
 from trainfit.costs.table import CostTable
-from trainfit.devices import Device
+from trainfit.devices.device_table import Device
 from trainfit.planning.baselines import Baseline
-from trainfit.plans import Plan
-from trainfit.simulate import Timeline
-from trainfit.trace import Trace
-from trainfit.units import format_bytes
+from trainfit.plans.plan import Plan
+from trainfit.traces.simulate import Timeline
+from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainfit.basics.doing import doing
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
-from trainfit.doing import doing
 from trainfit.planning import certify, master
 from trainfit.planning.baselines import blocks_of
 from trainfit.planning.certify import Certified, Unplanned
@@ -17,10 +17,10 @@ from trainfit.planning.effects import effect_of
 from trainfit.planning.full_recompute import full_recompute
 from trainfit.planning.master import MasterProblem, Solution
 from trainfit.planning.options import options_of
-from trainfit.plans import Plan
-from trainfit.simulate import simulate
-from trainfit.store import operators_hash
-from trainfit.trace import Trace
+from trainfit.plans.plan import Plan
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
+from trainfit.traces.trace_store import operators_hash
 
 _MOST_ROUNDS = 8
 _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainfit.operators.value_use import reads_metadata_only
-from trainfit.recomputation import NOBODY, Flow, FlowOp, Version, rerun, starts_stream
-from trainfit.trace import Interval, Trace
+from trainfit.plans.recomputation import NOBODY, Flow, FlowOp, Version, rerun, starts_stream
+from trainfit.traces.trace import Interval, Trace
 
 Saved = Mapping[int, Sequence[Interval]]
 """What autograd saved inside a region: storages and its holds; none for what one call hands to the next."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from trainfit.planning.groups import Group, groups_of, values_read
 from trainfit.planning.region_flow import RegionFlow, flow_of
 from trainfit.planning.weight_casts import is_kept_by_autocast
-from trainfit.recomputation import copied_before_write
-from trainfit.trace import Interval, Trace
+from trainfit.plans.recomputation import copied_before_write
+from trainfit.traces.trace import Interval, Trace
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from trainfit.costs.schedule import Seconds, schedule
 from trainfit.costs.table import CostTable, Host
 from trainfit.planning.effects import Effect
 from trainfit.planning.rewrite import Renumbering, rewritten
-from trainfit.simulate import Timeline, simulate
-from trainfit.trace import Trace
+from trainfit.traces.simulate import Timeline, simulate
+from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from trainfit.devices import Device
+from trainfit.basics.units import parse_size
+from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError
-from trainfit.units import parse_size
 
 Solver = Literal["regions", "modules"]
 

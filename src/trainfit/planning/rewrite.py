@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainfit.planning.effects import Effect, Moment, ends_of
-from trainfit.trace import Interval, Op, Storage, Trace
+from trainfit.traces.trace import Interval, Op, Storage, Trace
 
 
 def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:

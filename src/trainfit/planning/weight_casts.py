@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trainfit.operators.names import CAST
-from trainfit.settings import is_cast_to
-from trainfit.trace import Trace
+from trainfit.traces.settings import is_cast_to
+from trainfit.traces.trace import Trace
 
 
 def is_kept_by_autocast(trace: Trace, number: int) -> bool:

@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from trainfit.devices import Verdict
-from trainfit.settings import Difference, Settings
-from trainfit.step_runs import Growth
+from trainfit.devices.device_table import Verdict
+from trainfit.traces.settings import Difference, Settings
+from trainfit.traces.step_runs import Growth
 
 if TYPE_CHECKING:
-    from trainfit.advice import Advice
+    from trainfit.costs.estimates import Peak
     from trainfit.costs.summary import StepTime
-    from trainfit.estimates import Peak
-    from trainfit.module_stats import ModuleStats
+    from trainfit.memory.advice import Advice
+    from trainfit.memory.module_stats import ModuleStats
     from trainfit.planning.baselines import Baseline
-    from trainfit.plans import Plan, Region
+    from trainfit.plans.plan import Plan, Region
 
 Number = TypeVar("Number", int, float)
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainfit.basics.sealed_files import write_whole
 from trainfit.errors import OptionError
 from trainfit.report.data import EstimateData, FrontierData, OrderData, PlanData, Subject, VerificationData
-from trainfit.sealed_files import write_whole
-from trainfit.settings import settings_json
+from trainfit.traces.settings import settings_json
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainfit.module_stats import ModuleStats
+from trainfit.memory.module_stats import ModuleStats
 from trainfit.report.data import ModuleRow
 
 _WRAPPER_SHARE = 0.95

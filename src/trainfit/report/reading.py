@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from trainfit.advice import advice
-from trainfit.plans import DECISIONS, Plan, Region
+from trainfit.memory.advice import advice
+from trainfit.plans.plan import DECISIONS, Plan, Region
 from trainfit.report.data import (
     Compared,
     EstimateData,
@@ -27,18 +27,18 @@ from trainfit.report.data import (
     Way,
 )
 from trainfit.report.module_rows import largest_rows
-from trainfit.settings import settings_json
-from trainfit.step_runs import Steps
-from trainfit.trace import CATEGORIES, Trace
+from trainfit.traces.settings import settings_json
+from trainfit.traces.step_runs import Steps
+from trainfit.traces.trace import CATEGORIES, Trace
 
 if TYPE_CHECKING:
-    from trainfit.devices import Device
-    from trainfit.estimates import Estimate
+    from trainfit.costs.estimates import Estimate
+    from trainfit.devices.device_table import Device
     from trainfit.order_fronts.order_result import OrderResult
     from trainfit.planning.baselines import Baseline
     from trainfit.planning.plan_results import Frontier, PlanResult
-    from trainfit.simulate import Timeline
-    from trainfit.verification import Comparison, Verification
+    from trainfit.traces.simulate import Timeline
+    from trainfit.verifying.verification import Comparison, Verification
 
 MOST_POINTS = 2000
 """A curve with more is no better to look at."""

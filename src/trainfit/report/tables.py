@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trainfit.basics.units import format_bytes
 from trainfit.report.data import StepsSeen, Subject
-from trainfit.settings import describe
-from trainfit.units import format_bytes
+from trainfit.traces.settings import describe
 
 _LEAST_WIDTH = 40
 """A name, a number and the space between them; narrower terminals wrap."""

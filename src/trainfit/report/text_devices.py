@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainfit.devices import Device
+from trainfit.basics.units import format_bytes
+from trainfit.devices.device_table import Device
 from trainfit.report.tables import NumberTable, safe
-from trainfit.units import format_bytes
 
 
 def devices_view(devices: Sequence[Device]) -> RenderableType:

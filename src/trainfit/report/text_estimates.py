@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.data import EstimateData, ModuleRow, Subject
 from trainfit.report.tables import NumberTable, margin_words, safe, settings_lines, warning_lines
-from trainfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.data import OrderData
 from trainfit.report.tables import NumberTable, safe, warning_lines
-from trainfit.units import format_bytes, format_count, format_seconds
 
 _SOURCES = {
     "file": "the graph's",

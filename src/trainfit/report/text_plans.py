@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.data import FrontierData, PlanData, RegionGroup, Way
 from trainfit.report.tables import NumberTable, margin_words, safe, settings_lines, warning_lines
-from trainfit.units import format_bytes, format_count, format_seconds
 
 _MOST_GROUPS = 10
 _FITS = {

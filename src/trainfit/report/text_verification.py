@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from trainfit.plan_origin import other_step
+from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.plans.plan_origin import other_step
 from trainfit.report.data import Compared, PlannedResults, VerificationData
 from trainfit.report.tables import NumberTable, percent, safe, settings_lines, warning_lines
-from trainfit.units import format_bytes, format_count, format_seconds
 
 _MOST_DIFFERENCES = 5
 

@@ -25,11 +25,11 @@ from trainfit.models.gpt2 import GPT2Config
 from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, default_dtype, training_step
 from trainfit.models.resnet import ResNetConfig
 from trainfit.models.vit import ViTConfig
-from trainfit.settings import Settings, named
-from trainfit.step import Step
+from trainfit.steps.step import Step
 from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.targets.inputs import masked_labels, random_classes, random_images, random_tokens
 from trainfit.targets.target import Target
+from trainfit.traces.settings import Settings, named
 
 # Smaller images leave a ResNet's last stage one pixel, and batch norm cannot train on a batch of one pixel.
 _SMALLEST_RESNET_IMAGE = 64

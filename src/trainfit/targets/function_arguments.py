@@ -8,8 +8,8 @@ from typing import Any
 
 from trainfit.errors import OptionError, TargetError
 from trainfit.models.recipe import StepOptions, flag_of
-from trainfit.settings import Settings, named
 from trainfit.targets.given_values import converted, refuse_unknown
+from trainfit.traces.settings import Settings, named
 
 _FLAGS = ("batch", "seq", "image_size", "dtype", "optimizer")
 _SIZES = ("batch", "seq", "image_size")

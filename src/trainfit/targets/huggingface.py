@@ -17,12 +17,12 @@ from torch import nn
 
 from trainfit.errors import MissingExtra, OptionError, TargetError, TrainfitError
 from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, training_step
-from trainfit.settings import Settings, named
-from trainfit.step import Step
+from trainfit.steps.step import Step
 from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.targets.huggingface_inputs import fill_sizes, fit_config, make_inputs
 from trainfit.targets.huggingface_tasks import Task, choose_task
 from trainfit.targets.target import Target
+from trainfit.traces.settings import Settings, named
 
 INSTALL_LINE = "pip install -c constraints.txt 'trainfit[hf]'"
 _OLDEST_VERSION = 5

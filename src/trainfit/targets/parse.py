@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from trainfit.errors import OptionError, StepError, TargetError
 from trainfit.models.recipe import StepOptions
-from trainfit.step import Step
+from trainfit.steps.step import Step
 from trainfit.targets.built_in import load_built_in
 from trainfit.targets.huggingface import load_config
 from trainfit.targets.target import Kind, Target

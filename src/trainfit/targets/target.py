@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from trainfit.settings import UNKNOWN_SETTINGS, Settings
-from trainfit.step import Step
+from trainfit.steps.step import Step
+from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 
 Kind = Literal["file", "module", "function", "hf", "built-in"]
 

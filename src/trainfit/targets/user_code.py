@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import nn
 
+from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.errors import StepError, TargetError
 from trainfit.models.recipe import StepOptions
-from trainfit.step import Step
+from trainfit.steps.step import Step
 from trainfit.targets.function_arguments import arguments_of, settings_of
 from trainfit.targets.target import Kind, Target
-from trainfit.user_errors import raise_as_user_error
 
 
 def load_file(path: str, function: str, options: StepOptions) -> Target:

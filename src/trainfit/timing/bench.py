@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainfit.doing import Measuring
-from trainfit.hardware import CUDA, Cuda, free_bytes
+from trainfit.basics.doing import Measuring
+from trainfit.devices.hardware import CUDA, Cuda, free_bytes
 from trainfit.timing.caller import REFUSED, Caller
 from trainfit.timing.locality import FAR, Caches, Locality, localities, this_machines_caches
 from trainfit.timing.memory import Memory
 from trainfit.timing.rounds import Rounds, Timing
-from trainfit.trace import Signature, Trace
+from trainfit.traces.trace import Signature, Trace
 
 _MEMORY_SHARE = 0.5
 """Operators whose tensors take more than this share of the free memory are not run."""

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainfit import arguments
 from trainfit.operators.families import FACTORISATIONS, RECURRENT
 from trainfit.operators.recorded_calls import nbytes
 from trainfit.timing.input_values import index_bounds
 from trainfit.timing.locality import MIDDLE, NEAR, Locality
 from trainfit.timing.memory import Memory, touch
-from trainfit.trace import Signature
+from trainfit.traces import arguments
+from trainfit.traces.trace import Signature
 from trainfit.workspace.made_up_arguments import CannotRunAlone, find_operator, make_arguments
 
 REFUSED = (CannotRunAlone, RuntimeError, ValueError, IndexError, TypeError, AssertionError)

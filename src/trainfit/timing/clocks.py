@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainfit.hardware import CUDA, Cuda
+from trainfit.devices.hardware import CUDA, Cuda
 
 _SLEEP_CYCLES = 1_000_000
 

@@ -17,12 +17,12 @@ from typing import Any
 from torch import nn
 
 from trainfit.applying import applied
+from trainfit.basics.doing import doing, unheard
 from trainfit.capturing import capture
-from trainfit.doing import doing, unheard
-from trainfit.plans import OpDecision, Plan, Region, RegionKind
+from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
 from trainfit.timing.clocks import cpu_clock
 from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 _FAMILIES = ("gpt2", "llama")
 _TINY_ROUNDS, _MEDIUM_ROUNDS = 20, 8

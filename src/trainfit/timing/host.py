@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainfit.basics.doing import unheard
 from trainfit.capturing import capture
-from trainfit.doing import unheard
 from trainfit.operators.recorded_calls import filled_shares, tensors_of
-from trainfit.step import Step
+from trainfit.steps.step import Step
 from trainfit.timing.bench import Bench, situations_of
 from trainfit.timing.executor_seconds import region_seconds
 from trainfit.timing.locality import this_machines_caches
 from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
-from trainfit.trace import PHASES, Trace
+from trainfit.traces.trace import PHASES, Trace
 
 _BUDGET_SECONDS = 1.0
 _LOOP = 300

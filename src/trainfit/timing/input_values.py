@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainfit import arguments
 from trainfit.operators.names import functional_name
-from trainfit.trace import Signature
+from trainfit.traces import arguments
+from trainfit.traces.trace import Signature
 
 Bounds = dict[int, int]
 """By input number: indices are drawn below this."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfit.operators.recorded_calls import nbytes
-from trainfit.trace import Op, Signature, Trace
+from trainfit.traces.trace import Op, Signature, Trace
 
 Block = int | str
 """A piece of memory by number, or an operator's code by name."""

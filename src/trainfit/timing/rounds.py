@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainfit.doing import Measuring
+from trainfit.basics.doing import Measuring
 from trainfit.timing.caller import REFUSED, Caller
 from trainfit.timing.clocks import Timed, timed_on
 

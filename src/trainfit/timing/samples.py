@@ -9,9 +9,9 @@ from torch import nn
 
 from trainfit.models.gpt2 import GPT2, GPT2Config
 from trainfit.models.llama import Llama, LlamaConfig
-from trainfit.step import Step
+from trainfit.steps.step import Step
 from trainfit.timing.clocks import cpu_clock
-from trainfit.trace import PHASES
+from trainfit.traces.trace import PHASES
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 They are a property of (operator signature, device).
 
+- `profiler`: what a run allocates and frees on the CPU, as torch's profiler sees it
 - `formulas`: workspaces of CUDA kernels that are known
 - `made_up_arguments`: arguments with which an operator can be run alone
 - `measured`: runs operators on this machine's CPU and reads the profiler
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainfit.assumptions import Assumption
 from trainfit.operators.names import is_operator
-from trainfit.trace import Signature, Trace
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.trace import Signature, Trace
 from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.measured import Limits, measure_operators
 

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from trainfit.measured_cache import Machine, key_of, processor_name
+from trainfit.devices.measured_cache import Machine, key_of, processor_name
 
 _LIBRARIES = ("ATEN_", "DNNL_", "MKL_", "MKLDNN_", "ONEDNN_")
 """Environment variables that begin like this choose instruction sets and kernels."""

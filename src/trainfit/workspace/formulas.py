@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from trainfit.operators.recorded_calls import ITEM_BYTES
-from trainfit.trace import Signature
+from trainfit.traces.trace import Signature
 
 _FLASH_BLOCK = 128
 _HEAD_BLOCK = 32

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from trainfit import arguments
 from trainfit.operators.names import aten_name, functional_name
 from trainfit.operators.value_use import SIZED_BY_VALUES
-from trainfit.trace import Signature, TensorSpec
+from trainfit.traces import arguments
+from trainfit.traces.trace import Signature, TensorSpec
 
 _GROUPED = {"_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"}
 # Kernels that follow pointers or layouts hidden in their inputs: on made-up inputs they would crash. Parts

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from trainfit.doing import doing
-from trainfit.measured_cache import Machine, MeasuredCache
+from trainfit.basics.doing import doing
+from trainfit.devices.measured_cache import Machine, MeasuredCache
 from trainfit.operators.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
-from trainfit.profiler import AllocationLog, profile_allocations
-from trainfit.trace import Signature, Trace
+from trainfit.traces.trace import Signature, Trace
 from trainfit.workspace.conditions import this_processor
 from trainfit.workspace.made_up_arguments import CannotRunAlone, find_operator, make_arguments
 from trainfit.workspace.processor_faults import kernels_die, products_by_dtype, refuse_faulty
+from trainfit.workspace.profiler import AllocationLog, profile_allocations
 from trainfit.workspace.remembered import Measured, ResultLayout, decisive, recall, remember
 
 

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from trainfit.devices.measured_cache import Figures, MeasuredCache
 from trainfit.errors import DeviceError
-from trainfit.measured_cache import Figures, MeasuredCache
 from trainfit.operators.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
-from trainfit.trace import Signature
+from trainfit.traces.trace import Signature
 from trainfit.workspace.conditions import this_processor
 
 REMEDY = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import trainfit
-from trainfit.decoding import Malformed, decode, encode, parse_json
-from trainfit.measured_cache import MeasuredCache, key_of
-from trainfit.trace import Signature
+from trainfit.basics.decoding import Malformed, decode, encode, parse_json
+from trainfit.devices.measured_cache import MeasuredCache, key_of
+from trainfit.traces.trace import Signature
 
 _RULE = 1
 """Raise it when operators are run in another way, or with other arguments (`made_up_arguments.py`)."""

@@ -13,8 +13,8 @@ import shutil
 import stat
 import tempfile
 
+from trainfit.basics.units import format_bytes
 from trainfit.errors import CaptureError
-from trainfit.units import format_bytes
 
 LARGEST_COPY = 1 << 30
 """The largest file, in bytes, that is copied so that the step can change the copy."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from trainfit.assumptions import Assumption
 from trainfit.capturing.disk.elsewhere import Elsewhere, exists, followed, is_in
 from trainfit.capturing.disk.snapshots import Snapshot, TensorFile, restored, taken, tensors_taken
 from trainfit.capturing.disk.writers import TOKEN
 from trainfit.capturing.left_as_found import file_time
 from trainfit.capturing.values import script_line
 from trainfit.errors import CaptureError
+from trainfit.traces.assumptions import Assumption
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session

@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from trainfit.architectures import FLASH_CAPABILITY, capability_of, is_amd
 from trainfit.capturing.retarget.gpu import Gpu
+from trainfit.devices.architectures import FLASH_CAPABILITY, capability_of, is_amd
 
 aten = torch.ops.aten
 Kernel = Literal["flash", "efficient", "formula"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from trainfit.architectures import FLASH_CAPABILITY, Capability, capability_of, is_amd
-from trainfit.assumptions import Assumption
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.values import user_line
-from trainfit.devices import Device
+from trainfit.devices.architectures import FLASH_CAPABILITY, Capability, capability_of, is_amd
+from trainfit.devices.device_table import Device
 from trainfit.errors import CaptureError
+from trainfit.traces.assumptions import Assumption
 
 CUDA = torch.device("cuda", 0)
 ANY_GPU = Device("gpu", "cuda", 80 << 30, architecture="sm_90", sm_count=132)

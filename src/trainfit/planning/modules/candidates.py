@@ -21,8 +21,8 @@ from trainfit.planning.modules.sac_stats import (
 from trainfit.planning.modules.sharding import STATES
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.rewrite import rewritten
-from trainfit.simulate import Timeline, simulate
-from trainfit.trace import CATEGORIES, Trace
+from trainfit.traces.simulate import Timeline, simulate
+from trainfit.traces.trace import CATEGORIES, Trace
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from trainfit.planning import minimum_cut
 from trainfit.planning.groups import Group
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainfit.module_stats import gradient_modules
+from trainfit.basics.units import format_bytes
+from trainfit.memory.module_stats import gradient_modules
 from trainfit.planning.modules.unit_names import modules_around, named
-from trainfit.trace import Interval, Storage, Trace
-from trainfit.units import format_bytes
+from trainfit.traces.trace import Interval, Storage, Trace
 
 STATES = ("parameter", "gradient", "optimizer_state")
 """What the processes divide among themselves."""

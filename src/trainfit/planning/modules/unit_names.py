@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from trainfit.errors import OptionError
-from trainfit.trace import Trace
+from trainfit.traces.trace import Trace
 
 
 def allowed_modules(trace: Trace, ac_units: Sequence[str] | None, fsdp_units: Sequence[str]) -> set[int]:

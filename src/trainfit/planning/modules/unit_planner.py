@@ -24,9 +24,9 @@ from trainfit.planning.modules.policy import optimal_policy
 from trainfit.planning.modules.sac_stats import SacStats, choice_of
 from trainfit.planning.modules.sharding import divided, gathered_by, what_is_divided, with_gathered
 from trainfit.planning.modules.unit_names import allowed_modules
-from trainfit.simulate import simulate
-from trainfit.store import operators_hash
-from trainfit.trace import Trace
+from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
+from trainfit.traces.trace_store import operators_hash
 
 _MOST_ROUNDS = 5
 _GAP_SHARE = 0.001

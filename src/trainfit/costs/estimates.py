@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainfit.advice import Advice, advice
+from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.summary import StepTime
 from trainfit.costs.table import CostTable
-from trainfit.devices import Device, Verdict
-from trainfit.module_stats import ModuleStats
-from trainfit.simulate import Timeline
-from trainfit.trace import Trace
-from trainfit.units import format_bytes, format_seconds
+from trainfit.devices.device_table import Device, Verdict
+from trainfit.memory.advice import Advice, advice
+from trainfit.memory.module_stats import ModuleStats
+from trainfit.traces.simulate import Timeline
+from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)

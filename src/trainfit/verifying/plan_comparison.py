@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trainfit.applying import attach_plan
 from trainfit.capturing.random_stream import seeded
 from trainfit.comparing import Contents, Match, compare, contents_of, largest_element
-from trainfit.plans import Plan
-from trainfit.step import Step
+from trainfit.plans.plan import Plan
+from trainfit.steps.step import Step
 
 _RUNS = ("unplanned", "planned")
 _EXTRA_RUNS = 2

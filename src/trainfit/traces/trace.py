@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from trainfit.assumptions import Assumption
-from trainfit.memory_model import MemoryModel, memory_model
-from trainfit.settings import UNKNOWN_SETTINGS, Settings
-from trainfit.step_runs import USUAL_STEPS, Steps
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.memory_model import MemoryModel, memory_model
+from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
+from trainfit.traces.step_runs import USUAL_STEPS, Steps
 
 PHASES = ("forward", "backward", "optimizer")
 CATEGORIES = (
@@ -307,12 +307,12 @@ class Trace:
     @property
     def events(self) -> tuple[Event, ...]:
         """Every allocation and free of the step, in order; see `trace_events.py`."""
-        from trainfit.trace_events import events_of
+        from trainfit.traces.trace_events import events_of
 
         return events_of(self)
 
     def check(self) -> None:
         """Check every invariant; see `trace_check.py`, which states them in words."""
-        from trainfit.trace_check import check
+        from trainfit.traces.trace_check import check
 
         check(self)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import typer
 
-from trainfit.doing import doing, heard_by
+from trainfit.basics.doing import doing, heard_by
 from trainfit.errors import TrainfitError, UserCodeError
 
 if TYPE_CHECKING:

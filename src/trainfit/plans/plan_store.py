@@ -12,11 +12,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainfit.decoding import Malformed, decode
+from trainfit.basics.decoding import Malformed, decode
+from trainfit.basics.sealed_files import FileKind, canonical, write_whole
 from trainfit.errors import FileFormatError
-from trainfit.plans import DECISIONS, Plan
-from trainfit.sealed_files import FileKind, canonical, write_whole
-from trainfit.settings import is_sound
+from trainfit.plans.plan import DECISIONS, Plan
+from trainfit.traces.settings import is_sound
 
 FILE = FileKind("plan", schema=3, remedy="make it again with trainfit plan")
 

@@ -19,20 +19,20 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from trainfit.basics.doing import doing
+from trainfit.basics.user_errors import data_ended
 from trainfit.capturing.compiled import compilations, noticed
 from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.random_stream import seeded
-from trainfit.doing import doing
+from trainfit.devices.hardware import CUDA, Cuda
 from trainfit.errors import StepError
-from trainfit.hardware import CUDA, Cuda
-from trainfit.plan_comparison import planned
-from trainfit.plans import Plan
-from trainfit.profiler import no_cycle_collection, profile_allocations
-from trainfit.step import Step
-from trainfit.step_marks import StepMarks
-from trainfit.step_runs import USUAL_STEPS, Steps
+from trainfit.plans.plan import Plan
+from trainfit.steps.step import Step
+from trainfit.steps.step_marks import StepMarks
 from trainfit.timing.load import LoadMeter
-from trainfit.user_errors import data_ended
+from trainfit.traces.step_runs import USUAL_STEPS, Steps
+from trainfit.verifying.plan_comparison import planned
+from trainfit.workspace.profiler import no_cycle_collection, profile_allocations
 
 TIMED_RUNS = 10
 """The most steps that are timed, unless told otherwise."""

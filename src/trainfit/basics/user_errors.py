@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from trainfit.errors import TrainfitError, UserCodeError
 
-_OWN_FOLDER = str(Path(__file__).parent) + os.sep
+_OWN_FOLDER = str(Path(__file__).parent.parent) + os.sep
 _OWN_MODELS = _OWN_FOLDER + "models" + os.sep
 # What a mistake of ours raises. Other exceptions that end in a frame of ours come out of torch, which was
 # called there on the user's behalf: a shape that does not fit, an index out of range.

@@ -8,7 +8,7 @@ its size is allocated anew before its old memory is freed, as torch does it.
 
 from __future__ import annotations
 
-from trainfit.trace import Event, Storage, Trace
+from trainfit.traces.trace import Event, Storage, Trace
 
 _RELEASE, _GROW, _CREATE, _WORKSPACE = range(4)
 

@@ -12,11 +12,11 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
-from trainfit.decoding import Malformed, decode, encode
+from trainfit.basics.decoding import Malformed, decode, encode
+from trainfit.basics.sealed_files import FileKind, canonical, write_whole
 from trainfit.errors import FileFormatError
-from trainfit.sealed_files import FileKind, canonical, write_whole
-from trainfit.trace import Trace
-from trainfit.trace_check import BrokenTrace
+from trainfit.traces.trace import Trace
+from trainfit.traces.trace_check import BrokenTrace
 
 FILE = FileKind("trace", schema=5, remedy="capture the step again")
 COMPRESS_ABOVE_BYTES = 1 << 20

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainfit.simulate import Timeline
-from trainfit.trace import Trace
+from trainfit.traces.simulate import Timeline
+from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)

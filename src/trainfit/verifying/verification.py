@@ -6,23 +6,23 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainfit.assumptions import Assumption
+from trainfit.basics.doing import as_part_of, doing
+from trainfit.basics.units import format_bytes
+from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing.compiled import is_compiler_error
-from trainfit.devices import Device
-from trainfit.doing import as_part_of, doing
+from trainfit.devices.device_table import Device
+from trainfit.devices.hardware import free_bytes
 from trainfit.errors import MemoryGuard, StepError
-from trainfit.hardware import free_bytes
-from trainfit.measuring import Measurement, measure_step
-from trainfit.plan_comparison import SameResults, compare_results
-from trainfit.plans import Plan
-from trainfit.settings import Difference
-from trainfit.simulate import Timeline
-from trainfit.step import Step
-from trainfit.step_runs import Steps
+from trainfit.plans.plan import Plan
+from trainfit.steps.step import Step
 from trainfit.timing.load import LoadMeter, busiest, busy_warning
-from trainfit.trace import CATEGORIES, Trace
-from trainfit.units import format_bytes
-from trainfit.user_errors import raise_as_user_error
+from trainfit.traces.assumptions import Assumption
+from trainfit.traces.settings import Difference
+from trainfit.traces.simulate import Timeline
+from trainfit.traces.step_runs import Steps
+from trainfit.traces.trace import CATEGORIES, Trace
+from trainfit.verifying.measuring import Measurement, measure_step
+from trainfit.verifying.plan_comparison import SameResults, compare_results
 
 _LONGEST = 300
 """Characters that are shown of a compiler's message."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainfit.basics.units import format_bytes
 from trainfit.operators.families import list_kind
-from trainfit.simulate import Timeline
-from trainfit.trace import Storage, Trace
-from trainfit.units import format_bytes
+from trainfit.traces.simulate import Timeline
+from trainfit.traces.trace import Storage, Trace
 
 _LEAST_SHARE = 0.01
 """What frees less of the peak than this is not worth saying."""

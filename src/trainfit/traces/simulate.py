@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.trace import CATEGORIES, Trace
-from trainfit.units import format_bytes
+from trainfit.basics.units import format_bytes
+from trainfit.traces.trace import CATEGORIES, Trace
 
 Bytes = NDArray[np.int64]
 

@@ -12,10 +12,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from trainfit.decoding import Malformed, decode, expected, parse_json
+from trainfit.basics.decoding import Malformed, decode, expected, parse_json
+from trainfit.basics.units import parse_size
+from trainfit.devices.hardware import CUDA, Cuda, host_bytes
 from trainfit.errors import DeviceError, OptionError
-from trainfit.hardware import CUDA, Cuda, host_bytes
-from trainfit.units import parse_size
 
 Kind = Literal["cuda", "cpu"]
 Verdict = Literal["fits", "too close to call", "does not fit"]
@@ -161,7 +161,7 @@ def find_device(name: str) -> Device:
 @cache
 def known_devices() -> tuple[Device, ...]:
     """Return the built-in table."""
-    text = resources.files("trainfit").joinpath("devices.json").read_text(encoding="utf-8")
+    text = resources.files("trainfit.devices").joinpath("devices.json").read_text(encoding="utf-8")
     return tuple(_device(entry, "devices.json") for entry in parse_json(text)["devices"])
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainfit.assumptions import ASSUMPTION_KINDS
-from trainfit.settings import is_sound
-from trainfit.trace import (
+from trainfit.traces.assumptions import ASSUMPTION_KINDS
+from trainfit.traces.settings import is_sound
+from trainfit.traces.trace import (
     CATEGORIES,
     HOLDERS,
     PHASES,
@@ -193,7 +193,7 @@ def _steps(trace: Trace) -> None:
 
 
 def _totals(trace: Trace) -> None:
-    from trainfit.simulate import simulate
+    from trainfit.traces.simulate import simulate
 
     largest = largest_total_bytes(trace)
     _require(largest <= LARGEST_TOTAL_BYTES, "total", largest, "all bytes can be counted in 64 bits")

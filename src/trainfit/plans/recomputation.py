@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trainfit.plans import RECOMPUTE
+from trainfit.plans.plan import RECOMPUTE
 
 NOBODY = -1
 Version = tuple[int, int]

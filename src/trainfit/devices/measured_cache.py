@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from trainfit.decoding import Malformed, decode, encode, parse_json
+from trainfit.basics.decoding import Malformed, decode, encode, parse_json
 
 SCHEMA = 4
 APPLICATION = 0x7466_636F

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainfit.settings import UNKNOWN_SETTINGS, Settings
-from trainfit.units import format_bytes, format_seconds
+from trainfit.basics.units import format_bytes, format_seconds
+from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 
 SAVE, RECOMPUTE, SKIP = DECISIONS = ("save", "recompute", "skip")
 

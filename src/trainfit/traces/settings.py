@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainfit.decoding import Malformed, parse_json
-from trainfit.units import format_count
+from trainfit.basics.decoding import Malformed, parse_json
+from trainfit.basics.units import format_count
 
 Named = tuple[tuple[str, str], ...]
 """Names with values as JSON text."""

@@ -10,7 +10,7 @@ import weakref
 
 import torch
 
-from trainfit.step import Step
+from trainfit.steps.step import Step
 
 
 class StepMarks:

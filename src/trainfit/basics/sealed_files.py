@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainfit.decoding import Malformed, parse_json
+from trainfit.basics.decoding import Malformed, parse_json
 from trainfit.errors import FileFormatError
 
 LARGEST_FILE_BYTES = 4 << 30

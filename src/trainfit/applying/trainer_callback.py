@@ -14,8 +14,8 @@ from torch import nn
 
 from trainfit.applying import apply, remove, runs_plan
 from trainfit.errors import MissingExtra, PlanError
-from trainfit.plan_store import load_plan
-from trainfit.plans import Plan
+from trainfit.plans.plan import Plan
+from trainfit.plans.plan_store import load_plan
 
 _INSTALL_LINE = "pip install -c constraints.txt 'trainfit[hf]'"
 _MISSING = False

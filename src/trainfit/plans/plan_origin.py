@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trainfit.devices import known_devices
-from trainfit.plans import Plan
-from trainfit.settings import Difference, Settings, differences
-from trainfit.store import operators_hash
-from trainfit.trace import Trace
-from trainfit.units import format_count
+from trainfit.basics.units import format_count
+from trainfit.devices.device_table import known_devices
+from trainfit.plans.plan import Plan
+from trainfit.traces.settings import Difference, Settings, differences
+from trainfit.traces.trace import Trace
+from trainfit.traces.trace_store import operators_hash
 
 _WORDS = {"model_class": "model", "seq": "sequence", "image_size": "image size"}
 _COUNTS = ("parameters", "trainable_parameters", "modules")

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from trainfit import __version__
-from trainfit import cli_options as given
-from trainfit.cli_running import command, present, working
-from trainfit.doing import doing
+from trainfit.basics.doing import doing
+from trainfit.cli import cli_options as given
+from trainfit.cli.cli_running import command, present, working
 
 app = typer.Typer(
     name="trainfit",
@@ -62,11 +62,11 @@ def estimate(
     files are removed.
     """
     with working(json, save_trace=save_trace):
-        from trainfit import store
         from trainfit.api import predict
         from trainfit.report.json_result import estimate_json
         from trainfit.report.reading import estimate_data
         from trainfit.report.text_estimates import estimate_view
+        from trainfit.traces import trace_store as store
 
         result = predict.estimate_step(asked.request(target))
         if save_trace is not None:
@@ -100,8 +100,8 @@ def plan(
     trainfit.apply(model, plan).
     """
     with working(json, output=output):
-        from trainfit import plan_store
         from trainfit.api import choose
+        from trainfit.plans import plan_store
         from trainfit.report.json_result import plan_json
         from trainfit.report.reading import plan_data
         from trainfit.report.text_plans import plan_view
@@ -210,7 +210,7 @@ def devices(name: given.DeviceArgument = None) -> None:
       trainfit devices "NVIDIA H100 80GB HBM3"
       trainfit devices my-device.json
     """
-    from trainfit.devices import find_device, known_devices
+    from trainfit.devices.device_table import find_device, known_devices
     from trainfit.report.tables import show
     from trainfit.report.text_devices import device_view, devices_view
 

@@ -1,0 +1,9 @@
+"""What every other part builds on: units, errors shown to users, files, progress.
+
+units            GiB, ms and counts: the only place where they exist
+user_errors      tells the user's mistakes from ours, shows only the user's frames
+doing            what is being done at the moment, told to whoever listens
+decoding         JSON into dataclasses; says which value is not what it should be
+sealed_files     JSON files with a schema number and a hash, written whole or not at all
+maximum_flow     the largest flow through a network and its minimum cut, for orders and plans
+"""

@@ -1,0 +1,7 @@
+"""Memory and speed of devices, and what this machine says about itself.
+
+architectures    what `sm_86` and `gfx942` mean, and which choose the same kernels
+hardware         memory, free memory, statistics and events of this machine and its GPU
+device_table     the built-in table (`devices.json`), this machine, the user's file
+measured_cache   what was measured on this machine, on disk
+"""

@@ -1,0 +1,7 @@
+"""A `Plan`: which parts of a model are checkpointed, op by op, and what that promises.
+
+plan             the plan itself
+recomputation    which ops of a region run again in backward, and which results are kept for it
+plan_store       plans on disk
+plan_origin      what a plan was made for, and in what another step or model differs
+"""
