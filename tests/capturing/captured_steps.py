@@ -45,9 +45,7 @@ def recorded(build: Build, device: str = "cpu", limits: Limits = QUICK) -> Recor
     try:
         while traces is None:
             recording = session.Session(device, oracle)
-            traces = session._attempt(
-                build, recording, "recorded", limits, before, lambda stage: None, steps=1
-            )
+            traces = session._attempt(build, recording, "recorded", limits, before, steps=1)
     finally:
         before.put_back()
     return Recorded(traces[0], tuple(row.live_bytes for row in recording.recorder.rows))
@@ -169,8 +167,13 @@ def of_category(trace: Trace, category: str) -> list[Storage]:
 
 
 def bytes_of(trace: Trace, category: str) -> int:
-    """Return the bytes of all storages of a category together."""
-    return sum(storage.bytes for storage in of_category(trace, category))
+    """Return what all storages of a category take together."""
+    return sum(trace.memory.occupied(storage.bytes) for storage in of_category(trace, category))
+
+
+def owned_bytes(trace: Trace, owned: tuple[int, ...]) -> int:
+    """Return what the parameters or buffers of a module take together."""
+    return sum(trace.occupied_bytes[storage] for storage in owned)
 
 
 def show(trace: Trace) -> str:

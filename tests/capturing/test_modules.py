@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from captured_steps import Build, captured, of_category, only_op, op_names, ops, result_of, show, training
+from captured_steps import (
+    Build,
+    captured,
+    of_category,
+    only_op,
+    op_names,
+    ops,
+    owned_bytes,
+    result_of,
+    show,
+    training,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -85,19 +96,21 @@ def test_names_begin_with_the_class_of_the_root(net: Trace) -> None:
 
 
 def test_modules_own_the_bytes_of_their_own_parameters(net: Trace) -> None:
-    owned = {module.name: module.parameter_bytes for module in net.modules}
+    owned = {module.name: owned_bytes(net, module.parameters) for module in net.modules}
     assert owned["Net.blocks.0.up"] == owned["Net.blocks.1.up"] == (8 * 4 + 8) * 4
     assert owned["Net.blocks.0.down"] == (4 * 8 + 4) * 4
     assert owned["Net"] == owned["Net.blocks"] == owned["Net.blocks.0"] == 0
-    assert {module.buffer_bytes for module in net.modules} == {0}
+    assert {module.buffers for module in net.modules} == {()}
 
 
 def test_buffers_count_for_the_module_that_registered_them() -> None:
     trace = captured(training(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), 3, 4))
     (norm,) = [module for module in trace.modules if module.class_name == "BatchNorm1d"]
-    assert norm.parameter_bytes == 2 * 4 * 4
-    assert norm.buffer_bytes == 2 * 4 * 4 + 8  # running mean and variance, and the count of batches
-    assert sum(storage.bytes for storage in of_category(trace, "buffer")) == norm.buffer_bytes
+    assert owned_bytes(trace, norm.parameters) == 2 * 4 * 4
+    assert (
+        owned_bytes(trace, norm.buffers) == 2 * 4 * 4 + 8
+    )  # running mean and variance, and the count of batches
+    assert sum(storage.bytes for storage in of_category(trace, "buffer")) == owned_bytes(trace, norm.buffers)
 
 
 def test_the_four_orders(net: Trace) -> None:
@@ -371,7 +384,7 @@ def test_a_module_shared_under_two_names_keeps_the_first_and_its_bytes_count_onc
     assert names_of(trace) == ["Shared", "Shared.first"]
     assert {module_of(trace, op) for op in ops(trace, "addmm")} == {"Shared.first"}
     assert [call.module for call in trace.calls] == [0, 1, 1]
-    assert sum(module.parameter_bytes for module in trace.modules) == (4 * 4 + 4) * 4
+    assert sum(owned_bytes(trace, module.parameters) for module in trace.modules) == (4 * 4 + 4) * 4
 
 
 def _with_outsider() -> Step:

@@ -17,6 +17,7 @@ from captured_steps import (
     only_op,
     op_names,
     ops,
+    owned_bytes,
     result,
     result_of,
     show,
@@ -201,7 +202,7 @@ def test_tied_weights_are_counted_once() -> None:
     trace = captured(tied_step)
     weight = 10 * 4 * 4
     assert bytes_of(trace, "parameter") == weight
-    assert sum(module.parameter_bytes for module in trace.modules) == weight
+    assert sum(owned_bytes(trace, module.parameters) for module in trace.modules) == weight
     # One pair of averages, one step counter.
     assert bytes_of(trace, "optimizer_state") == 2 * weight + 4
     # The head's gradient and the embedding's are added up into one.
@@ -276,7 +277,7 @@ def test_a_tensor_subclass_is_flattened_into_what_it_consists_of(pair: Trace) ->
     assert [storage.bytes for storage in of_category(pair, "parameter")] == [64, 64]
     assert [storage.bytes for storage in of_category(pair, "gradient")] == [64, 64]
     assert [storage.bytes for storage in of_category(pair, "optimizer_state")] == [64, 64]
-    assert [module.parameter_bytes for module in pair.modules] == [128]
+    assert [owned_bytes(pair, module.parameters) for module in pair.modules] == [128]
     assert all(len(held(gradient, "gradient")) == 1 for gradient in of_category(pair, "gradient"))
     assert_exact(pair_step)
 

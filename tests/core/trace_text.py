@@ -151,35 +151,35 @@ class _Modules:
     """The module table, and the calls that follow from whose ops run."""
 
     def __init__(self) -> None:
-        self.bytes: dict[str, dict[str, int]] = {}
+        self.owned: dict[str, dict[str, list[int]]] = {}
         self.calls: list[ModuleCall] = []
         self.post_order: list[int] = []
         self._open: list[tuple[str, int]] = []
         self._latest: dict[str, int] = {}
         self._closed: set[str] = set()
 
-    def own(self, module: str, category: str, size: int) -> None:
+    def own(self, module: str, category: str, storage: int) -> None:
         self.number(module)
-        self.bytes[module][category] = self.bytes[module].get(category, 0) + size
+        self.owned[module].setdefault(category, []).append(storage)
 
     def number(self, module: str) -> int:
         parent = module.rpartition(".")[0]
         if parent:
             self.number(parent)
-        self.bytes.setdefault(module, {})
-        return list(self.bytes).index(module)
+        self.owned.setdefault(module, {})
+        return list(self.owned).index(module)
 
     def table(self) -> tuple[Module, ...]:
-        names = list(self.bytes)
+        names = list(self.owned)
         return tuple(
             Module(
                 name=name,
                 class_name=name.rpartition(".")[2].capitalize(),
                 parent=names.index(parent) if (parent := name.rpartition(".")[0]) else -1,
-                parameter_bytes=own.get("parameter", 0),
-                buffer_bytes=own.get("buffer", 0),
+                parameters=tuple(own.get("parameter", ())),
+                buffers=tuple(own.get("buffer", ())),
             )
-            for name, own in self.bytes.items()
+            for name, own in self.owned.items()
         )
 
     def forward(self, words: str, op: int, recompute: bool) -> int:
@@ -268,7 +268,7 @@ class _Reader:
         assert name.isidentifier() and len(words.sizes) == 1, f"not understood: {name}"
         self.block(name, words.sizes[0], words, start=-1)
         if words.module:
-            self.modules.own(words.module, words.category, words.sizes[0])
+            self.modules.own(words.module, words.category, self.names[name])
 
     def block(self, name: str, size: int, words: _Words, start: int) -> int:
         """Add a storage; without a category it gets the one that capture would give it."""
@@ -353,7 +353,7 @@ class _Reader:
             backward_pre_order=tuple(sorted(backwards, key=lambda n: (calls[n].backward_start, n))),
             backward_post_order=tuple(sorted(backwards, key=lambda n: (calls[n].backward_end, -n))),
             observed_peak_bytes=0,
-            model=0 if self.modules.bytes else -1,
+            model=0 if self.modules.owned else -1,
         )
         peak = max(count_live_bytes(found), default=found.persistent_bytes)
         return replace(found, observed_peak_bytes=peak)

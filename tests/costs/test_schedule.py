@@ -132,7 +132,7 @@ def test_phases_add_up() -> None:
 
 def test_modules_include_what_is_below_them() -> None:
     trace = trace_of(["a", "b", "c"], ["forward", "forward", "backward"])
-    modules = (Module("Net", "Net", -1, 0, 0), Module("Net.inner", "Linear", 0, 0, 0))
+    modules = (Module("Net", "Net", -1, (), ()), Module("Net.inner", "Linear", 0, (), ()))
     ops = tuple(replace(op, module=module) for op, module in zip(trace.ops, (0, 1, 1)))
     time = summarise(schedule(replace(trace, modules=modules, ops=ops), costs_of([10.0, 20.0, 30.0])))
     assert time.module_seconds == ((pytest.approx(30.0), pytest.approx(30.0)), (20.0, 30.0))

@@ -145,8 +145,9 @@ def test_several_processes_divide_the_states_and_count_what_is_gathered(trace: T
     )
     assert result.plan.world_size == 4
     assert result.plan.peak_bytes <= result.plan.budget_bytes
-    own = {name: sum(m.parameter_bytes for m in trace.modules if m.name.startswith(name)) for name in BLOCKS}
-    root = sum(m.parameter_bytes for m in trace.modules) - sum(own.values())
+    sizes = {m.name: sum(trace.storages[s].bytes for s in m.parameters) for m in trace.modules}
+    own = {block: sum(size for name, size in sizes.items() if name.startswith(block)) for block in BLOCKS}
+    root = sum(sizes.values()) - sum(own.values())
     gathered = gathered_by(trace, ["blocks.*"])
     assert gathered.parameter_bytes == root + 2 * max(own.values())
     # Every parameter is trained; the head is tied to the embedding and has no gradient of its own.

@@ -284,23 +284,19 @@ def _storage(live: LiveStorage, category: str) -> t.Storage:
 def _modules(session: Session) -> tuple[t.Module, ...]:
     seen: set[int] = set()
 
-    def own_bytes(tensors: Iterable[torch.Tensor]) -> int:
-        total = 0
-        for tensor in tensors:
-            for part in strided_parts(tensor):
-                live = session.ledger.find(part)
-                if live is not None and live.index not in seen:
-                    seen.add(live.index)
-                    total += live.nbytes
-        return total
+    def own(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        lives = (session.ledger.find(part) for tensor in tensors for part in strided_parts(tensor))
+        found = dict.fromkeys(live.index for live in lives if live is not None and live.index not in seen)
+        seen.update(found)
+        return tuple(found)
 
     return tuple(
         t.Module(
             name=entry.name,
             class_name=entry.class_name,
             parent=entry.parent,
-            parameter_bytes=own_bytes(entry.own_parameters),
-            buffer_bytes=own_bytes(entry.own_buffers),
+            parameters=own(entry.own_parameters),
+            buffers=own(entry.own_buffers),
         )
         for entry in session.modules.entries
     )

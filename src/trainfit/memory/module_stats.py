@@ -36,8 +36,8 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
     """Sum up every module with what is below it; linear in ops, storages and the depth of the tree."""
     trace = timeline.trace
     count = len(trace.modules)
-    parameters = [module.parameter_bytes for module in trace.modules]
-    buffers = [module.buffer_bytes for module in trace.modules]
+    parameters = [sum(trace.occupied_bytes[s] for s in module.parameters) for module in trace.modules]
+    buffers = [sum(trace.occupied_bytes[s] for s in module.buffers) for module in trace.modules]
     gradients = [0] * count
     activations = [0] * count
     at_peak = [0] * count

@@ -163,8 +163,9 @@ class Module:
     name: str
     class_name: str
     parent: int
-    parameter_bytes: int
-    buffer_bytes: int
+    parameters: tuple[int, ...]
+    """The storages of its parameters; those of shared ones are the first module's."""
+    buffers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

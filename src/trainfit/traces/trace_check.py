@@ -75,8 +75,8 @@ def _modules(trace: Trace) -> None:
         _require(module.name not in names, *here, "module names are unique")
         names.add(module.name)
         _require(-1 <= module.parent < number, *here, "a parent comes before its children")
-        smallest = min(module.parameter_bytes, module.buffer_bytes)
-        _require(smallest >= 0, *here, "the bytes of a module are not negative")
+        owned = (_in_table(storage, trace.storages) for storage in (*module.parameters, *module.buffers))
+        _require(all(owned), *here, "what it owns is in the table of storages")
 
 
 def _calls(trace: Trace) -> None:

@@ -48,7 +48,7 @@ def gathered_by(trace: Trace, fsdp_units: Sequence[str]) -> Gathered:
     parameters: dict[int, int] = {}
     for number, module in enumerate(trace.modules):
         unit = unit_of(number)
-        parameters[unit] = parameters.get(unit, 0) + module.parameter_bytes
+        parameters[unit] = parameters.get(unit, 0) + sum(trace.storages[s].bytes for s in module.parameters)
     gradients: dict[int, int] = {}
     for storage, maker in gradient_modules(trace):
         unit = unit_of(maker)
