@@ -314,7 +314,7 @@ def test_a_result_that_names_the_run() -> None:
     found = trainfit.estimate(build_every_tenth)
     result = json_result.estimate_json(estimate_data(found))["steps"]
     assert result["looked_at"] == 13 and result["recorded"] == 10 and result["differ"]
-    assert result["leak_bytes_per_step"] == 0 and result["leaks"] == []
+    assert result["leak_bytes_per_step"] == 0 and not result["leaks"]
     assert result["largest_peak_bytes"] == found.trace.observed_peak_bytes > result["smallest_peak_bytes"]
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(estimate_view(estimate_data(found)))

@@ -15,7 +15,7 @@ from trainfit.basics import user_errors
 from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.errors import StepError, UserCodeError
 
-PACKAGE = Path(user_errors.__file__).parent
+PACKAGE = Path(user_errors.__file__).parent.parent
 
 
 def code_in(file: str | Path, source: str, **names: Any) -> dict[str, Any]:

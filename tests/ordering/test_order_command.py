@@ -13,7 +13,6 @@ from graph_text import graph
 from typer.testing import CliRunner, Result
 
 import trainfit
-from trainfit.cli import commands as cli
 from trainfit.ordering.simulator_json import graph_to_json
 
 KEYS = {
@@ -64,7 +63,7 @@ def write(name: str, document: Any) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["order", *arguments])
+    return CliRunner().invoke(commands.app, ["order", *arguments])
 
 
 def test_a_graph_file_is_ordered() -> None:
@@ -133,8 +132,8 @@ def test_a_graph_without_nodes() -> None:
 
 def test_a_graph_file_needs_no_torch() -> None:
     code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom trainfit import cli\n"
-        "result = CliRunner().invoke(cli.app, ['order', 'branches.json'])\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom trainfit.cli import commands\n"
+        "result = CliRunner().invoke(commands.app, ['order', 'branches.json'])\n"
         "assert result.exit_code == 0, result.output\nassert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -195,7 +195,9 @@ def blocks(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def sizes_of(trace: Trace, category: str) -> list[int]:
-    """Return the bytes of what is of a category and still there when the step ends."""
+    """Return what the storages of a category take that are still there when the step ends."""
     return [
-        storage.bytes for storage in trace.storages if storage.end is None and storage.category == category
+        size
+        for storage, size in zip(trace.storages, trace.occupied_bytes)
+        if storage.end is None and storage.category == category
     ]
