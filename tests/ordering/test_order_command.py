@@ -63,7 +63,7 @@ def write(name: str, document: Any) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(commands.app, ["order", *arguments])
+    return CliRunner().invoke(cli.app, ["order", *arguments])
 
 
 def test_a_graph_file_is_ordered() -> None:
