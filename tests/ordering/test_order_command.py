@@ -13,6 +13,7 @@ from graph_text import graph
 from typer.testing import CliRunner, Result
 
 import trainfit
+from trainfit.cli import commands as cli
 from trainfit.ordering.simulator_json import graph_to_json
 
 KEYS = {
