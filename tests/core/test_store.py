@@ -288,7 +288,7 @@ def test_json_that_is_not_a_trace(path: Path, data: bytes) -> None:
 def test_another_schema(path: Path, schema: object, named: str) -> None:
     path.write_bytes(sealed(content_of(TRACE, path), schema=schema))
     reads = f"this trainfit reads schema {store.FILE.schema}"
-    assert f"{path} has {named}, but {reads}; capture the step again." == refused(path)
+    assert f"{path} has {named}, but {reads}; {store.FILE.remedy}." == refused(path)
 
 
 def test_a_broken_gzip_file(path: Path) -> None:
