@@ -39,7 +39,7 @@ _CPU_GENERATOR_BYTES = 5056
 class Moment:
     """Before the op at `time` of the original trace, or, at the insertion, a position in the segment.
 
-    The segment comes before the op at its insertion, and after whatever dies there.
+    The segment comes before the op at its insertion, and after whatever is freed there.
     """
 
     time: int
@@ -61,7 +61,7 @@ class Effect:
     ends: dict[int, Moment | None]
     """Storages with another end than before, if this is the only region; None is beyond the step."""
     copies: dict[int, tuple[int, Moment]]
-    """Storages that are made again: at which position of the segment, and when the copy dies."""
+    """Storages that are made again: at which position of the segment, and when the copy is freed."""
     held: tuple[tuple[int, int], ...] = ()
     """What the executor holds until the region's release: since which op of forward, and its bytes."""
     held_again: tuple[tuple[int, int, int], ...] = ()
@@ -181,7 +181,7 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
 
 
 def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...], insert: int) -> Moment:
-    """Return when what was made again or taken from the cache dies: with autograd, else as in forward."""
+    """Return when what was made again or taken from the cache is freed: with autograd, else as in forward."""
     if number in region.released:
         return Moment(region.released[number])
     python_end = max(
