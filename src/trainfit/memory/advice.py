@@ -44,12 +44,9 @@ def advice(timeline: Timeline, *, planned: bool = False) -> tuple[Advice, ...]:
     found = [_kernels(timeline, planned=planned), _state(timeline), _dtype(timeline), _batch(timeline)]
     if not planned:
         found.append(_plan(timeline))
-    worth = [one for one in found if one is not None and _is_worth_saying(one, timeline)]
+    least = _LEAST_SHARE * timeline.peak_bytes
+    worth = [one for one in found if one is not None and timeline.peak_bytes - one.peak_bytes >= least]
     return tuple(sorted(worth, key=lambda one: one.peak_bytes))
-
-
-def _is_worth_saying(one: Advice, timeline: Timeline) -> bool:
-    return timeline.peak_bytes - one.peak_bytes >= _LEAST_SHARE * timeline.peak_bytes
 
 
 def _plan(timeline: Timeline) -> Advice | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,36 +39,34 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
     count = len(trace.modules)
     parameters = [sum(trace.occupied_bytes[s] for s in module.parameters) for module in trace.modules]
     buffers = [sum(trace.occupied_bytes[s] for s in module.buffers) for module in trace.modules]
-    gradients = [0] * count
-    activations = [0] * count
-    at_peak = [0] * count
-    calls = [0] * count
-    for call in trace.calls:
-        calls[call.module] += not call.recompute
-    for number, module in gradient_modules(trace):
-        gradients[module] += trace.occupied_bytes[number]
+    depths: list[int] = []
+    for module in trace.modules:
+        depths.append(depths[module.parent] + 1 if module.parent >= 0 else 0)
+    gradients, activations, at_peak = [0] * count, [0] * count, [0] * count
+    calls = Counter(call.module for call in trace.calls if not call.recompute)
+    for number, maker in gradient_modules(trace):
+        gradients[maker] += trace.occupied_bytes[number]
     for number, storage in enumerate(trace.storages):
-        if storage.producer < 0:
+        if storage.producer < 0 or trace.ops[storage.producer].module < 0:
             continue
         op = trace.ops[storage.producer]
-        if op.module < 0:
-            continue
         if storage.category == "activation" and any(True for _ in storage.held_by("autograd")):
             activations[op.module] += 0 if op.recompute else trace.occupied_bytes[number]
         if storage.alive_at(timeline.peak_op):
             at_peak[op.module] += trace.occupied_at(number, timeline.peak_op)
     # Children come after their parents, so one pass from the end adds every module to its ancestors.
+    peaks = _own_peaks(timeline)
     for number in reversed(range(count)):
         parent = trace.modules[number].parent
         if parent >= 0:
+            peaks[parent] = max(peaks[parent], peaks[number])
             for column in (parameters, buffers, gradients, activations, at_peak):
                 column[parent] += column[number]
-    peaks = _own_peaks(timeline)
     return tuple(
         ModuleStats(
             name=module.name,
             class_name=module.class_name,
-            depth=_depth(trace, number),
+            depth=depths[number],
             calls=calls[number],
             parameter_bytes=parameters[number],
             buffer_bytes=buffers[number],
@@ -99,20 +98,9 @@ def gradient_modules(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def _own_peaks(timeline: Timeline) -> list[int]:
-    """Return for each module the most bytes used while any op of it, or of a module below it, runs."""
+    """Return for each module the most bytes used while any op of it runs, without the modules below it."""
     trace = timeline.trace
     peaks = np.zeros(len(trace.modules) + 1, dtype=np.int64)
     modules = np.fromiter((op.module for op in trace.ops), dtype=np.int64, count=len(trace.ops))
     np.maximum.at(peaks, modules, timeline.used_bytes)  # module -1 lands in the last place
-    for number in reversed(range(len(trace.modules))):
-        parent = trace.modules[number].parent
-        if parent >= 0:
-            peaks[parent] = max(peaks[parent], peaks[number])
     return [int(peak) for peak in peaks[:-1]]
-
-
-def _depth(trace: Trace, module: int) -> int:
-    depth = 0
-    while (module := trace.modules[module].parent) >= 0:
-        depth += 1
-    return depth

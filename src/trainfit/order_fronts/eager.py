@@ -81,14 +81,8 @@ class _TraceReader:
             reads = [f"s{storage}" for storage in used if self._known[storage]]
             waits = [self._names[other] for other in dict.fromkeys(after) if other != number]
             own = set(self._made[number])
-            found.append(
-                Node(
-                    self._names[number],
-                    tuple(self._made[number]),
-                    tuple(name for name in reads if name not in own),
-                    tuple(waits),
-                )
-            )
+            read = tuple(name for name in reads if name not in own)
+            found.append(Node(self._names[number], tuple(self._made[number]), read, tuple(waits)))
         return tuple(found)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,10 +90,7 @@ class _FxReader:
             elif node.op in _RUNS:
                 found.append(self._run(node))
         outputs = self._output_names()
-        made = tuple(
-            buffers.Buffer(b.name, b.size_alloc, b.size_free, b.name in outputs, b.alias_of)
-            for b in self._buffers.values()
-        )
+        made = tuple(replace(b, output=b.name in outputs) for b in self._buffers.values())
         return BufferGraph(tuple(found), made, tuple(self._inputs))
 
     def _own(self, node: Node) -> None:

@@ -39,7 +39,8 @@ def joint_graph(step: Step) -> GraphModule:
     Called with the model's parameters, its buffers and the tensors that the step calls it with, it returns
     what the buffers become, the loss, and a gradient for each parameter that gets one.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), _quiet(), _stop_at_backward():
+    quiet = warnings.catch_warnings(action="ignore")
+    with FakeTensorMode(allow_non_fake_inputs=True), quiet, _stop_at_backward():
         forward = _first_run(step)
         try:
             with forward.only_what_gets_gradients():
@@ -110,18 +111,10 @@ class _UntilBackward(nn.Module):
         self.given = nn.Module()  # after the model, so that its buffers come last among the inputs
         self._run = step.run
         self._names: dict[int, str] = {}
-        handle = self.model.register_forward_pre_hook(self._note, with_kwargs=True)
-        try:
-            self._loss = self._until_backward()
-        finally:
-            handle.remove()
+        self._loss = self._until_backward(self._note)
 
     def forward(self) -> tuple[torch.Tensor]:
-        handle = self.model.register_forward_pre_hook(self._replace, with_kwargs=True)
-        try:
-            return (self._until_backward(),)
-        finally:
-            handle.remove()
+        return (self._until_backward(self._replace),)
 
     @contextlib.contextmanager
     def only_what_gets_gradients(self) -> Iterator[None]:
@@ -137,11 +130,15 @@ class _UntilBackward(nn.Module):
             for parameter in idle:
                 parameter.requires_grad_(True)
 
-    def _until_backward(self) -> torch.Tensor:
+    def _until_backward(self, hook: Callable[..., Any]) -> torch.Tensor:
+        """Return the loss, with a hook before every call of the model."""
+        handle = self.model.register_forward_pre_hook(hook, with_kwargs=True)
         try:
             self._run()
         except _ReachedBackward as reached:
             return reached.loss
+        finally:
+            handle.remove()
         raise StepError("the step never calls backward() on a loss, so that it has no joint graph.")
 
     def _note(self, model: nn.Module, args: Any, kwargs: Any) -> None:
@@ -194,13 +191,6 @@ def _stop_at_backward() -> Iterator[None]:
         yield
     finally:
         torch.Tensor.backward = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _why(error: Exception) -> str:

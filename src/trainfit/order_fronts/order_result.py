@@ -16,6 +16,8 @@ from trainfit.ordering.simulator_json import load_graph
 from trainfit.traces.trace import Trace
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
     from trainfit.targets import Target
 
 
@@ -69,11 +71,13 @@ def graph_to_order(given: Any) -> GraphToOrder:
     if isinstance(given, BufferGraph):
         return GraphToOrder("graph", "graph", given)
     if isinstance(given, Trace):
-        return _of_trace(given)
+        freed = trace_graph(given, as_held=False)
+        graph = trace_graph(given)
+        return GraphToOrder(given.target, "eager", graph, given.torch, given.device, freed, given.warnings)
     if is_graph_file(given):
         doing("reading the graph")
         return GraphToOrder(str(given), "file", load_graph(given))
-    return _of_module(given) if _is_fx_module(given) else _of_target(given)
+    return _traced(given)
 
 
 def order_graph(given: GraphToOrder, *, seconds: float | None = None) -> OrderResult:
@@ -84,32 +88,16 @@ def order_graph(given: GraphToOrder, *, seconds: float | None = None) -> OrderRe
     return OrderResult(given, order, best_order(freed, seconds=seconds) if freed is not None else None)
 
 
-def _of_trace(trace: Trace) -> GraphToOrder:
-    return GraphToOrder(
-        target=trace.target,
-        source="eager",
-        graph=trace_graph(trace),
-        torch=trace.torch,
-        device=trace.device,
-        released_at_last_use=trace_graph(trace, as_held=False),
-        warnings=trace.warnings,
-    )
-
-
-def _of_module(module: Any) -> GraphToOrder:
+def _traced(given: GraphModule | Target) -> GraphToOrder:
+    """Return the graph of an FX module, or the joint graph of a target."""
     import torch
 
     from trainfit.order_fronts.fx import buffer_graph
 
-    return GraphToOrder("GraphModule", "graph", buffer_graph(module), torch.__version__, "cpu")
-
-
-def _of_target(target: Target) -> GraphToOrder:
-    import torch
-
-    from trainfit.order_fronts.fx import buffer_graph
+    if isinstance(given, torch.fx.GraphModule):
+        return GraphToOrder("GraphModule", "graph", buffer_graph(given), torch.__version__, "cpu")
     from trainfit.order_fronts.joint import joint_graph_without_memory
 
     doing("tracing the step")
-    module = joint_graph_without_memory(target.build)
-    return GraphToOrder(target.name, "joint", buffer_graph(module), torch.__version__, "cpu")
+    module = joint_graph_without_memory(given.build)
+    return GraphToOrder(given.name, "joint", buffer_graph(module), torch.__version__, "cpu")

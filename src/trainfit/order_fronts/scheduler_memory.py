@@ -8,6 +8,7 @@ takes them into account. Which of the other inputs are overwritten depends on th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -43,26 +44,18 @@ def planned_graph(nodes: Nodes) -> BufferGraph:
     ]
     found = []
     for node in nodes:
-        planned = node.mpi_node
-        for buffer in node.get_outputs():
-            sizes = buffer.mpi_buffer
-            name = buffer.get_name()
-            made.append(Buffer(name, sizes.size_alloc, sizes.size_free, name in outputs))
-        found.append(
-            Node(
-                name=node.get_name(),
-                buffers=tuple(buffer.get_name() for buffer in node.get_outputs()),
-                reads=tuple(buffer.get_name() for buffer in planned.pred_buffers),
-                after=tuple(other.get_name() for other in planned.pred_nodes),
-            )
-        )
+        sizes = {buffer.get_name(): buffer.mpi_buffer for buffer in node.get_outputs()}
+        made += [Buffer(name, s.size_alloc, s.size_free, name in outputs) for name, s in sizes.items()]
+        reads = tuple(buffer.get_name() for buffer in node.mpi_node.pred_buffers)
+        after = tuple(other.get_name() for other in node.mpi_node.pred_nodes)
+        found.append(Node(node.get_name(), tuple(sizes), reads, after))
     return BufferGraph(tuple(found), tuple(made), tuple(inputs))
 
 
 def precise_graph(nodes: Nodes, planned: BufferGraph) -> BufferGraph:
     """Return the same graph without what is never allocated and with what is overwritten in every order."""
     removed = set(_removed(nodes))
-    owner = {name: name for name in planned.buffer_number}
+    owner: dict[str, str] = {}
     taken: set[str] = set()
     size = {buffer.name: buffer for buffer in planned.buffers}
     for result, overwritten in _overwritten(nodes):
@@ -74,10 +67,8 @@ def precise_graph(nodes: Nodes, planned: BufferGraph) -> BufferGraph:
             taken.add(overwritten)
     buffers = []
     for buffer in planned.buffers:
-        if buffer.name in removed:
-            buffer = replace(buffer, size_alloc=0, size_free=0)
-        elif owner[buffer.name] != buffer.name:
-            buffer = replace(buffer, size_alloc=0, size_free=0, alias_of=owner[buffer.name])
+        if buffer.name in removed or buffer.name in owner:
+            buffer = replace(buffer, size_alloc=0, size_free=0, alias_of=owner.get(buffer.name))
         buffers.append(buffer)
     return BufferGraph(planned.nodes, tuple(buffers), planned.inputs)
 
@@ -115,10 +106,8 @@ def nodes_with_unknown_workspace(nodes: Nodes) -> list[int]:
 
 def _is_matrix_product(kernel: str) -> bool:
     """Whether a kernel such as `extern_kernels.mm` or `torch.ops.aten.mm.default` is a plain product."""
-    for module in ("extern_kernels.", "torch.ops.aten.", "aten."):
-        if kernel.startswith(module):
-            return kernel.removeprefix(module).split(".")[0] in {*PLAIN_PRODUCTS, "_mm_plus_mm"}
-    return False
+    called = re.match(r"(?:extern_kernels|torch\.ops\.aten|aten)\.([^.]*)", kernel)
+    return called is not None and called[1] in {*PLAIN_PRODUCTS, "_mm_plus_mm"}
 
 
 def with_workspaces(graph: BufferGraph, workspaces: dict[int, int]) -> BufferGraph:
@@ -148,8 +137,9 @@ def _removed(nodes: Nodes) -> Iterator[str]:
 def _overwritten(nodes: Nodes) -> Iterator[tuple[str, str]]:
     """Yield results of kernels, each with an input that it may overwrite: its other readers run before."""
     scheduler: Any = V.graph.scheduler
-    for node in nodes:
-        if not config.inplace_buffers or not _overwrites(node):
+    for node in nodes if config.inplace_buffers else ():
+        device = node.get_device()
+        if device is None or not V.graph.has_feature(device, BackendFeature.INPLACE_BUFFERS):
             continue
         for part in node.get_nodes():
             if not isinstance(part, SchedulerNode):
@@ -160,11 +150,6 @@ def _overwritten(nodes: Nodes) -> Iterator[tuple[str, str]]:
                     source = known or scheduler.name_to_buf.get(read.name)
                     if source is not None and _may_overwrite(node, part, source, result):
                         yield result.get_name(), read.name
-
-
-def _overwrites(node: Any) -> bool:
-    device = node.get_device()
-    return device is not None and bool(V.graph.has_feature(device, BackendFeature.INPLACE_BUFFERS))
 
 
 def _may_overwrite(node: Any, part: Any, source: Any, result: Any) -> bool:

@@ -202,24 +202,18 @@ class _PartSolver:
         """Bound the part by cuts at the nodes where it needs most."""
         memory = step_bytes(self.problem, self.steps)
         highest = sorted(range(len(memory)), key=lambda step: (-memory[step], step))
-        for step in highest[:_MOST_CUTS]:
+        ways = [(step, cuts.at) for step in highest[:_MOST_CUTS]]
+        ways += [(step, cuts.at_twins_of) for step in highest[:_MOST_TWINS]]
+        for step, cut in ways:
             if memory[step] > max(self.needed, cuts.bound) and not self.stop():
-                cuts.at(self.steps[step])
-        for step in highest[:_MOST_TWINS]:
-            if memory[step] > max(self.needed, cuts.bound) and not self.stop():
-                cuts.at_twins_of(self.steps[step])
+                cut(self.steps[step])
         if memory[highest[0]] > max(self.needed, cuts.bound) and not self.stop():
             cuts.at_largest()
         self.bound = max(self.bound, cuts.bound)
 
     def _search(self) -> Searched:
-        found = search(
-            self.problem,
-            below=self.peak,
-            at_least=self.needed,
-            moves=self._moves(_SEARCH_MOVES),
-            stop=self.stop,
-        )
+        moves = self._moves(_SEARCH_MOVES)
+        found = search(self.problem, below=self.peak, at_least=self.needed, moves=moves, stop=self.stop)
         self.bound = max(self.bound, found.bound)
         if found.order is not None:
             self._take("search", found.order)

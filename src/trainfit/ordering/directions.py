@@ -10,35 +10,29 @@ from collections.abc import Sequence
 
 from trainfit.ordering.ordering_problem import OrderingProblem
 
-
-class NodeSets:
-    """The sets that both directions ask for, as integers."""
-
-    def __init__(self, problem: OrderingProblem) -> None:
-        """Make them once: with n nodes each has n bits."""
-        self.predecessors = [bits(nodes) for nodes in problem.predecessors]
-        self.successors = [bits(nodes) for nodes in problem.successors]
-        members = [bits(nodes) for nodes in problem.members]
-        self.blocks = [tuple((members[b], problem.freed[b]) for b in blocks) for blocks in problem.blocks]
+Blocks = list[tuple[tuple[int, int], ...]]
+"""For each node the members of its blocks, and what each block frees."""
 
 
 def both_directions(problem: OrderingProblem) -> tuple[Direction, Direction]:
     """Return a problem as it looks forwards and backwards."""
-    sets = NodeSets(problem)
-    return Direction(problem, sets, backwards=False), Direction(problem, sets, backwards=True)
+    members = [bits(nodes) for nodes in problem.members]
+    both = [tuple((members[b], problem.freed[b]) for b in blocks) for blocks in problem.blocks]
+    return Direction(problem, both, backwards=False), Direction(problem, both, backwards=True)
 
 
 class Direction:
     """What taking a node in one direction means: when that is possible, and what it does to memory."""
 
-    def __init__(self, problem: OrderingProblem, sets: NodeSets, *, backwards: bool) -> None:
+    def __init__(self, problem: OrderingProblem, blocks: Blocks, *, backwards: bool) -> None:
         """Look at a problem in one direction."""
         self.problem = problem
         self.backwards = backwards
         self.start_bytes = problem.final_bytes if backwards else problem.initial_bytes
         self.released = problem.predecessors if backwards else problem.successors
-        self.required = sets.successors if backwards else sets.predecessors
-        self._blocks = sets.blocks
+        required = problem.successors if backwards else problem.predecessors
+        self.required = [bits(nodes) for nodes in required]
+        self._blocks = blocks
 
     def growth(self, node: int, taken: int) -> int:
         """Return by how much memory at the border rises when the node is taken next."""

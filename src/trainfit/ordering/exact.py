@@ -117,19 +117,16 @@ class _End:
         """Look for a valley, or for the target, at about that many moves; go there if there is one."""
         self.looked_at = 0
         found = self._take_up_postponed(limit, target)
-        if found is not None:
-            self._go_to(found, whole=found == target)
-            return _MOVED
-        while self.heap:
+        while found is None and self.heap:
             if self.looked_at >= moves:
                 return _CUT_OFF
             memory, taken, node, ready = heappop(self.heap)
             if node >= 0:
                 ready = self.direction.take(node, taken, ready)[1]
             found = self._expand(memory, taken, ready & target, limit, target)
-            if found is not None:
-                self._go_to(found, whole=found == target)
-                return _MOVED
+        if found is not None:
+            self._go_to(found, whole=found == target)
+            return _MOVED
         assert self.postponed, "the target cannot be reached at all"
         self.next_limit = self.postponed[0][0]
         return _STUCK
@@ -193,12 +190,8 @@ class _End:
         """Return the part of a path that leads to the lowest point between here and its end."""
         if len(path) <= 1:
             return path
-        problem = self.direction.problem
-        if not self.direction.backwards:
-            inside = set(nodes_in(self.taken))
-            chosen = best_closure(problem, inside, set(path))
-            return [node for node in path if node in chosen] or path
+        problem, backwards = self.direction.problem, self.direction.backwards
         everything = (1 << problem.count) - 1
-        inside = set(nodes_in(everything & ~self.taken)) - set(path)
-        kept = best_closure(problem, inside, set(path))
-        return [node for node in path if node not in kept] or path
+        inside = set(nodes_in(everything & ~self.taken if backwards else self.taken)) - set(path)
+        runs = best_closure(problem, inside, set(path))
+        return [node for node in path if (node in runs) != backwards] or path

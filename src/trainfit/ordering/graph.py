@@ -11,7 +11,6 @@ alive.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -188,9 +187,9 @@ def _check_references(graph: BufferGraph) -> None:
         _require(name in graph.buffer_number, f"{name!r} is an input", "buffer")
         if name in maker:
             raise GraphError(f"buffer {name!r} is an input, but node {maker[name]!r} makes it.")
-    for buffer in graph.buffers:
-        if buffer.name not in maker and buffer.name not in inputs:
-            raise GraphError(f"buffer {buffer.name!r} is made by no node and is no input.")
+    for name in graph.buffer_number:
+        if name not in maker and name not in inputs:
+            raise GraphError(f"buffer {name!r} is made by no node and is no input.")
 
 
 def _require(exists: bool, what: str, kind: str) -> None:
@@ -241,18 +240,16 @@ def _check_acyclic(graph: BufferGraph) -> None:
 def _find_cycle(before: tuple[tuple[int, ...], ...], waiting: list[int]) -> list[int]:
     """Follow nodes that never became ready until one comes again; each runs before the next in the list."""
     node = next(node for node, count in enumerate(waiting) if count)
-    position: dict[int, int] = {}
-    path: list[int] = []
-    while node not in position:
-        position[node] = len(path)
-        path.append(node)
+    path: dict[int, None] = {}
+    while node not in path:
+        path[node] = None
         node = next(other for other in before[node] if waiting[other])
-    return path[position[node] :][::-1]
+    nodes = list(path)
+    return nodes[nodes.index(node) :][::-1]
 
 
-def _shown(names: Iterable[str]) -> str:
-    listed = list(names)
-    if len(listed) > _LONGEST_CYCLE_SHOWN:
+def _shown(names: list[str]) -> str:
+    if len(names) > _LONGEST_CYCLE_SHOWN:
         half = _LONGEST_CYCLE_SHOWN // 2
-        listed = [*listed[:half], f"... {len(listed) - 2 * half} more ...", *listed[-half:]]
-    return " -> ".join(listed)
+        names = [*names[:half], f"... {len(names) - 2 * half} more ...", *names[-half:]]
+    return " -> ".join(names)

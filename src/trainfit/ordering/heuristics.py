@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.ordering_problem import OrderingProblem
-from trainfit.ordering.ready_nodes import ReadyNodes
+from trainfit.ordering.ready_nodes import GrowingOrder, ReadyNodes
 
 
 @dataclass(frozen=True)
@@ -46,37 +46,9 @@ def least_peak_first(problem: OrderingProblem, output_bytes: int = 0) -> list[in
 
     `output_bytes` will be alive in the end whatever the order, so that a peak of that much is free.
     """
-    growth = list(problem.alloc)
-    missing = [len(members) for members in problem.members]
-    waiting = [len(before) for before in problem.predecessors]
-    for block, members in enumerate(problem.members):
-        if len(members) == 1:
-            growth[members[0]] -= problem.freed[block]
-    ready = ReadyNodes(problem.rise, problem.count)
-    for node, count in enumerate(waiting):
-        if count == 0:
-            ready.add(node, growth[node])
-    memory = problem.initial_bytes
-    peak = max(memory, output_bytes)
-    order: list[int] = []
-    while len(order) < problem.count:
-        node = ready.pop_best(peak - memory)
-        order.append(node)
-        peak = max(peak, memory + problem.rise[node])
-        memory += growth[node]
-        waiting[node] = _DONE
-        for block in problem.blocks[node]:
-            missing[block] -= 1
-            if missing[block] == 1:
-                last = next(member for member in problem.members[block] if waiting[member] != _DONE)
-                growth[last] -= problem.freed[block]
-                if waiting[last] == 0:
-                    ready.add(last, growth[last])
-        for after in problem.successors[node]:
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                ready.add(after, growth[after])
-    return order
+    growing = GrowingOrder(problem, backwards=False)
+    peak = max(problem.initial_bytes, output_bytes)
+    return _greedy(growing, ReadyNodes(problem.rise, problem.count), peak)
 
 
 def breadth_first(problem: OrderingProblem) -> list[int]:
@@ -113,7 +85,7 @@ def deepest_need_first(problem: OrderingProblem) -> list[int]:
     """Run each node right after what it needs; of that, what needs more memory than it leaves comes first."""
     need = [0] * problem.count
     sorted_before: list[tuple[int, ...]] = [()] * problem.count
-    for node in _any_order(problem):
+    for node in _visit(range(problem.count), problem.predecessors):
         before = sorted(problem.predecessors[node], key=lambda n: (problem.alloc[n] - need[n], n))
         sorted_before[node] = tuple(before)
         held = 0
@@ -127,40 +99,23 @@ def deepest_need_first(problem: OrderingProblem) -> list[int]:
 
 def least_peak_last(problem: OrderingProblem) -> list[int]:
     """Fill the order from its end: last comes what leaves the least memory before it, within the peak."""
-    untouched = [True] * len(problem.members)
-    waiting = [len(after) for after in problem.successors]
-    before_bytes = [
-        sum(problem.freed[block] for block in problem.blocks[node]) - problem.alloc[node]
-        for node in range(problem.count)
-    ]  # by how much memory before the node is above memory after it
-    ends = _Ends(problem, before_bytes)
-    for node, count in enumerate(waiting):
-        if count == 0:
-            ends.add(node)
-    memory = problem.final_bytes
-    peak = max(memory, problem.initial_bytes)
+    growing = GrowingOrder(problem, backwards=True)
+    peak = max(problem.final_bytes, problem.initial_bytes)
+    return _greedy(growing, _Ends(growing), peak)[::-1]
+
+
+def _greedy(growing: GrowingOrder, ready: ReadyNodes | _Ends, peak: int) -> list[int]:
+    """Take the best of what is ready until nothing is left; what stays under `peak` is free."""
+    for node in growing.ready():
+        ready.add(node, growing.growth[node])
     order: list[int] = []
-    while len(order) < problem.count:
-        node = ends.pop_best(peak - memory)
+    while len(order) < len(growing.growth):
+        node = ready.pop_best(peak - growing.memory)
         order.append(node)
-        memory += before_bytes[node]
-        peak = max(peak, memory + problem.rise[node])
-        for block in problem.blocks[node]:
-            if untouched[block]:
-                untouched[block] = False
-                for member in problem.members[block]:
-                    before_bytes[member] -= problem.freed[block]
-                    if waiting[member] == 0 and member != node:
-                        ends.add(member)
-        waiting[node] = _DONE
-        for before in problem.predecessors[node]:
-            waiting[before] -= 1
-            if waiting[before] == 0:
-                ends.add(before)
-    return order[::-1]
-
-
-_DONE = -1
+        peak = max(peak, growing.memory + growing.needed(node))
+        for other in growing.take(node):
+            ready.add(other, growing.growth[other])
+    return order
 
 
 class _Ends:
@@ -169,15 +124,13 @@ class _Ends:
     _TRIES = 8
     """How many of the best are asked whether they fit, before the one that needs least is taken."""
 
-    def __init__(self, problem: OrderingProblem, before_bytes: list[int]) -> None:
-        self._rise = problem.rise
-        self._before = before_bytes
-        self._gone = [False] * problem.count
+    def __init__(self, growing: GrowingOrder) -> None:
+        self._growing = growing
+        self._rise, self._before = growing.rise, growing.growth
         self._by_memory: list[tuple[int, int]] = []
         self._by_need: list[tuple[int, int, int]] = []
 
-    def add(self, node: int) -> None:
-        before = self._before[node]
+    def add(self, node: int, before: int) -> None:
         heappush(self._by_memory, (before, node))
         heappush(self._by_need, (before + self._rise[node], before, node))
 
@@ -187,7 +140,7 @@ class _Ends:
         found = -1
         while self._by_memory and len(tried) < self._TRIES and found < 0:
             before, node = heappop(self._by_memory)
-            if self._gone[node] or before != self._before[node]:
+            if self._growing.is_taken(node) or before != self._before[node]:
                 continue
             if before + self._rise[node] <= room:
                 found = node
@@ -197,9 +150,8 @@ class _Ends:
             heappush(self._by_memory, entry)
         while found < 0:
             _, before, node = heappop(self._by_need)
-            if not self._gone[node] and before == self._before[node]:
+            if not self._growing.is_taken(node) and before == self._before[node]:
                 found = node
-        self._gone[found] = True
         return found
 
 
@@ -223,7 +175,3 @@ def _visit(starts: Sequence[int], sorted_before: Sequence[tuple[int, ...]]) -> l
                 path.pop()
                 order.append(node)
     return order
-
-
-def _any_order(problem: OrderingProblem) -> list[int]:
-    return _visit(range(problem.count), problem.predecessors)

@@ -47,8 +47,8 @@ def least_memory_before(
             else:
                 useful.append(block)
     work = problem.count + len(problem.members)
-    network = _ClosureNetwork(problem, inside, useful)
-    gain = network.most_gain(most_work - work)
+    network, _ = _filled(problem, inside, useful, most_work - work)
+    gain = sum(problem.freed[block] for block in useful) - int(network.sent)
     return LeastMemory(memory - gain, work + network.work)
 
 
@@ -61,9 +61,9 @@ def best_closure(problem: OrderingProblem, inside: set[int], choice: set[int]) -
     useful = [
         block for block in blocks if all(node in choice or node in inside for node in problem.members[block])
     ]
-    network = _ClosureNetwork(problem, inside, useful)
-    network.most_gain()
-    return network.smallest_choice()
+    network, numbers = _filled(problem, inside, useful)
+    reached = network.reached_from(0)
+    return {node for node, number in numbers.items() if reached[number]}
 
 
 def reachable(neighbours: list[tuple[int, ...]], starts: Iterable[int]) -> set[int]:
@@ -78,46 +78,33 @@ def reachable(neighbours: list[tuple[int, ...]], starts: Iterable[int]) -> set[i
     return found
 
 
-class _ClosureNetwork:
-    """Source to blocks (what they free), blocks to members, nodes to their needs, nodes to sink (alloc)."""
+def _filled(
+    problem: OrderingProblem, inside: set[int], useful: list[int], most_work: float = UNLIMITED
+) -> tuple[FlowNetwork, dict[int, int]]:
+    """Return the network of the blocks that could be released and of all that this would need, with its flow.
 
-    def __init__(self, problem: OrderingProblem, inside: set[int], useful: list[int]) -> None:
-        """Build the network of the blocks that could be released and of all that this would need."""
-        numbers: dict[int, int] = {}
-        pending: list[int] = []
-        for block in useful:
-            pending += [member for member in problem.members[block] if member not in inside]
-        while pending:
-            node = pending.pop()
-            if node not in numbers:
-                numbers[node] = 2 + len(useful) + len(numbers)
-                pending += [before for before in problem.predecessors[node] if before not in inside]
-        network = FlowNetwork(2 + len(useful) + len(numbers))
-        for place, block in enumerate(useful, 2):
-            network.connect(0, place, problem.freed[block])
-            for member in problem.members[block]:
-                if member in numbers:
-                    network.connect(place, numbers[member], UNLIMITED)
-        for node, number in numbers.items():
-            if problem.alloc[node]:
-                network.connect(number, 1, problem.alloc[node])
-            for before in problem.predecessors[node]:
-                if before in numbers:
-                    network.connect(number, numbers[before], UNLIMITED)
-        self._network = network
-        self._numbers = numbers
-        self._offered = sum(problem.freed[block] for block in useful)
-
-    @property
-    def work(self) -> int:
-        return self._network.work
-
-    def most_gain(self, most_work: float = UNLIMITED) -> int:
-        """Return by how much memory can fall at most: too much if the work is used up before the flow is."""
-        self._network.fill(0, 1, most_work)
-        return self._offered - int(self._network.sent)
-
-    def smallest_choice(self) -> set[int]:
-        """Return the smallest set of nodes with that gain."""
-        reached = self._network.reached_from(0)
-        return {node for node, number in self._numbers.items() if reached[number]}
+    Source to blocks (what they free), blocks to members, nodes to their needs, nodes to sink (alloc). With it
+    come the numbers of the nodes. What is not sent is how much memory can fall: too much if the work is used
+    up before the flow is.
+    """
+    numbers: dict[int, int] = {}
+    pending = [member for block in useful for member in problem.members[block] if member not in inside]
+    while pending:
+        node = pending.pop()
+        if node not in numbers:
+            numbers[node] = 2 + len(useful) + len(numbers)
+            pending += [before for before in problem.predecessors[node] if before not in inside]
+    network = FlowNetwork(2 + len(useful) + len(numbers))
+    for place, block in enumerate(useful, 2):
+        network.connect(0, place, problem.freed[block])
+        for member in problem.members[block]:
+            if member in numbers:
+                network.connect(place, numbers[member], UNLIMITED)
+    for node, number in numbers.items():
+        if problem.alloc[node]:
+            network.connect(number, 1, problem.alloc[node])
+        for before in problem.predecessors[node]:
+            if before in numbers:
+                network.connect(number, numbers[before], UNLIMITED)
+    network.fill(0, 1, most_work)
+    return network, numbers

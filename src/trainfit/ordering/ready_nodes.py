@@ -1,12 +1,64 @@
-"""The nodes that can run next, grouped by what they need while they run; the best one in O(log n)."""
+"""An order that grows from one of its ends: the nodes that can come next, and the best one in O(log n)."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
+from trainfit.ordering.ordering_problem import OrderingProblem
+
 _NOTHING = float("inf")
+_DONE = -1
+
+
+class GrowingOrder:
+    """What has been taken from one end, memory there, and what each other node would add."""
+
+    def __init__(self, problem: OrderingProblem, *, backwards: bool) -> None:
+        """Start with nothing taken."""
+        self.rise, self.backwards = problem.rise, backwards
+        self._problem = problem
+        self._followers = problem.predecessors if backwards else problem.successors
+        self._waiting = [len(n) for n in (problem.successors if backwards else problem.predecessors)]
+        sizes = [len(members) for members in problem.members]
+        self._until_change = [1] * len(sizes) if backwards else [size - 1 for size in sizes]
+        """How many of a block's members are taken until it changes what the others add."""
+        freed = [sum([problem.freed[b] for b in own if backwards or sizes[b] == 1]) for own in problem.blocks]
+        self.memory = problem.final_bytes if backwards else problem.initial_bytes
+        sign = -1 if backwards else 1
+        self.growth = [sign * (alloc - free) for alloc, free in zip(problem.alloc, freed)]
+        """By how much memory at the border rises if the node is taken next."""
+
+    def ready(self) -> list[int]:
+        """Return the nodes that can be taken now."""
+        return [node for node, count in enumerate(self._waiting) if count == 0]
+
+    def is_taken(self, node: int) -> bool:
+        """Whether a node has been taken."""
+        return self._waiting[node] == _DONE
+
+    def needed(self, node: int) -> int:
+        """Return memory while the node runs, above memory at the border before it is taken."""
+        return self.rise[node] + (self.growth[node] if self.backwards else 0)
+
+    def take(self, node: int) -> Iterator[int]:
+        """Take a node; yield the nodes that can be taken then and could not before, or add less now."""
+        problem, waiting, until_change = self._problem, self._waiting, self._until_change
+        waiting[node] = _DONE
+        self.memory += self.growth[node]
+        for block in problem.blocks[node]:
+            until_change[block] -= 1
+            if until_change[block] == 0:
+                for member in problem.members[block]:
+                    if waiting[member] != _DONE:
+                        self.growth[member] -= problem.freed[block]
+                        if waiting[member] == 0:
+                            yield member
+        for other in self._followers[node]:
+            waiting[other] -= 1
+            if waiting[other] == 0:
+                yield other
 
 
 class ReadyNodes:

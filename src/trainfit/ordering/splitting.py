@@ -55,7 +55,7 @@ class Splitter:
 
     def part(self, start: int, end: int) -> Part:
         """Return a range as a part, in time that depends on the range alone."""
-        problem, position = self._problem, self._position
+        problem = self._problem
         nodes = list(self._order[start:end])
         # A block is released where the last of its members is.
         blocks = [
@@ -66,21 +66,15 @@ class Splitter:
         inner = make_problem(
             rise=[problem.rise[node] for node in nodes],
             alloc=[problem.alloc[node] for node in nodes],
-            predecessors=[
-                [
-                    position[before] - start
-                    for before in problem.predecessors[node]
-                    if position[before] >= start
-                ]
-                for node in nodes
-            ],
-            blocks=[(self._members_from(block, start), problem.freed[block]) for block in blocks],
+            predecessors=[self._from(problem.predecessors[node], start) for node in nodes],
+            blocks=[(self._from(problem.members[block], start), problem.freed[block]) for block in blocks],
             initial_bytes=self._before[start],
         )
         return Part(nodes, inner)
 
-    def _members_from(self, block: int, start: int) -> tuple[int, ...]:
-        positions = [self._position[node] - start for node in self._problem.members[block]]
+    def _from(self, nodes: tuple[int, ...], start: int) -> tuple[int, ...]:
+        """Return the places in the range of those nodes that are not before it."""
+        positions = [self._position[node] - start for node in nodes]
         return tuple(sorted([position for position in positions if position >= 0]))
 
 

@@ -8,12 +8,11 @@ Both passes take O(n log n), and memory at every step stays the same or falls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 from trainfit.ordering.ordering_problem import OrderingProblem, peak_of
-
-_DONE = -1
+from trainfit.ordering.ready_nodes import GrowingOrder
 
 
 def tighten(problem: OrderingProblem, order: Sequence[int], rounds: int = 6) -> tuple[list[int], int]:
@@ -32,82 +31,32 @@ def tighten(problem: OrderingProblem, order: Sequence[int], rounds: int = 6) -> 
 
 def release_early(problem: OrderingProblem, order: Sequence[int], limit: int) -> list[int]:
     """Run everything that adds nothing and fits under `limit` as soon as it can run."""
-    growth = list(problem.alloc)
-    for block, members in enumerate(problem.members):
-        if len(members) == 1:
-            growth[members[0]] -= problem.freed[block]
-    missing = [len(members) for members in problem.members]
-    waiting = [len(before) for before in problem.predecessors]
-    rise, freed, blocks, members_of = problem.rise, problem.freed, problem.blocks, problem.members
-    at_once = [(rise[node], node) for node, count in enumerate(waiting) if not count and growth[node] <= 0]
-    heapify(at_once)
-    memory = problem.initial_bytes
-    found: list[int] = []
-    upcoming = iter(order)
-    while len(found) < problem.count:
-        if at_once and memory + at_once[0][0] <= limit:
-            node = heappop(at_once)[1]
-        else:
-            node = next(upcoming)
-        if waiting[node] == _DONE:
-            continue
-        found.append(node)
-        waiting[node] = _DONE
-        memory += growth[node]
-        for block in blocks[node]:
-            missing[block] -= 1
-            if missing[block] == 1:
-                last = next(member for member in members_of[block] if waiting[member] != _DONE)
-                growth[last] -= freed[block]
-                if waiting[last] == 0 and growth[last] <= 0:
-                    heappush(at_once, (rise[last], last))
-        for after in problem.successors[node]:
-            waiting[after] -= 1
-            if waiting[after] == 0 and growth[after] <= 0:
-                heappush(at_once, (rise[after], after))
-    return found
+    return _at_once(GrowingOrder(problem, backwards=False), order, limit)
 
 
 def grow_late(problem: OrderingProblem, order: Sequence[int], limit: int) -> list[int]:
     """Run everything that adds memory and fits under `limit` as late as it can run."""
-    rise, freed, blocks, members_of = problem.rise, problem.freed, problem.blocks, problem.members
-    # By how much memory before the node is above memory after it, if it were the last of those that remain.
-    before_bytes = [
-        sum([freed[block] for block in blocks[node]]) - problem.alloc[node] for node in range(problem.count)
-    ]
-    untouched = [True] * len(members_of)
-    waiting = [len(after) for after in problem.successors]
+    return _at_once(GrowingOrder(problem, backwards=True), order[::-1], limit)[::-1]
+
+
+def _at_once(growing: GrowingOrder, order: Sequence[int], limit: int) -> list[int]:
+    """Follow an order from one end, but take what adds nothing and fits under `limit` as soon as possible."""
     at_once: list[tuple[int, int]] = []
 
-    def offer(node: int) -> None:
-        if before_bytes[node] <= 0:
-            heappush(at_once, (before_bytes[node] + rise[node], node))
+    def offer(nodes: Iterable[int]) -> None:
+        for node in nodes:
+            if growing.growth[node] <= 0:
+                heappush(at_once, (growing.needed(node), node))
 
-    for node, count in enumerate(waiting):
-        if count == 0:
-            offer(node)
-    memory = problem.final_bytes
+    offer(growing.ready())
     found: list[int] = []
-    upcoming = reversed(order)
-    while len(found) < problem.count:
-        if at_once and memory + at_once[0][0] <= limit:
+    upcoming = iter(order)
+    while len(found) < len(order):
+        if at_once and growing.memory + at_once[0][0] <= limit:
             node = heappop(at_once)[1]
         else:
             node = next(upcoming)
-        if waiting[node] == _DONE:
-            continue
-        found.append(node)
-        waiting[node] = _DONE
-        memory += before_bytes[node]
-        for block in blocks[node]:
-            if untouched[block]:
-                untouched[block] = False
-                for member in members_of[block]:
-                    before_bytes[member] -= freed[block]
-                    if waiting[member] == 0:
-                        offer(member)
-        for before in problem.predecessors[node]:
-            waiting[before] -= 1
-            if waiting[before] == 0:
-                offer(before)
-    return found[::-1]
+        if not growing.is_taken(node):
+            found.append(node)
+            offer(growing.take(node))
+    return found

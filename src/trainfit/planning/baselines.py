@@ -23,7 +23,7 @@ from trainfit.planning.model_calls import block_families
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
 from trainfit.planning.rewrite import rewritten
-from trainfit.traces.simulate import simulate
+from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
 
 
@@ -42,26 +42,21 @@ def baselines(trace: Trace, costs: CostTable, budget_bytes: int) -> tuple[Baseli
     seconds = schedule(trace, costs).marginal_seconds.tolist()
     blocks = list(blocks_of(trace, seconds))
     full = [effect_of(trace, block, full_recompute(block), by_torch=True) for block in blocks]
-    found = [_replayed("keep everything", trace, costs, [])]
-    if full:
-        found.append(_replayed("full", trace, costs, full))
-        found.append(_replayed("every second block", trace, costs, full[::2]))
-        found.append(_greedy(trace, costs, full, budget_bytes, found[0], found[1]))
-    return tuple(found)
+    nothing = _replayed("keep everything", trace, costs, [])
+    if not full:
+        return (nothing,)
+    everything = _replayed("full", trace, costs, full)
+    every_second = _replayed("every second block", trace, costs, full[::2])
+    return nothing, everything, every_second, _greedy(trace, costs, full, budget_bytes, nothing, everything)
 
 
 def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
     """Yield the calls of the model's blocks: numbered siblings of one class that keep the most together."""
     families = [
-        [
-            graph
-            for call in calls
-            if (graph := region_graph(trace, call, seconds)) is not None and graph.freeable_bytes
-        ]
+        [graph for call in calls if (graph := region_graph(trace, call, seconds)) and graph.freeable_bytes]
         for calls in block_families(trace)
     ]
-    if any(families):
-        yield from max(families, key=lambda members: sum(m.freeable_bytes for m in members))
+    yield from max(families, key=lambda members: sum(m.freeable_bytes for m in members), default=[])
 
 
 def _greedy(
@@ -91,7 +86,7 @@ def _greedy(
     while enough - too_few > 1:
         guess = too_few + math.ceil((most - budget_bytes) / max(most - least, 1) * (enough - too_few))
         number = min(max(guess, too_few + 1), enough - 1)
-        peak = _peak(trace, ordered[:number])
+        peak = _peak(trace, simulate(rewritten(trace, ordered[:number])))
         if peak <= budget_bytes:
             enough, least = number, peak
         else:
@@ -99,13 +94,11 @@ def _greedy(
     return _replayed("greedy", trace, costs, ordered[:enough])
 
 
-def _peak(trace: Trace, effects: list[Effect]) -> int:
+def _peak(trace: Trace, timeline: Timeline) -> int:
     """Return the peak, with what a plan would set aside too where memory depends on data."""
-    timeline = simulate(rewritten(trace, effects) if effects else trace)
     return timeline.peak_bytes + reserve_bytes(trace, timeline)
 
 
 def _replayed(name: str, trace: Trace, costs: CostTable, effects: list[Effect]) -> Baseline:
     replay = replayed(trace, costs, effects)
-    peak_bytes = replay.timeline.peak_bytes + reserve_bytes(trace, replay.timeline)
-    return Baseline(name, len(effects), peak_bytes, replay.step_seconds)
+    return Baseline(name, len(effects), _peak(trace, replay.timeline), replay.step_seconds)

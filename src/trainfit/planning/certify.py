@@ -63,9 +63,9 @@ class Certified:
 def certified(
     step: Unplanned,
     effects: Sequence[Effect],
-    *,
     budget_bytes: int,
     bound_seconds: float,
+    *,
     summed_seconds: float | None = None,
     method: str,
 ) -> Certified:
@@ -77,9 +77,8 @@ def certified(
     """
     trace = step.trace
     replay = replayed(trace, step.costs, effects)
-    timeline = replay.timeline
+    timeline, step_seconds = replay.timeline, replay.step_seconds
     regions, kinds = _regions(trace, effects)
-    step_seconds = replay.step_seconds
     added = step_seconds - step.step_seconds
     if summed_seconds is None:
         summed_seconds = sum(region.recompute_seconds for region in regions)
@@ -160,8 +159,7 @@ def _regions(trace: Trace, effects: Sequence[Effect]) -> tuple[tuple[Region, ...
             kind = kinds.setdefault(_kind(trace, effect, call), len(kinds))
             region = _region(trace, effect, call, places[call], kind)
             place = (region.module, region.call)
-            before = found.get(place)
-            if before is not None:
+            if before := found.get(place):
                 # Sizes may differ from pass to pass; the decisions do not.
                 seconds = before.recompute_seconds + region.recompute_seconds
                 kept = max(before.kept_bytes, region.kept_bytes)

@@ -49,18 +49,14 @@ def curve_of(groups: Sequence[Group]) -> list[Choice]:
             continue
         price = (low.seconds - high.seconds) / (high.bytes - low.bytes)
         between = cheapest(groups, price)
-        if between is None or not _below(between, low, price):
+        line = low.seconds + price * low.bytes
+        # Below the line between the two, by more than rounding.
+        if between is None or between.seconds + price * between.bytes >= line * (1 - 1e-9):
             continue
         if (between.bytes, between.seconds) not in points:
             points[between.bytes, between.seconds] = between
             pending += [(low, between), (between, high)]
     return _undominated(points.values())
-
-
-def _below(point: Choice, end: Choice, price: float) -> bool:
-    """Whether a point lies below the line through `end` with this slope, by more than rounding."""
-    line = end.seconds + price * end.bytes
-    return point.seconds + price * point.bytes < line * (1 - 1e-9)
 
 
 def with_points_between(groups: Sequence[Group], hull: list[Choice], most: int) -> list[Choice]:
@@ -88,9 +84,7 @@ def fastest_within(groups: Sequence[Group], limit_bytes: int) -> Choice | None:
     """Return the choice with the least recomputation among those that keep at most so many bytes."""
     program = Program()
     repeated = [
-        program.continuous(0.0, 0.0)
-        if not (group.repeatable and group.storages)
-        else program.binary(group.seconds)
+        program.binary(group.seconds) if group.repeatable and group.storages else program.continuous(0.0, 0.0)
         for group in groups
     ]
     kept = {
@@ -112,9 +106,8 @@ def fastest_within(groups: Sequence[Group], limit_bytes: int) -> Choice | None:
     answer = program.minimise(seconds_limit=_SECONDS_LIMIT, gap=_GAP_SHARE * seconds)
     if not answer.feasible:
         return None
-    choice = choice_of(
-        groups, frozenset(number for number, column in enumerate(repeated) if answer.values[column] > 0.5)
-    )
+    chosen = frozenset(number for number, column in enumerate(repeated) if answer.values[column] > 0.5)
+    choice = choice_of(groups, chosen)
     return choice if choice.bytes <= limit_bytes else None
 
 

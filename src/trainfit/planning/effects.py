@@ -83,7 +83,6 @@ def _decision(region: RegionGraph, choice: Choice, op: int) -> str:
 
 def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bool = False) -> Effect:
     """Work out what a region with these choices changes; `by_torch`: as torch does it, whatever comes out."""
-    insert = region.first_unpack
     by_torch = by_torch or is_full_recompute(trace, region, choice)
     first_draws = tuple(region.flow.first_draws(lambda op: _decision(region, choice, op)))
     if by_torch:
@@ -101,17 +100,11 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
     }
     made_again = {s for op in segment for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
-    release = Moment(region.release)
-    until = dict.fromkeys(region.inputs, release)
-    until |= {number: _release(trace, region, number, segment, insert) for number in kept}
-    copies = {
-        number: (
-            position_of[trace.storages[number].producer],
-            _release(trace, region, number, segment, insert),
-        )
-        for number in made_again
-    }
-    effect = Effect(region, choice, insert, segment, until, {}, copies, by_torch=by_torch)
+    released = {number: _release(trace, region, number, segment) for number in kept | made_again}
+    until = dict.fromkeys(region.inputs, Moment(region.release))
+    until |= {number: released[number] for number in kept}
+    copies = {n: (position_of[trace.storages[n].producer], released[n]) for n in made_again}
+    effect = Effect(region, choice, region.first_unpack, segment, until, {}, copies, by_torch=by_torch)
     return replace(
         effect,
         ends={number: end for number, end, _ in ends_of(trace, (effect,))},
@@ -154,10 +147,6 @@ def ends_of(trace: Trace, effects: Sequence[Effect]) -> Iterator[tuple[int, Mome
             yield number, end, last
 
 
-def _is_random(trace: Trace, op: int) -> bool:
-    return trace.signatures[trace.ops[op].signature].random
-
-
 def _states(trace: Trace, effect: Effect, first_draws: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the states of random generators that draws of the region start from."""
     if trace.device != "cpu" or not first_draws:
@@ -171,7 +160,7 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
     for call in effect.region.calls if trace.device == "cpu" else ():
         ops = forward_ops(trace, call)
         again = [(position, op) for position, op in enumerate(effect.segment) if op in ops]
-        draws = [position for position, op in again if _is_random(trace, op)]
+        draws = [position for position, op in again if trace.signatures[trace.ops[op].signature].random]
         if draws:
             yield 0 if effect.by_torch else draws[0], again[-1][0] + 1, _CPU_GENERATOR_BYTES
     for position, op in enumerate(effect.segment):
@@ -180,18 +169,12 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
             yield position, position + 1, sum(trace.storages[s].bytes for s in persistent)
 
 
-def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...], insert: int) -> Moment:
+def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...]) -> Moment:
     """Return when what was made again or taken from the cache is freed: with autograd, else as in forward."""
     if number in region.released:
         return Moment(region.released[number])
-    python_end = max(
-        (
-            region.end if hold.end is None else hold.end
-            for hold in trace.storages[number].held_by("program")
-            if hold.start < region.end
-        ),
-        default=region.end,
-    )
+    holds = [hold for hold in trace.storages[number].held_by("program") if hold.start < region.end]
+    python_end = max((region.end if hold.end is None else hold.end for hold in holds), default=region.end)
     if python_end >= region.end:
-        return Moment(insert, SEGMENT_END)
-    return Moment(insert, sum(1 for op in segment if op < python_end))
+        return Moment(region.first_unpack, SEGMENT_END)
+    return Moment(region.first_unpack, sum(op < python_end for op in segment))

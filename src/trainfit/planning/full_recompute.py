@@ -19,15 +19,10 @@ def full_recompute(region: RegionGraph) -> Choice:
     """
     last = max((number for number, group in enumerate(region.groups) if group.needed), default=-1)
     kept = frozenset(n for n, group in enumerate(region.groups) if not group.repeatable and group.storages)
-    repeated = frozenset(
-        n for n, group in enumerate(region.groups) if group.repeatable and not group.free and n <= last
-    )
-    return Choice(
-        kept,
-        repeated,
-        bytes=sum(region.groups[n].bytes for n in kept),
-        seconds=sum(region.groups[n].seconds for n in repeated),
-    )
+    worth = enumerate(region.groups[: last + 1])
+    repeated = frozenset(n for n, group in worth if group.repeatable and not group.free)
+    size = sum(region.groups[n].bytes for n in kept)
+    return Choice(kept, repeated, size, sum(region.groups[n].seconds for n in repeated))
 
 
 def is_full_recompute(trace: Trace, region: RegionGraph, choice: Choice) -> bool:

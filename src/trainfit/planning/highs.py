@@ -35,32 +35,28 @@ class Answer:
 class Program:
     """Minimise the cost of columns (variables) under rows (constraints)."""
 
-    _cost: list[float] = field(default_factory=list)
-    _upper: list[float] = field(default_factory=list)
-    _lower: list[float] = field(default_factory=list)
-    _integer: list[bool] = field(default_factory=list)
-    _starts: list[int] = field(default_factory=lambda: [0])
-    _columns: list[int] = field(default_factory=list)
-    _values: list[float] = field(default_factory=list)
-    _row_lower: list[float] = field(default_factory=list)
-    _row_upper: list[float] = field(default_factory=list)
-    row_names: list[str] = field(default_factory=list)
+    _columns: list[tuple[float, float, float, bool]] = field(default_factory=list)
+    """Least and largest value, cost, and whether it is a whole number."""
+    _rows: list[tuple[str, list[Term], float, float]] = field(default_factory=list)
+    """Name, terms, and the least and largest value of their sum."""
 
     def binary(self, cost: float = 0.0) -> int:
         """Add a variable that is 0 or 1, and return its column."""
-        return self._column(0.0, 1.0, cost, integer=True)
+        self._columns.append((0.0, 1.0, cost, True))
+        return len(self._columns) - 1
 
     def continuous(self, lower: float, upper: float, cost: float = 0.0) -> int:
         """Add a variable between two values, and return its column."""
-        return self._column(lower, upper, cost, integer=False)
+        self._columns.append((lower, upper, cost, False))
+        return len(self._columns) - 1
 
     def at_most(self, name: str, terms: Iterable[Term], limit: float) -> None:
         """Add a constraint: the sum of the terms is at most the limit."""
-        self._row(name, terms, -np.inf, limit)
+        self._rows.append((name, list(terms), -np.inf, limit))
 
     def equal(self, name: str, terms: Iterable[Term], value: float) -> None:
         """Add a constraint: the sum of the terms is the value."""
-        self._row(name, terms, value, value)
+        self._rows.append((name, list(terms), value, value))
 
     def minimise(self, *, seconds_limit: float, gap: float, gap_share: float = 0.0) -> Answer:
         """Solve to an objective at most `gap`, or this share of it, above the best.
@@ -68,7 +64,7 @@ class Program:
         When the time is over, return the best so far.
         """
         highspy: Any = importlib.import_module("highspy")  # has no types, and takes time to load
-        largest = max((abs(cost) for cost in self._cost), default=0.0)
+        largest = max((abs(cost) for _, _, cost, _ in self._columns), default=0.0)
         scale = _LARGEST_COST / largest if largest else 1.0
         solver = highspy.Highs()
         for name, value in (
@@ -86,7 +82,8 @@ class Program:
         info = solver.getInfo()
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return Answer(feasible=False, proven=status == highspy.HighsModelStatus.kInfeasible)
-        bound = info.mip_dual_bound if any(self._integer) else info.objective_function_value
+        has_integers = any(whole for *_, whole in self._columns)
+        bound = info.mip_dual_bound if has_integers else info.objective_function_value
         return Answer(
             feasible=True,
             proven=status == highspy.HighsModelStatus.kOptimal,
@@ -94,32 +91,19 @@ class Program:
             bound=float(bound) / scale,
         )
 
-    def _column(self, lower: float, upper: float, cost: float, *, integer: bool) -> int:
-        self._lower.append(lower)
-        self._upper.append(upper)
-        self._cost.append(cost)
-        self._integer.append(integer)
-        return len(self._cost) - 1
-
-    def _row(self, name: str, terms: Iterable[Term], lower: float, upper: float) -> None:
-        for column, value in terms:
-            self._columns.append(column)
-            self._values.append(value)
-        self._starts.append(len(self._columns))
-        self._row_lower.append(lower)
-        self._row_upper.append(upper)
-        self.row_names.append(name)
-
     def _model(self, highspy: Any, scale: float) -> Any:
         model = highspy.HighsLp()
-        model.num_col_, model.num_row_ = len(self._cost), len(self._row_lower)
-        model.col_cost_ = np.array(self._cost) * scale
-        model.col_lower_, model.col_upper_ = np.array(self._lower), np.array(self._upper)
-        model.row_lower_, model.row_upper_ = np.array(self._row_lower), np.array(self._row_upper)
+        model.num_col_, model.num_row_ = len(self._columns), len(self._rows)
+        model.col_lower_ = np.array([lower for lower, _, _, _ in self._columns])
+        model.col_upper_ = np.array([upper for _, upper, _, _ in self._columns])
+        model.col_cost_ = np.array([cost for _, _, cost, _ in self._columns]) * scale
+        model.row_lower_ = np.array([lower for _, _, lower, _ in self._rows])
+        model.row_upper_ = np.array([upper for _, _, _, upper in self._rows])
+        terms = [term for _, row, _, _ in self._rows for term in row]
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_ = np.array(self._starts)
-        model.a_matrix_.index_ = np.array(self._columns)
-        model.a_matrix_.value_ = np.array(self._values)
+        model.a_matrix_.start_ = np.cumsum([0, *(len(row) for _, row, _, _ in self._rows)])
+        model.a_matrix_.index_ = np.array([column for column, _ in terms])
+        model.a_matrix_.value_ = np.array([value for _, value in terms])
         kinds = highspy.HighsVarType
-        model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in self._integer]
+        model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for *_, whole in self._columns]
         return model

@@ -25,7 +25,7 @@ that within a bucket only the region that covers it changes anything: all sums a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -96,9 +96,7 @@ class MasterProblem:
         self._constrain(program, program.continuous(0.0, budget_bytes / _UNIT, tie_break))
         if self.spare_seconds < np.inf:
             waiting = program.continuous(0.0, np.inf, 1.0)
-            more = [
-                (number, option.host_seconds - option.seconds) for number, option in enumerate(self.options)
-            ]
+            more = [(n, option.host_seconds - option.seconds) for n, option in enumerate(self.options)]
             program.at_most("host_keeps_up", [*more, (waiting, -1.0)], self.spare_seconds)
         answer = program.minimise(
             seconds_limit=seconds_limit, gap=gap_seconds, gap_share=_GAP_SHARE if gap_seconds else 0.0
@@ -145,28 +143,34 @@ def build(
     timeline: Timeline, options: list[Option], exclusive: list[list[int]], spare_seconds: float = np.inf
 ) -> MasterProblem:
     """Work the data of the master problem out of the options' effects."""
-    trace = timeline.trace
     during = timeline.used_bytes
-    steps = [[_steps(timeline, effect) for effect in option.effects] for option in options]
-    edges = _edges(options, steps, len(during))
+    ops = len(during)
+    changes = [
+        (number, effect, _steps(timeline, effect))
+        for number, option in enumerate(options)
+        for effect in option.effects
+    ]
+    found = {0, ops}
+    for _, effect, steps in changes:
+        found |= {effect.region.start, effect.region.end, effect.insert, _last(effect, ops)}
+        found.update(_away(effect, steps))
+    edges = sorted(found)
     problem = MasterProblem(options, exclusive, spare_seconds)
     problem.peak = [timeline.most_bytes(first, last) for first, last in pairwise(edges)]
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]
-    for number, option in enumerate(options):
-        for effect, own_steps in zip(option.effects, steps[number]):
-            change = _summed(own_steps, len(during))
-            after = during + change
-            region = effect.region
-            for first, last in ((region.start, region.end), (effect.insert, _last(effect, len(during)))):
-                for bucket in _buckets(edges, first, last):
-                    problem.covering[bucket][number] = int(after[edges[bucket] : edges[bucket + 1]].max())
-            inserted = problem.covering[bisect_left(edges, effect.insert)]
-            _add_segment(timeline, effect, change, inserted, number)
-            for time, step in _away(effect, own_steps).items():
-                entering = problem.entering[bisect_left(edges, time)]
-                entering[number] = entering.get(number, 0) + step
-    assert len(trace.ops) == len(during)
+    for number, effect, steps in changes:
+        change = _summed(steps, ops)
+        after = during + change
+        region = effect.region
+        for first, last in ((region.start, region.end), (effect.insert, _last(effect, ops))):
+            for bucket in range(bisect_left(edges, first), bisect_left(edges, last)):
+                problem.covering[bucket][number] = int(after[edges[bucket] : edges[bucket + 1]].max())
+        inserted = problem.covering[bisect_left(edges, effect.insert)]
+        _add_segment(timeline, effect, change, inserted, number)
+        for time, step in _away(effect, steps).items():
+            entering = problem.entering[bisect_left(edges, time)]
+            entering[number] = entering.get(number, 0) + step
     return problem
 
 
@@ -187,19 +191,6 @@ def _away(effect: Effect, steps: dict[int, int]) -> dict[int, int]:
 def _last(effect: Effect, ops: int) -> int:
     """Return the time after which a region changes nothing any more."""
     return min(max(effect.region.release, effect.insert + 1), ops)
-
-
-def _edges(options: Sequence[Option], steps: Sequence[list[dict[int, int]]], ops: int) -> list[int]:
-    found = {0, ops}
-    for option, changes in zip(options, steps):
-        for effect, own_steps in zip(option.effects, changes):
-            found |= {effect.region.start, effect.region.end, effect.insert, _last(effect, ops)}
-            found.update(_away(effect, own_steps))
-    return sorted(found)
-
-
-def _buckets(edges: list[int], first: int, last: int) -> Iterator[int]:
-    yield from range(bisect_left(edges, first), bisect_left(edges, last))
 
 
 def _steps(timeline: Timeline, effect: Effect) -> dict[int, int]:
@@ -229,8 +220,7 @@ def _steps(timeline: Timeline, effect: Effect) -> dict[int, int]:
 def _summed(steps: dict[int, int], ops: int) -> Bytes:
     """Return by how much the bytes alive at each op of the original trace change."""
     changes = np.zeros(ops + 1, dtype=np.int64)
-    for time, size in steps.items():
-        changes[time] += size
+    changes[list(steps)] = list(steps.values())
     summed: Bytes = np.cumsum(changes[:ops])
     return summed
 

@@ -133,15 +133,12 @@ def _exclusive(passes: list[Passes], options: list[Option]) -> list[list[int]]:
         of_region.setdefault(option.region, []).append(number)
     chains: list[list[int]] = []
     around: list[int] = []
-    innermost = True
     for number, region in enumerate(regions):
+        if around and regions[around[-1]].end <= region.start:
+            chains.append(list(around))
         while around and regions[around[-1]].end <= region.start:
-            if innermost:
-                chains.append(list(around))
-            innermost = False
             around.pop()
         around.append(number)
-        innermost = True
     if around:
         chains.append(around)
     return [[option for region in chain for option in of_region.get(region, [])] for chain in chains]

@@ -45,14 +45,9 @@ class Planner:
         """Find the regions and their curves."""
         timeline = simulate(self.trace)
         times = schedule(self.trace, self.costs)
-        self.step = Unplanned(
-            self.trace,
-            self.costs,
-            operators_hash(self.trace),
-            timeline.peak_bytes,
-            times.step_seconds,
-        )
-        options, exclusive = options_of(times, timeline.peak_bytes)
+        trace_hash, peak_bytes = operators_hash(self.trace), timeline.peak_bytes
+        self.step = Unplanned(self.trace, self.costs, trace_hash, peak_bytes, times.step_seconds)
+        options, exclusive = options_of(times, peak_bytes)
         # Where the host runs the kernels too, all that it does is in the options.
         spare_seconds = math.inf if self.costs.host.runs_kernels else times.spare_seconds
         self.problem = master.build(timeline, options, exclusive, spare_seconds)
@@ -130,19 +125,14 @@ class Planner:
         """Return the plan that computes every block again."""
         seconds = schedule(self.trace, self.costs).marginal_seconds.tolist()
         effects = [effect_of(self.trace, b, full_recompute(b)) for b in blocks_of(self.trace, seconds)]
-        return certify.certified(
-            self.step, effects, budget_bytes=budget_bytes, bound_seconds=0.0, method="regions"
-        )
+        return certify.certified(self.step, effects, budget_bytes, 0.0, method="regions")
 
     def certified(self, chosen: Sequence[int], budget_bytes: int, bound: float) -> Certified:
         """Replay the chosen options on the trace, and promise what comes out."""
+        effects = [effect for number in chosen for effect in self.problem.options[number].effects]
+        summed = self.problem.seconds_of(chosen)
         return certify.certified(
-            self.step,
-            [effect for number in chosen for effect in self.problem.options[number].effects],
-            budget_bytes=budget_bytes,
-            bound_seconds=bound,
-            summed_seconds=self.problem.seconds_of(chosen),
-            method="regions",
+            self.step, effects, budget_bytes, bound, summed_seconds=summed, method="regions"
         )
 
 

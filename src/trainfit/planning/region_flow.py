@@ -31,12 +31,10 @@ class RegionFlow:
     def first_draws(self, decision_of: Callable[[int], str]) -> Iterator[int]:
         """Yield the draws before which the generator's state is remembered, given the decisions about ops."""
         for draws in self.draws:
-            before: str | None = None
-            for op in draws:
-                decision = decision_of(op)
+            decisions = [decision_of(op) for op in draws]
+            for op, decision, before in zip(draws, decisions, (None, *decisions)):
                 if starts_stream(decision, before):
                     yield op
-                before = decision
 
     def runs_again(self, kept: Iterable[int], first_draws: Iterable[int]) -> set[int]:
         """Return the ops that run again when these storages were kept, and these draws begin from a state."""

@@ -71,12 +71,8 @@ def remaining_holds(trace: Trace, number: int, regions: Sequence[RegionGraph]) -
         return left
     backward_start = min(region.backward_start for region in regions if number in region.saved)
     others = [hold for hold in left if hold.holder != "program"]
-    until = max((_end(hold.end) for hold in others), default=-1)
-    return others + [
-        hold
-        for hold in left
-        if hold.holder == "program" and (hold.start < backward_start or hold.start < until)
-    ]
+    until = max((backward_start, *(_end(hold.end) for hold in others)))
+    return others + [hold for hold in left if hold.holder == "program" and hold.start < until]
 
 
 def end_without_saves(trace: Trace, number: int, regions: Sequence[RegionGraph]) -> int | None:
@@ -133,15 +129,14 @@ def handed_on(trace: Trace, before: int, after: int) -> int | None:
     call, following = trace.calls[before], trace.calls[after]
     if call.forward_end != following.forward_start:
         return None
-    made = {storage for op in trace.ops[call.forward_start : call.forward_end] for storage in op.creates}
     used = {
         storage
-        for storage in made
+        for op in trace.ops[call.forward_start : call.forward_end]
+        for storage in op.creates
         for reader in trace.readers[storage]
         if reader >= call.forward_end and trace.ops[reader].phase == "forward"
     }
-    (handed, *others) = used or {-1}
-    return handed if not others and handed >= 0 else None
+    return used.pop() if len(used) == 1 else None
 
 
 def saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> dict[int, tuple[Interval, ...]]:
@@ -151,7 +146,8 @@ def saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> dic
     follows is released before the region's backward begins.
     """
     found: dict[int, tuple[Interval, ...]] = {}
-    for number in _alive_around(trace, start, end):
+    touched = (storage for op in trace.ops[start:end] for storage in (*op.reads, *op.writes, *op.creates))
+    for number in dict.fromkeys(touched):
         holds = tuple(
             hold
             for hold in trace.storages[number].held_by("autograd")
@@ -164,14 +160,6 @@ def saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> dic
         if holds:
             found[number] = holds
     return found
-
-
-def _alive_around(trace: Trace, start: int, end: int) -> list[int]:
-    """Return the storages that ops of the region read, write or make, each once."""
-    found: dict[int, None] = {}
-    for op in trace.ops[start:end]:
-        found.update(dict.fromkeys((*op.reads, *op.writes, *op.creates)))
-    return list(found)
 
 
 def _with_groups(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> RegionGraph:
@@ -217,8 +205,7 @@ def _reading_what_is_lost(trace: Trace, region: RegionGraph) -> set[int]:
 
     That may be an input, or a buffer that the next call of the same module moves on.
     """
-    between = trace.ops[region.end : region.backward_start]
-    lost = {storage for op in between if op.writes for storage in op.writes}
+    lost = {storage for op in trace.ops[region.end : region.backward_start] for storage in op.writes}
     if not lost:
         return set()
     lost -= {storage for op in trace.ops[region.start : region.end] for storage in op.creates}
@@ -242,7 +229,7 @@ _BEYOND = 1 << 60
 
 def _first_unpack(trace: Trace, region: RegionGraph) -> int:
     """Return the first op of backward that needs something saved inside the region."""
-    inside = range(region.start, region.end)
+    inside = region.ops
     for number in range(region.backward_start, len(trace.ops)):
         op = trace.ops[number]
         if op.forward_op in inside and any(storage in region.saved for storage in op.reads):
@@ -279,15 +266,11 @@ def _node_end(trace: Trace, hold: Interval, number: int) -> int:
     last = hold.end - 1
     while last > 0 and trace.op_name(last) in (_REDUCED, "aten.view.default"):
         last -= 1
-    first = last + 1
-    reduces = first < hold.end and trace.op_name(first) == _REDUCED and _keeps_dimensions(trace, first)
-    tail = trace.ops[first : hold.end]
+    tail = trace.ops[last + 1 : hold.end]
+    if not tail or trace.op_name(last + 1) != _REDUCED:
+        return hold.end
+    first = trace.signatures[tail[0].signature]
+    keeps_dimensions = len(first.inputs[0].shape) == len(first.outputs[0].shape)
     same_node = all(op.forward_op == trace.ops[last].forward_op for op in tail)
-    if reduces and same_node and not any(number in op.reads for op in tail):
-        return first
-    return hold.end
-
-
-def _keeps_dimensions(trace: Trace, op: int) -> bool:
-    signature = trace.signatures[trace.ops[op].signature]
-    return len(signature.inputs[0].shape) == len(signature.outputs[0].shape)
+    rebuilt = keeps_dimensions and same_node and not any(number in op.reads for op in tail)
+    return last + 1 if rebuilt else hold.end

@@ -21,18 +21,17 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
         storages[number] = _with_end(storages[number], new.after(end, effect))
     copies = _copies(trace, effects, new, storages)
     storages += _held(effects, new)
-    ops = _ops(trace, effects, new, copies)
     return replace(
         trace,
-        ops=tuple(ops),
+        ops=tuple(_ops(trace, effects, new, copies)),
         storages=tuple(storages),
         calls=tuple(
             replace(
                 call,
                 forward_start=new.start(call.forward_start),
                 forward_end=new.end(call.forward_end),
-                backward_start=new.start(call.backward_start) if call.backward_start >= 0 else -1,
-                backward_end=new.end(call.backward_end) if call.backward_end >= 0 else -1,
+                backward_start=new.start(call.backward_start),
+                backward_end=new.end(call.backward_end),
             )
             for call in trace.calls
         ),
@@ -55,7 +54,7 @@ class Renumbering:
         self.first_insert = min(self._inserts, default=len(trace.ops))
 
     def start(self, time: int) -> int:
-        """Return the new number of an op: after the segments that are inserted before it."""
+        """Return the new number of an op: after the segments that are inserted before it; -1 stays -1."""
         return time + self._before[bisect.bisect_right(self._inserts, time)]
 
     def end(self, time: int) -> int:
@@ -74,21 +73,18 @@ class Renumbering:
 def _moved(storage: Storage, new: Renumbering) -> Storage:
     if storage.end is not None and storage.end <= new.first_insert:
         return storage  # nothing has moved yet; most storages of forward are gone by then
-    if storage.start < 0 and storage.end is None and not storage.resizes:
-        return replace(storage, holders=tuple(_moved_hold(hold, new) for hold in storage.holders))
-    return Storage(
-        bytes=storage.bytes,
-        category=storage.category,
-        producer=new.start(storage.producer) if storage.producer >= 0 else -1,
-        start=new.start(storage.start) if storage.start >= 0 else storage.start,
+    return replace(
+        storage,
+        producer=new.start(storage.producer),
+        start=new.start(storage.start),
         end=None if storage.end is None else new.end(storage.end),
         holders=tuple(_moved_hold(hold, new) for hold in storage.holders),
-        resizes=tuple((new.start(time) if time >= 0 else time, size) for time, size in storage.resizes),
+        resizes=tuple((new.start(time), size) for time, size in storage.resizes),
     )
 
 
 def _moved_hold(hold: Interval, new: Renumbering) -> Interval:
-    start = new.start(hold.start) if hold.start >= 0 else hold.start
+    start = new.start(hold.start)
     return Interval(hold.holder, start, None if hold.end is None else max(new.end(hold.end), start))
 
 
@@ -112,16 +108,8 @@ def _copies(
             assert end is not None
             end = max(end, made + 1)
             numbers[effect.region.start, number] = len(storages)
-            storages.append(
-                Storage(
-                    bytes=trace.storages[number].bytes,
-                    category="activation",
-                    producer=made,
-                    start=made,
-                    end=end,
-                    holders=(Interval("program", made, end),),
-                )
-            )
+            held = (Interval("program", made, end),)
+            storages.append(Storage(trace.storages[number].bytes, "activation", made, made, end, held))
     return numbers
 
 

@@ -88,33 +88,20 @@ def candidates_of(trace: Trace, seconds: list[float], allowed: set[int]) -> list
 
 def _unit(trace: Trace, candidates: Sequence[Candidate], number: int, curve: TradeOff) -> ModuleUnit:
     region = candidates[number].region
-    outer = _calls_around(trace, region.call)
-    around = [other for other, candidate in enumerate(candidates) if candidate.region.call in outer]
-    return ModuleUnit(
-        around=tuple(around),
-        away_from=region.end,
-        away_until=region.backward_start,
-        curve=curve,
-        held_bytes=_held_bytes(trace, region),
-        rebuilt_until=trace.calls[region.call].backward_end,
-    )
-
-
-def _calls_around(trace: Trace, call: int) -> set[int]:
-    found: set[int] = set()
+    outer: set[int] = set()
+    call = region.call
     while (call := trace.calls[call].parent) >= 0:
-        found.add(call)
-    return found
+        outer.add(call)
+    around = tuple(other for other, candidate in enumerate(candidates) if candidate.region.call in outer)
+    rebuilt_until, held = trace.calls[region.call].backward_end, _held_bytes(trace, region)
+    return ModuleUnit(around, region.end, region.backward_start, curve, held, rebuilt_until)
 
 
 def _held_bytes(trace: Trace, region: RegionGraph) -> int:
     """Return the inputs that a unit keeps alive for its recomputation and that nobody else does."""
     ends = ((number, trace.storages[number].end) for number in region.inputs)
-    return sum(
-        trace.occupied_bytes[number]
-        for number, end in ends
-        if end is not None and end <= region.backward_start
-    )
+    gone = [number for number, end in ends if end is not None and end <= region.backward_start]
+    return sum(trace.occupied_bytes[number] for number in gone)
 
 
 def rebuilt_bytes(trace: Trace, candidates: Sequence[Candidate]) -> list[int]:
@@ -129,14 +116,10 @@ def _rebuilt_bytes(trace: Trace, candidate: Candidate) -> int:
     region = candidate.region
     policy = optimal_policy(candidate.stats, 0.0)
     effect = effect_of(trace, region, choice_of(region, policy))
-    before, after = simulate(trace), simulate(rewritten(trace, [effect]))
+    after = simulate(rewritten(trace, [effect]))
     call, moved = trace.calls[region.call], after.trace.calls[region.call]
-    rebuilding = moved.backward_start - len(effect.segment)
-    return max(
-        after.most_bytes(rebuilding, moved.backward_end)
-        - before.most_bytes(call.backward_start, call.backward_end),
-        0,
-    )
+    rebuilding = after.most_bytes(moved.backward_start - len(effect.segment), moved.backward_end)
+    return max(rebuilding - simulate(trace).most_bytes(call.backward_start, call.backward_end), 0)
 
 
 def _stretches(timeline: Timeline, units: Sequence[ModuleUnit]) -> list[Stretch]:

@@ -110,13 +110,12 @@ class ModuleProblem:
 
 
 class _Model:
-    """The program with its columns, one method per family of constraints."""
+    """The program with its columns and constraints."""
 
     def __init__(self, problem: ModuleProblem, *, priced: bool = True) -> None:
         self.problem = problem
         self.program = Program()
-        units = problem.units
-        curves = [unit.curve for unit in units]
+        units, curves = problem.units, [unit.curve for unit in problem.units]
         self.unit = [self.program.binary() for _ in units]
         self.share = [self.program.continuous(0.0, curve.most_share) for curve in curves]
         self.time = [
@@ -124,10 +123,8 @@ class _Model:
         ]
         self.freed = [self.program.continuous(0.0, curve.saved_bytes / _MEBIBYTE) for curve in curves]
         self._not_nested()
-        for number, curve in enumerate(curves):
-            self._discard(number, curve)
-            self._curve(number, curve)
-            self._freed(number, curve)
+        for columns in zip(units, self.unit, self.share, self.time, self.freed):
+            self._trade(*columns)
 
     def _not_nested(self) -> None:
         """Every unit that has no other inside, with all units around it, is a chain."""
@@ -137,20 +134,15 @@ class _Model:
                 chain = (number, *unit.around)
                 self.program.at_most("not_nested", [(self.unit[member], 1.0) for member in chain], 1.0)
 
-    def _discard(self, number: int, curve: TradeOff) -> None:
-        unit, share = self.unit[number], self.share[number]
+    def _trade(self, module: ModuleUnit, unit: int, share: int, time: int, freed: int) -> None:
+        """Say what discarding a share of one module takes and frees."""
+        curve = module.curve
         self.program.at_most("discard", [(share, 1.0), (unit, -curve.most_share)], 0.0)
         self.program.at_most("discard", [(unit, curve.least_share), (share, -1.0)], 0.0)
-
-    def _curve(self, number: int, curve: TradeOff) -> None:
-        unit, share, time = self.unit[number], self.share[number], self.time[number]
         for line in curve.lines:
             terms = [(share, line.slope), (unit, line.intercept), (time, -1.0)]
             self.program.at_most("curve", terms, 0.0)
-
-    def _freed(self, number: int, curve: TradeOff) -> None:
-        unit, share, freed = self.unit[number], self.share[number], self.freed[number]
-        unsaved = curve.bytes - curve.saved_bytes + self.problem.units[number].held_bytes
+        unsaved = curve.bytes - curve.saved_bytes + module.held_bytes
         terms = [(freed, 1.0), (share, -curve.bytes / _MEBIBYTE), (unit, unsaved / _MEBIBYTE)]
         self.program.at_most("freed", terms, 0.0)
 

@@ -28,33 +28,20 @@ def optimal_policy(stats: SacStats, stored_share: float) -> list[int]:
     if not 0.0 <= stored_share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, got {stored_share}")
     units = units_of(stats)
-    policy = [0] * len(stats.ops)
+    always = [unit for unit in units if unit.always == "store"]
     capacity = stored_share * stats.bytes * (1 + _ROUNDING)
-    free: list[int] = []
-    for number, unit in enumerate(units):
-        if unit.always == "store":
-            capacity -= unit.bytes
-            _store(policy, unit.ops)
-        elif not unit.always:
-            free.append(number)
+    for unit in always:
+        capacity -= unit.bytes
     capacity = max(capacity, 0.0)
-    free = [number for number in free if units[number].bytes <= capacity]
-    if sum(units[number].bytes for number in free) <= capacity:
-        chosen = free
-    else:
+    chosen = [unit for unit in units if not unit.always and unit.bytes <= capacity]
+    if sum(unit.bytes for unit in chosen) > capacity:
         program = Program()
-        columns = {number: program.binary(cost=-units[number].seconds) for number in free}
+        columns = [program.binary(cost=-unit.seconds) for unit in chosen]
         # Bytes relative to the capacity, so that the solver's tolerance is a share of it.
-        terms = [(column, units[number].bytes / capacity) for number, column in columns.items()]
+        terms = [(column, unit.bytes / capacity) for column, unit in zip(columns, chosen)]
         program.at_most("capacity", terms, 1.0)
         answer = program.minimise(seconds_limit=_SECONDS_LIMIT, gap=_GAP_SHARE * stats.seconds)
         assert answer.feasible, "storing nothing is always possible"
-        chosen = [number for number, column in columns.items() if answer.values[column] > 0.5]
-    for number in chosen:
-        _store(policy, units[number].ops)
-    return policy
-
-
-def _store(policy: list[int], ops: tuple[int, ...]) -> None:
-    for op in ops:
-        policy[op] = 1
+        chosen = [unit for column, unit in zip(columns, chosen) if answer.values[column] > 0.5]
+    stored = {op for unit in (*always, *chosen) for op in unit.ops}
+    return [int(op in stored) for op in range(len(stats.ops))]

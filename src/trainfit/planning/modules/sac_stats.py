@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trainfit.planning import minimum_cut
-from trainfit.planning.groups import Group
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.regions import RegionGraph
 from trainfit.traces.trace import Trace
@@ -79,15 +78,13 @@ def units_of(stats: SacStats) -> tuple[Unit, ...]:
     """Return the ops in groups that share a fate, in the order of their first op."""
     members: dict[int, list[int]] = {}
     leader: list[int] = []
-    random_leader = next((n for n, op in enumerate(stats.ops) if op.random), None)
     for number, op in enumerate(stats.ops):
         first = number if op.parent is None else leader[op.parent]
         leader.append(first)
         members.setdefault(first, []).append(number)
-    if random_leader is not None:
-        together = {leader[number] for number, op in enumerate(stats.ops) if op.random}
-        joined = sorted(number for first in together for number in members.pop(first))
-        members[min(together)] = joined
+    together = {leader[number] for number, op in enumerate(stats.ops) if op.random}
+    if together:
+        members[min(together)] = sorted(number for first in together for number in members.pop(first))
     return tuple(_unit(stats, tuple(members[first])) for first in sorted(members))
 
 
@@ -105,12 +102,12 @@ def _unit(stats: SacStats, ops: tuple[int, ...]) -> Unit:
 
 def greedy_order(stats: SacStats) -> tuple[Unit, ...]:
     """Return the units that may be discarded: what is always computed again, then by bytes per second."""
+
+    def worth(unit: Unit) -> tuple[bool, float]:
+        return unit.always == "recompute", unit.bytes / max(unit.seconds, 1e-15)
+
     free = [unit for unit in units_of(stats) if unit.always != "store"]
-    return tuple(sorted(free, key=_worth, reverse=True))
-
-
-def _worth(unit: Unit) -> tuple[bool, float]:
-    return unit.always == "recompute", unit.bytes / max(unit.seconds, 1e-15)
+    return tuple(sorted(free, key=worth, reverse=True))
 
 
 @dataclass(frozen=True)
@@ -189,6 +186,7 @@ def sac_stats(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> Sac
         group = region.groups[region.group_of_op[number]]
         signature = trace.signatures[trace.ops[number].signature]
         first = group.ops[0]
+        saved = sum(size for size, saved in zip(group.sizes, group.saved) if saved)
         found.append(
             OpStats(
                 name=signature.name,
@@ -196,7 +194,7 @@ def sac_stats(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> Sac
                 bytes=group.bytes if number == first else 0,
                 view=group.free,
                 random=signature.random,
-                saved_bytes=_saved_bytes(group) if number == first else 0,
+                saved_bytes=saved if number == first else 0,
                 parent=None if number == first else position[first],
                 storable=group.keepable,
                 repeatable=group.repeatable,
@@ -205,22 +203,15 @@ def sac_stats(trace: Trace, region: RegionGraph, op_seconds: list[float]) -> Sac
     return SacStats(tuple(found))
 
 
-def _saved_bytes(group: Group) -> int:
-    return sum(size for size, saved in zip(group.sizes, group.saved) if saved)
-
-
 def only_saved(stats: SacStats) -> SacStats:
     """Return the statistics as if what autograd does not keep could be stored for nothing.
 
     No policy that is executed does with less: what is stored and not needed is not held.
     """
-    return replace(
-        stats,
-        ops=tuple(
-            replace(op, bytes=op.saved_bytes, seconds=op.seconds if op.saved_bytes else 0.0)
-            for op in stats.ops
-        ),
-    )
+    ops = [
+        replace(op, bytes=op.saved_bytes, seconds=op.seconds if op.saved_bytes else 0.0) for op in stats.ops
+    ]
+    return replace(stats, ops=tuple(ops))
 
 
 def choice_of(region: RegionGraph, policy: list[int]) -> Choice:

@@ -13,6 +13,7 @@ Which units run when is not followed: the sums count over the whole of forward a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -41,24 +42,19 @@ def gathered_by(trace: Trace, fsdp_units: Sequence[str]) -> Gathered:
     sharded = {module for name in fsdp_units for module in named(trace, name, "FSDP unit")}
 
     def unit_of(module: int) -> int:
-        if module < 0:
-            return _ROOT
         return next((outer for outer in (module, *modules_around(trace, module)) if outer in sharded), _ROOT)
 
-    parameters: dict[int, int] = {}
+    parameters, gradients = Counter[int](), Counter[int]()
     for number, module in enumerate(trace.modules):
-        unit = unit_of(number)
-        parameters[unit] = parameters.get(unit, 0) + sum(trace.storages[s].bytes for s in module.parameters)
-    gradients: dict[int, int] = {}
+        parameters[unit_of(number)] += sum(trace.storages[s].bytes for s in module.parameters)
     for storage, maker in gradient_modules(trace):
-        unit = unit_of(maker)
-        gradients[unit] = gradients.get(unit, 0) + trace.storages[storage].bytes
+        gradients[unit_of(maker)] += trace.storages[storage].bytes
     return Gathered(_root_and_largest(parameters, _GATHERED_AT_ONCE), _root_and_largest(gradients, 1))
 
 
-def _root_and_largest(sizes: dict[int, int], count: int) -> int:
-    others = sorted((size for unit, size in sizes.items() if unit != _ROOT), reverse=True)
-    return sizes.get(_ROOT, 0) + sum(others[:count])
+def _root_and_largest(sizes: Counter[int], count: int) -> int:
+    root = sizes.pop(_ROOT, 0)
+    return root + sum(size for _, size in sizes.most_common(count))
 
 
 def with_gathered(trace: Trace, gathered: Gathered) -> Trace:
@@ -86,20 +82,12 @@ def divided(trace: Trace, world_size: int) -> Trace:
     def part(size: int) -> int:
         return -(-size // world_size)
 
-    return replace(
-        trace,
-        observed_peak_bytes=None,
-        storages=tuple(
-            replace(
-                storage,
-                bytes=part(storage.bytes),
-                resizes=tuple((when, part(size)) for when, size in storage.resizes),
-            )
-            if storage.category in STATES
-            else storage
-            for storage in trace.storages
-        ),
-    )
+    def divided_storage(storage: Storage) -> Storage:
+        resizes = tuple((when, part(size)) for when, size in storage.resizes)
+        return replace(storage, bytes=part(storage.bytes), resizes=resizes)
+
+    storages = [divided_storage(s) if s.category in STATES else s for s in trace.storages]
+    return replace(trace, observed_peak_bytes=None, storages=tuple(storages))
 
 
 def what_is_divided(gathered: Gathered, world_size: int) -> str:

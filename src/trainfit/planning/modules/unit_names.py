@@ -29,12 +29,11 @@ def allowed_modules(trace: Trace, ac_units: Sequence[str] | None, fsdp_units: Se
                 f"AC unit {name!r} has no modules inside; this solver checkpoints modules that do. "
                 f"Name the module around it{_parent_hint(trace, modules[0])}, or use the regions solver."
             )
-        for module in inner:
-            if module in above:
-                raise OptionError(
-                    f"AC unit {name!r} lies around an FSDP unit; checkpoint the FSDP unit itself or a module "
-                    "inside of it, because FSDP gathers parameters again for each of its units."
-                )
+        if not above.isdisjoint(inner):
+            raise OptionError(
+                f"AC unit {name!r} lies around an FSDP unit; checkpoint the FSDP unit itself or a module "
+                "inside of it, because FSDP gathers parameters again for each of its units."
+            )
         found.update(inner)
     return found
 

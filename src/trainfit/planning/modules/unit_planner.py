@@ -69,15 +69,10 @@ class ModulePlanner:
             undivided = with_gathered(undivided, gathered)
             self.warnings += (what_is_divided(gathered, self.world_size),)
         self.trace = divided(undivided, self.world_size)
-        timeline = simulate(self.trace)
         times = schedule(self.trace, self.costs)
+        trace_hash, peak_bytes = operators_hash(self.whole_trace), simulate(self.trace).peak_bytes
         self.step = Unplanned(
-            self.trace,
-            self.costs,
-            operators_hash(self.whole_trace),
-            timeline.peak_bytes,
-            times.step_seconds,
-            self.world_size,
+            self.trace, self.costs, trace_hash, peak_bytes, times.step_seconds, self.world_size
         )
         self.candidates = candidates_of(self.trace, times.marginal_seconds.tolist(), allowed)
         self._everything, self._saved = readings(undivided, self.candidates, self.world_size)
@@ -150,9 +145,7 @@ class ModulePlanner:
             region = self.candidates[number].region
             choice = choice_of(region, self._policy(reading.stats[number], share))
             effects.append(effect_of(self.trace, region, choice))
-        return certify.certified(
-            self.step, effects, budget_bytes=budget_bytes, bound_seconds=bound_seconds, method="modules"
-        )
+        return certify.certified(self.step, effects, budget_bytes, bound_seconds, method="modules")
 
     def _policy(self, stats: SacStats, share: float) -> list[int]:
         """Return the policy of a module that discards a share; modules that are alike share one."""
