@@ -15,6 +15,8 @@ from trainfit.steps.step import Loss, Step, count_inputs, find_loss
 
 Dtype = Literal["fp32", "bf16", "bf16-autocast", "fp16-autocast"]
 OptimizerName = Literal["adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "sgd", "none"]
+FLAGS = ("batch", "seq", "image_size", "dtype", "optimizer")
+"""The options of a step that have a flag of their own."""
 
 # Beyond these a size is a typing mistake; torch would answer with an overflow deep inside a kernel.
 _RANGES = {"batch": (1, 1_000_000), "seq": (2, 100_000_000), "image_size": (1, 65_536)}
@@ -50,14 +52,7 @@ class StepOptions:
 
     def given(self) -> dict[str, int | str]:
         """Return the options that the user set. The device is not among them: every step has one."""
-        named = {
-            "batch": self.batch,
-            "seq": self.seq,
-            "image_size": self.image_size,
-            "dtype": self.dtype,
-            "optimizer": self.optimizer,
-        }
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: getattr(self, name) for name in FLAGS if getattr(self, name) is not None}
 
     def refuse(self, name: str, what: str) -> None:
         """Raise if the user set the option `name`, which means nothing to `what`."""

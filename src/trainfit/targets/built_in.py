@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, get_type_hints
 
@@ -12,15 +12,7 @@ from torch import Tensor
 
 from trainfit.errors import OptionError, TargetError
 from trainfit.models.bert import BertConfig
-from trainfit.models.catalog import (
-    PRESETS,
-    Config,
-    LanguageConfig,
-    Preset,
-    VisionConfig,
-    make_model,
-    names_by_family,
-)
+from trainfit.models.catalog import PRESETS, Config, Preset, make_model, names_by_family
 from trainfit.models.gpt2 import GPT2Config
 from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, default_dtype, training_step
 from trainfit.models.resnet import ResNetConfig
@@ -45,10 +37,13 @@ def load_built_in(name: str, options: StepOptions) -> Target:
     preset = _find(name)
     config = _changed(preset, options.set)
     options = _with_defaults(preset, config, options)
-    if isinstance(config, ViTConfig | ResNetConfig):
-        build = _vision_build(config, options)
-    else:
-        build = _language_build(config, options)
+    config = _fitted(config, options)
+
+    def build() -> Step:
+        with default_dtype(options.parameter_dtype):
+            model = make_model(config)
+        return training_step(model, _inputs(config, options), options)
+
     settings = Settings(
         batch=options.batch,
         seq=options.seq,
@@ -67,9 +62,8 @@ def _changed(preset: Preset, changes: Mapping[str, Any]) -> Config:
     values = {name: converted(name, value, kinds[name]) for name, value in changes.items()}
     for name, value in values.items():
         least = 0 if kinds[name] is float else 1
-        numbers = [
-            number for number in (value if isinstance(value, tuple) else (value,)) if _is_number(number)
-        ]
+        several = value if isinstance(value, tuple) else (value,)
+        numbers = [number for number in several if isinstance(number, int | float)]
         if any(number < least for number in numbers):
             raise OptionError(f"--set {name}={value}: the least is {least}.")
         most = _MOST.get(name, math.inf if kinds[name] is float else _LARGEST_SIZE)
@@ -79,10 +73,6 @@ def _changed(preset: Preset, changes: Mapping[str, Any]) -> Config:
     if changes:
         _refuse_impossible(config)
     return config
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
 
 
 def _refuse_impossible(config: Config) -> None:
@@ -133,44 +123,31 @@ def _usual_seq(preset: Preset, config: Config) -> int | None:
     return min(preset.seq, config.context)
 
 
-def _language_build(config: LanguageConfig, options: StepOptions) -> Callable[[], Step]:
-    batch, seq = options.batch, options.seq
-    assert batch is not None and seq is not None, "filled in by _with_defaults"
+def _fitted(config: Config, options: StepOptions) -> Config:
+    """Return the model's shape for these sizes; refuse those that it cannot take."""
+    seq, size = options.seq or 0, options.image_size or 0
     if isinstance(config, GPT2Config | BertConfig) and seq > config.context:
         raise OptionError(
             f"--seq {seq} is longer than the {config.context} positions that this model has embeddings for."
         )
-
-    def build() -> Step:
-        with default_dtype(options.parameter_dtype):
-            model = make_model(config)
-        tokens = random_tokens(batch, seq, config.vocab_size, options.device)
-        labels = masked_labels(tokens) if isinstance(config, BertConfig) else tokens
-        return training_step(model, {"tokens": tokens, "labels": labels}, options)
-
-    return build
-
-
-def _vision_build(config: VisionConfig, options: StepOptions) -> Callable[[], Step]:
-    batch, size = options.batch, options.image_size
-    assert batch is not None and size is not None, "filled in by _with_defaults"
-    if isinstance(config, ViTConfig):
-        if size % config.patch_size:
-            raise OptionError(f"--image-size {size} is not a multiple of the patch size {config.patch_size}.")
-        config = replace(config, image_size=size)
-    elif size < _SMALLEST_RESNET_IMAGE:
+    if isinstance(config, ResNetConfig) and size < _SMALLEST_RESNET_IMAGE:
         raise OptionError(
             f"--image-size {size} is too small for a ResNet; the least is {_SMALLEST_RESNET_IMAGE}."
         )
-    shape = config
+    if not isinstance(config, ViTConfig):
+        return config
+    if size % config.patch_size:
+        raise OptionError(f"--image-size {size} is not a multiple of the patch size {config.patch_size}.")
+    return replace(config, image_size=size)
 
-    def build() -> Step:
-        with default_dtype(options.parameter_dtype):
-            model = make_model(shape)
-        inputs: dict[str, Tensor] = {
-            "images": random_images(batch, 3, size, size, options),
-            "labels": random_classes(batch, shape.classes, options.device),
-        }
-        return training_step(model, inputs, options)
 
-    return build
+def _inputs(config: Config, options: StepOptions) -> dict[str, Tensor]:
+    batch, seq, size = options.batch, options.seq, options.image_size
+    assert batch is not None, "filled in by _with_defaults"
+    if isinstance(config, ViTConfig | ResNetConfig):
+        assert size is not None, "filled in by _with_defaults"
+        images = random_images(batch, 3, size, size, options)
+        return {"images": images, "labels": random_classes(batch, config.classes, options.device)}
+    assert seq is not None, "filled in by _with_defaults"
+    tokens = random_tokens(batch, seq, config.vocab_size, options.device)
+    return {"tokens": tokens, "labels": masked_labels(tokens) if isinstance(config, BertConfig) else tokens}

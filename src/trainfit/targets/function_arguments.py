@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainfit.errors import OptionError, TargetError
-from trainfit.models.recipe import StepOptions, flag_of
+from trainfit.models.recipe import FLAGS, StepOptions, flag_of
 from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.traces.settings import Settings, named
 
-_FLAGS = ("batch", "seq", "image_size", "dtype", "optimizer")
 _SIZES = ("batch", "seq", "image_size")
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -103,5 +102,5 @@ def _refuse_missing(parameters: Parameters, arguments: Mapping[str, Any], label:
             f"{label} needs {', '.join(positional)}, but parameters before a / cannot be passed by name; "
             "give a default, or move them behind it."
         )
-    flags = [flag_of(name) if name in _FLAGS else f"--set {name}=VALUE" for name in missing]
+    flags = [flag_of(name) if name in FLAGS else f"--set {name}=VALUE" for name in missing]
     raise TargetError(f"{label} needs {', '.join(missing)}; pass {' '.join(flags)}, or give a default.")

@@ -65,12 +65,8 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
 def _telling(config: Any) -> dict[str, Any]:
     """Return the values of a config that say most about the model's size."""
     text = config.get_text_config()
-    found = {"model_type": config.model_type}
-    for name in _SIZES:
-        value = getattr(text, name, None)
-        if type(value) is int:
-            found[name] = value
-    return found
+    sizes = {name: getattr(text, name, None) for name in _SIZES}
+    return {"model_type": config.model_type} | {n: size for n, size in sizes.items() if type(size) is int}
 
 
 def _changed(transformers: ModuleType, config: Any, file: Path, changes: Mapping[str, Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from trainfit.errors import OptionError, TargetError
 from trainfit.models.recipe import StepOptions
-from trainfit.targets.huggingface_tasks import Task, TaskName
+from trainfit.targets.huggingface_tasks import Task
 from trainfit.targets.inputs import masked_labels, random_classes, random_images, random_tokens
 
 Inputs = dict[str, Tensor | bool]
@@ -30,22 +29,8 @@ _IMAGE_TEXT_PAIRS = {"align", "altclip", "blip", "chinese_clip", "clip", "clipse
 
 # These count positions from the padding id + 1: the position embeddings before that are never used.
 _POSITIONS_AFTER_PADDING = {
-    "altclip",
-    "camembert",
-    "data2vec-text",
-    "esm",
-    "ibert",
-    "layoutlmv3",
-    "lilt",
-    "longformer",
-    "luke",
-    "markuplm",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
+    *("altclip", "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke"),
+    *("markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
 
 
@@ -57,7 +42,8 @@ def fill_sizes(config: Any, task: Task, options: StepOptions) -> StepOptions:
         _check_patches(_seeing(config), options.image_size)
         return options
     if task.name == "image-text-contrast":
-        _refuse_other_pairs(config)
+        if config.model_type not in _IMAGE_TEXT_PAIRS:
+            raise _unknown_inputs(f"inputs of {config.model_type} for image-text-contrast")
         _check_patches(_seeing(config), options.image_size)
         return replace(options, seq=_sequence_length(config, options.seq))
     options.refuse("image_size", f"the task {task.name}, which takes --seq")
@@ -88,99 +74,56 @@ def fit_config(config: Any, task: Task, options: StepOptions) -> Any:
 
 def make_inputs(config: Any, task: Task, options: StepOptions) -> Inputs:
     """Make random inputs and labels for one step, of the sizes that `fill_sizes` returned."""
-    makers: dict[TaskName, Callable[[Any, StepOptions], Inputs]] = {
-        "causal-lm": _causal_inputs,
-        "masked-lm": _masked_inputs,
-        "seq2seq-lm": _translation_inputs,
-        "text-classification": _text_class_inputs,
-        "image-classification": _image_class_inputs,
-        "speech-seq2seq": _speech_inputs,
-        "ctc": _ctc_inputs,
-        "image-text-contrast": _pair_inputs,
-        "token-classification": _token_class_inputs,
-        "question-answering": _answer_inputs,
-        "multiple-choice": _choice_inputs,
-        "audio-classification": _audio_class_inputs,
-    }
-    return makers[task.name](config, options)
+    batch, device, dtype = _batch(options), options.device, options.parameter_dtype
+    match task.name:
+        case "causal-lm":
+            tokens = _tokens(config, options)
+            return {"input_ids": tokens, "labels": tokens}
+        case "masked-lm":
+            tokens = _tokens(config, options)
+            return {"input_ids": tokens, "labels": masked_labels(tokens)}
+        case "seq2seq-lm":  # the model makes the decoder's inputs by shifting the labels
+            return {"input_ids": _tokens(config, options), "labels": _tokens(config, options)}
+        case "text-classification":
+            return {"input_ids": _ended_tokens(config, options), "labels": _class_labels(config, options)}
+        case "token-classification":
+            tokens = _tokens(config, options)
+            labels = torch.randint(0, config.num_labels, tokens.shape, device=device)
+            return {"input_ids": tokens, "labels": labels}
+        case "question-answering":
+            first = random_classes(batch, _seq(options), device)
+            return {"input_ids": _tokens(config, options), "start_positions": first, "end_positions": first}
+        case "multiple-choice":
+            tokens = torch.stack([_tokens(config, options) for _ in range(_CHOICES)], dim=1)
+            return {"input_ids": tokens, "labels": random_classes(batch, _CHOICES, device)}
+        case "image-classification":
+            return {"pixel_values": _images(config, options), "labels": _class_labels(config, options)}
+        case "image-text-contrast":
+            tokens = _tokens(config, options)
+            return {"input_ids": tokens, "pixel_values": _images(config, options), "return_loss": True}
+        case "speech-seq2seq":
+            features = torch.randn(batch, *_feature_shape(config), device=device, dtype=dtype)
+            return {"input_features": features, "labels": _tokens(config, options)}
+        case "audio-classification":
+            return {"input_values": _audio(options), "labels": _class_labels(config, options)}
+        case "ctc":
+            # CTC needs a blank between equal neighbours: half as many labels as frames always fit.
+            length = max(1, _audio_frames(config, _seq(options)) // 2)
+            labels = torch.randint(1, _vocab_size(config), (batch, length), device=device)  # 0 is blank
+            return {"input_values": _audio(options), "labels": labels}
 
 
-def _causal_inputs(config: Any, options: StepOptions) -> Inputs:
-    tokens = _tokens(config, options)
-    return {"input_ids": tokens, "labels": tokens}
-
-
-def _masked_inputs(config: Any, options: StepOptions) -> Inputs:
-    tokens = _tokens(config, options)
-    return {"input_ids": tokens, "labels": masked_labels(tokens)}
-
-
-def _translation_inputs(config: Any, options: StepOptions) -> Inputs:
-    # The model makes the decoder's inputs by shifting the labels.
-    return {"input_ids": _tokens(config, options), "labels": _tokens(config, options)}
-
-
-def _text_class_inputs(config: Any, options: StepOptions) -> Inputs:
+def _ended_tokens(config: Any, options: StepOptions) -> Tensor:
     tokens = _tokens(config, options)
     if config.is_encoder_decoder and config.eos_token_id is not None:
         # Such a classifier reads the position of the end token, of which every text must have one.
         tokens = tokens.masked_fill(tokens == config.eos_token_id, 0 if config.eos_token_id else 1)
         tokens[:, -1] = config.eos_token_id
-    return {"input_ids": tokens, "labels": _class_labels(config, options)}
-
-
-def _token_class_inputs(config: Any, options: StepOptions) -> Inputs:
-    tokens = _tokens(config, options)
-    labels = torch.randint(0, config.num_labels, tokens.shape, device=options.device)
-    return {"input_ids": tokens, "labels": labels}
-
-
-def _answer_inputs(config: Any, options: StepOptions) -> Inputs:
-    assert options.seq is not None, "filled in by fill_sizes"
-    first = random_classes(_batch(options), options.seq, options.device)
-    return {"input_ids": _tokens(config, options), "start_positions": first, "end_positions": first}
-
-
-def _choice_inputs(config: Any, options: StepOptions) -> Inputs:
-    tokens = torch.stack([_tokens(config, options) for _ in range(_CHOICES)], dim=1)
-    return {"input_ids": tokens, "labels": random_classes(_batch(options), _CHOICES, options.device)}
-
-
-def _image_class_inputs(config: Any, options: StepOptions) -> Inputs:
-    return {"pixel_values": _images(config, options), "labels": _class_labels(config, options)}
-
-
-def _pair_inputs(config: Any, options: StepOptions) -> Inputs:
-    return {
-        "input_ids": _tokens(config, options),
-        "pixel_values": _images(config, options),
-        "return_loss": True,
-    }
-
-
-def _speech_inputs(config: Any, options: StepOptions) -> Inputs:
-    features = torch.randn(
-        _batch(options), *_feature_shape(config), device=options.device, dtype=options.parameter_dtype
-    )
-    return {"input_features": features, "labels": _tokens(config, options)}
-
-
-def _audio_class_inputs(config: Any, options: StepOptions) -> Inputs:
-    return {"input_values": _audio(options), "labels": _class_labels(config, options)}
-
-
-def _ctc_inputs(config: Any, options: StepOptions) -> Inputs:
-    assert options.seq is not None, "filled in by fill_sizes"
-    batch = _batch(options)
-    # CTC needs a blank between equal neighbours: half as many labels as frames always fit. Label 0 is blank.
-    length = max(1, _audio_frames(config, options.seq) // 2)
-    labels = torch.randint(1, _vocab_size(config), (batch, length), device=options.device)
-    return {"input_values": _audio(options), "labels": labels}
+    return tokens
 
 
 def _audio(options: StepOptions) -> Tensor:
-    assert options.seq is not None, "filled in by fill_sizes"
-    return torch.randn(_batch(options), options.seq, device=options.device, dtype=options.parameter_dtype)
+    return torch.randn(_batch(options), _seq(options), device=options.device, dtype=options.parameter_dtype)
 
 
 def _images(config: Any, options: StepOptions) -> Tensor:
@@ -195,8 +138,7 @@ def _seeing(config: Any) -> Any:
 
 
 def _tokens(config: Any, options: StepOptions) -> Tensor:
-    assert options.seq is not None, "filled in by fill_sizes"
-    return random_tokens(_batch(options), options.seq, _vocab_size(config), options.device)
+    return random_tokens(_batch(options), _seq(options), _vocab_size(config), options.device)
 
 
 def _class_labels(config: Any, options: StepOptions) -> Tensor:
@@ -213,6 +155,11 @@ def _class_labels(config: Any, options: StepOptions) -> Tensor:
 def _batch(options: StepOptions) -> int:
     assert options.batch is not None, "filled in by fill_sizes"
     return options.batch
+
+
+def _seq(options: StepOptions) -> int:
+    assert options.seq is not None, "filled in by fill_sizes"
+    return options.seq
 
 
 def _vocab_size(config: Any) -> int:
@@ -252,12 +199,10 @@ def _image_sides(config: Any, requested: int | None) -> tuple[int, int]:
     return int(size), int(size)
 
 
-def _refuse_other_pairs(config: Any) -> None:
-    if config.model_type not in _IMAGE_TEXT_PAIRS:
-        raise TargetError(
-            f"trainfit does not know the inputs of {config.model_type} for image-text-contrast; "
-            "write the step yourself and use file.py:function."
-        )
+def _unknown_inputs(which: str) -> TargetError:
+    return TargetError(
+        f"trainfit does not know the {which}; write the step yourself and use file.py:function."
+    )
 
 
 def _check_patches(config: Any, requested: int | None) -> None:
@@ -270,19 +215,13 @@ def _feature_shape(config: Any) -> tuple[int, int]:
     """Return mel bins and frames of a spectrogram; Whisper's encoder halves the frames once."""
     bins, positions = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
     if config.model_type != "whisper" or not isinstance(bins, int) or not isinstance(positions, int):
-        raise TargetError(
-            f"trainfit does not know the audio inputs of {config.model_type}; "
-            "write the step yourself and use file.py:function."
-        )
+        raise _unknown_inputs(f"audio inputs of {config.model_type}")
     return bins, 2 * positions
 
 
 def _audio_samples(config: Any, requested: int | None) -> int:
     if getattr(config, "conv_kernel", None) is None or getattr(config, "conv_stride", None) is None:
-        raise TargetError(
-            f"trainfit does not know the audio inputs of {config.model_type}; "
-            "write the step yourself and use file.py:function."
-        )
+        raise _unknown_inputs(f"audio inputs of {config.model_type}")
     samples = requested or _DEFAULT_AUDIO_SAMPLES
     # Training masks stretches of this many frames and needs room for one.
     fewest_frames = getattr(config, "mask_time_length", 0) + 1

@@ -26,11 +26,21 @@ TaskName = Literal[
 
 @dataclass(frozen=True)
 class Task:
-    """One training task: transformers' class that builds a model for it, and its table of models."""
+    """One training task: what transformers' class and table of models for it are called, without the rest."""
 
     name: TaskName
-    auto_class: str
-    table: str
+    class_suffix: str
+    table_part: str
+
+    @property
+    def auto_class(self) -> str:
+        """Transformers' class that builds a model for it."""
+        return f"AutoModelFor{self.class_suffix}"
+
+    @property
+    def table(self) -> str:
+        """Transformers' table of the models for it."""
+        return f"MODEL_FOR_{self.table_part}_MAPPING_NAMES"
 
 
 # In the order in which a model_type alone decides. An encoder-decoder is also listed as causal and masked
@@ -38,42 +48,18 @@ class Task:
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
-        Task("seq2seq-lm", "AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
-        Task("masked-lm", "AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
-        Task("causal-lm", "AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
-        Task(
-            "image-text-contrast",
-            "AutoModelForZeroShotImageClassification",
-            "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-        ),
-        Task(
-            "image-classification",
-            "AutoModelForImageClassification",
-            "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-        ),
-        Task("ctc", "AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
-        Task(
-            "text-classification",
-            "AutoModelForSequenceClassification",
-            "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-        ),
-        Task(
-            "token-classification",
-            "AutoModelForTokenClassification",
-            "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-        ),
-        Task(
-            "question-answering",
-            "AutoModelForQuestionAnswering",
-            "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
-        ),
-        Task("multiple-choice", "AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES"),
-        Task(
-            "audio-classification",
-            "AutoModelForAudioClassification",
-            "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-        ),
+        Task("speech-seq2seq", "SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
+        Task("seq2seq-lm", "Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"),
+        Task("masked-lm", "MaskedLM", "MASKED_LM"),
+        Task("causal-lm", "CausalLM", "CAUSAL_LM"),
+        Task("image-text-contrast", "ZeroShotImageClassification", "ZERO_SHOT_IMAGE_CLASSIFICATION"),
+        Task("image-classification", "ImageClassification", "IMAGE_CLASSIFICATION"),
+        Task("ctc", "CTC", "CTC"),
+        Task("text-classification", "SequenceClassification", "SEQUENCE_CLASSIFICATION"),
+        Task("token-classification", "TokenClassification", "TOKEN_CLASSIFICATION"),
+        Task("question-answering", "QuestionAnswering", "QUESTION_ANSWERING"),
+        Task("multiple-choice", "MultipleChoice", "MULTIPLE_CHOICE"),
+        Task("audio-classification", "AudioClassification", "AUDIO_CLASSIFICATION"),
     )
 }
 
