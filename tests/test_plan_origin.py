@@ -15,7 +15,7 @@ from trainfit.costs.roofline import roofline_costs
 from trainfit.devices.device_table import find_device
 from trainfit.planning.planner import Planner
 from trainfit.plans.plan_origin import other_model, other_step, plan_differences
-from trainfit.report.json_result import verification_json
+from trainfit.report.json_result import result_json
 from trainfit.report.reading import verification_data
 from trainfit.traces.settings import Difference, Settings
 
@@ -210,7 +210,7 @@ def test_verify_says_what_the_plan_was_made_for() -> None:
     options = trainfit.StepOptions(batch=256)
     verification = trainfit.verify(build, options=options, plan=plan_of(batch=512), costs="roofline")
     assert verification.plan_differences == (Difference("batch", 512, 256),)
-    result = verification_json(verification_data(verification))
+    result = result_json(verification_data(verification))
     assert result["plan_differences"] == [{"name": "batch", "planned": 512, "here": 256}]
     assert (result["plan_made_for"]["batch"], result["plan_made_for"]["device"]) == (512, "cpu")
     assert result["gradients_equal"] is True

@@ -16,140 +16,89 @@ __version__ = "0.1.0"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
-    from trainfit.api.arrange import order
-    from trainfit.api.choose import frontier, plan
-    from trainfit.api.predict import capture, estimate, price
-    from trainfit.api.prove import verify
-    from trainfit.applying import applied, apply, remove
-    from trainfit.applying.trainer_callback import PlanCallback
-    from trainfit.costs.estimates import Estimate, Peak
-    from trainfit.costs.summary import OperatorTime, StepTime
-    from trainfit.costs.table import CostTable
-    from trainfit.devices.device_table import Device, find_device
-    from trainfit.errors import (
-        BudgetTooSmall,
-        CaptureError,
-        DeviceError,
-        FileFormatError,
-        GraphError,
-        MemoryGuard,
-        MissingExtra,
-        OptionError,
-        PlanError,
-        StepError,
-        TargetError,
-        TrainfitError,
-        UserCodeError,
-    )
-    from trainfit.memory.module_stats import ModuleStats
-    from trainfit.models.recipe import StepOptions
-    from trainfit.ordering.found_order import Order
-    from trainfit.ordering.graph import BufferGraph
-    from trainfit.ordering.simulator_json import load_graph, save_graph
-    from trainfit.planning.plan_results import Frontier
-    from trainfit.plans.plan import Plan
-    from trainfit.plans.plan_store import load_plan, save_plan
-    from trainfit.steps.step import Step
-    from trainfit.traces.simulate import Timeline
-    from trainfit.traces.trace import Trace
-    from trainfit.traces.trace_store import load_trace, save_trace
-    from trainfit.verifying.measuring import Measurement
-    from trainfit.verifying.verification import Verification
+    from trainfit.api.arrange import order as order
+    from trainfit.api.choose import frontier as frontier
+    from trainfit.api.choose import plan as plan
+    from trainfit.api.predict import capture as capture
+    from trainfit.api.predict import estimate as estimate
+    from trainfit.api.predict import price as price
+    from trainfit.api.prove import verify as verify
+    from trainfit.applying import applied as applied
+    from trainfit.applying import apply as apply
+    from trainfit.applying import remove as remove
+    from trainfit.applying.trainer_callback import PlanCallback as PlanCallback
+    from trainfit.costs.estimates import Estimate as Estimate
+    from trainfit.costs.estimates import Peak as Peak
+    from trainfit.costs.summary import OperatorTime as OperatorTime
+    from trainfit.costs.summary import StepTime as StepTime
+    from trainfit.costs.table import CostTable as CostTable
+    from trainfit.devices.device_table import Device as Device
+    from trainfit.devices.device_table import find_device as find_device
+    from trainfit.errors import BudgetTooSmall as BudgetTooSmall
+    from trainfit.errors import CaptureError as CaptureError
+    from trainfit.errors import DeviceError as DeviceError
+    from trainfit.errors import FileFormatError as FileFormatError
+    from trainfit.errors import GraphError as GraphError
+    from trainfit.errors import MemoryGuard as MemoryGuard
+    from trainfit.errors import MissingExtra as MissingExtra
+    from trainfit.errors import OptionError as OptionError
+    from trainfit.errors import PlanError as PlanError
+    from trainfit.errors import StepError as StepError
+    from trainfit.errors import TargetError as TargetError
+    from trainfit.errors import TrainfitError as TrainfitError
+    from trainfit.errors import UserCodeError as UserCodeError
+    from trainfit.memory.module_stats import ModuleStats as ModuleStats
+    from trainfit.models.recipe import StepOptions as StepOptions
+    from trainfit.ordering.found_order import Order as Order
+    from trainfit.ordering.graph import BufferGraph as BufferGraph
+    from trainfit.ordering.simulator_json import load_graph as load_graph
+    from trainfit.ordering.simulator_json import save_graph as save_graph
+    from trainfit.planning.plan_results import Frontier as Frontier
+    from trainfit.plans.plan import Plan as Plan
+    from trainfit.plans.plan_store import load_plan as load_plan
+    from trainfit.plans.plan_store import save_plan as save_plan
+    from trainfit.steps.step import Step as Step
+    from trainfit.traces.simulate import Timeline as Timeline
+    from trainfit.traces.trace import Trace as Trace
+    from trainfit.traces.trace_store import load_trace as load_trace
+    from trainfit.traces.trace_store import save_trace as save_trace
+    from trainfit.verifying.measuring import Measurement as Measurement
+    from trainfit.verifying.verification import Verification as Verification
 
 _HOME = {
-    "trainfit.api.arrange": ("order",),
-    "trainfit.api.choose": ("frontier", "plan"),
-    "trainfit.api.predict": ("capture", "estimate", "price"),
-    "trainfit.api.prove": ("verify",),
-    "trainfit.applying": ("applied", "apply", "remove"),
-    "trainfit.costs.summary": ("OperatorTime", "StepTime"),
-    "trainfit.costs.table": ("CostTable",),
-    "trainfit.devices.device_table": ("Device", "find_device"),
-    "trainfit.costs.estimates": ("Estimate", "Peak"),
+    "trainfit.api.arrange": "order",
+    "trainfit.api.choose": "frontier plan",
+    "trainfit.api.predict": "capture estimate price",
+    "trainfit.api.prove": "verify",
+    "trainfit.applying": "applied apply remove",
+    "trainfit.applying.trainer_callback": "PlanCallback",
+    "trainfit.costs.estimates": "Estimate Peak",
+    "trainfit.costs.summary": "OperatorTime StepTime",
+    "trainfit.costs.table": "CostTable",
+    "trainfit.devices.device_table": "Device find_device",
     "trainfit.errors": (
-        "BudgetTooSmall",
-        "CaptureError",
-        "DeviceError",
-        "FileFormatError",
-        "GraphError",
-        "MemoryGuard",
-        "MissingExtra",
-        "OptionError",
-        "PlanError",
-        "StepError",
-        "TargetError",
-        "TrainfitError",
-        "UserCodeError",
+        "BudgetTooSmall CaptureError DeviceError FileFormatError GraphError MemoryGuard "
+        "MissingExtra OptionError PlanError StepError TargetError TrainfitError UserCodeError"
     ),
-    "trainfit.models.recipe": ("StepOptions",),
-    "trainfit.verifying.measuring": ("Measurement",),
-    "trainfit.memory.module_stats": ("ModuleStats",),
-    "trainfit.ordering.graph": ("BufferGraph",),
-    "trainfit.ordering.found_order": ("Order",),
-    "trainfit.ordering.simulator_json": ("load_graph", "save_graph"),
-    "trainfit.plans.plan_store": ("load_plan", "save_plan"),
-    "trainfit.planning.plan_results": ("Frontier",),
-    "trainfit.plans.plan": ("Plan",),
-    "trainfit.traces.simulate": ("Timeline",),
-    "trainfit.steps.step": ("Step",),
-    "trainfit.traces.trace_store": ("load_trace", "save_trace"),
-    "trainfit.traces.trace": ("Trace",),
-    "trainfit.applying.trainer_callback": ("PlanCallback",),
-    "trainfit.verifying.verification": ("Verification",),
+    "trainfit.memory.module_stats": "ModuleStats",
+    "trainfit.models.recipe": "StepOptions",
+    "trainfit.ordering.found_order": "Order",
+    "trainfit.ordering.graph": "BufferGraph",
+    "trainfit.ordering.simulator_json": "load_graph save_graph",
+    "trainfit.planning.plan_results": "Frontier",
+    "trainfit.plans.plan": "Plan",
+    "trainfit.plans.plan_store": "load_plan save_plan",
+    "trainfit.steps.step": "Step",
+    "trainfit.traces.simulate": "Timeline",
+    "trainfit.traces.trace": "Trace",
+    "trainfit.traces.trace_store": "load_trace save_trace",
+    "trainfit.verifying.measuring": "Measurement",
+    "trainfit.verifying.verification": "Verification",
 }
-_HOME_OF = {name: module for module, names in _HOME.items() for name in names}
+"""Where each public name lives; `__all__` is made of it."""
+_HOME_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
-__all__ = [
-    "BudgetTooSmall",
-    "BufferGraph",
-    "CaptureError",
-    "CostTable",
-    "Device",
-    "DeviceError",
-    "Estimate",
-    "FileFormatError",
-    "Frontier",
-    "GraphError",
-    "Measurement",
-    "MemoryGuard",
-    "MissingExtra",
-    "ModuleStats",
-    "OperatorTime",
-    "OptionError",
-    "Order",
-    "Peak",
-    "Plan",
-    "PlanCallback",
-    "PlanError",
-    "Step",
-    "StepError",
-    "StepOptions",
-    "StepTime",
-    "TargetError",
-    "Timeline",
-    "Trace",
-    "TrainfitError",
-    "UserCodeError",
-    "Verification",
-    "__version__",
-    "applied",
-    "apply",
-    "capture",
-    "estimate",
-    "find_device",
-    "frontier",
-    "load_graph",
-    "load_plan",
-    "load_trace",
-    "order",
-    "plan",
-    "price",
-    "remove",
-    "save_graph",
-    "save_plan",
-    "save_trace",
-    "verify",
-]
+__all__ = ["__version__", *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:

@@ -312,7 +312,7 @@ def test_the_end_of_the_data_ends_the_looking() -> None:
 
 def test_a_result_that_names_the_run() -> None:
     found = trainfit.estimate(build_every_tenth)
-    result = json_result.estimate_json(estimate_data(found))["steps"]
+    result = json_result.result_json(estimate_data(found))["steps"]
     assert result["looked_at"] == 13 and result["recorded"] == 10 and result["differ"]
     assert result["leak_bytes_per_step"] == 0 and not result["leaks"]
     assert result["largest_peak_bytes"] == found.trace.observed_peak_bytes > result["smallest_peak_bytes"]

@@ -15,7 +15,7 @@ from trainfit.costs.summary import OperatorTime, StepTime
 from trainfit.devices.device_table import CONTEXT_BYTES, Device
 from trainfit.errors import FileFormatError, OptionError
 from trainfit.memory.module_stats import ModuleStats
-from trainfit.report.json_result import check_destination, estimate_json, verification_json, write_json
+from trainfit.report.json_result import check_destination, result_json, write_json
 from trainfit.report.module_rows import largest_rows
 from trainfit.report.reading import estimate_data, memory_curve, verification_data
 from trainfit.report.tables import show
@@ -199,7 +199,7 @@ def test_what_is_too_close_to_call_says_why() -> None:
         "gpt2: peak 300.00 MiB (predicted), too close to call in tiny: 40.00 MiB free, less than the margin "
         "of 51.00 MiB for the allocator's fragmentation and workspaces"
     )
-    result = estimate_json(estimate_data(estimate))
+    result = result_json(estimate_data(estimate))
     assert result["fits"] is False and result["verdict"] == "too close to call"
     assert (result["spare_bytes"], result["margin_bytes"]) == (40 * MIB, 51 * MIB)
 
@@ -298,7 +298,7 @@ COMMON_KEYS = {"schema", "target", "device", "torch", "seconds", "ops", "warning
 
 
 def test_the_json_of_an_estimate() -> None:
-    result = json.loads(json.dumps(estimate_json(estimate_data(make_estimate(warnings=("w",))))))
+    result = json.loads(json.dumps(result_json(estimate_data(make_estimate(warnings=("w",))))))
     assert result.keys() >= COMMON_KEYS | {"peak_bytes", "peak", "by_category", "modules", "fits"}
     assert result["schema"] == 1
     assert (result["target"], result["device"], result["torch"]) == ("gpt2", "tiny", "2.13.0")
@@ -320,7 +320,7 @@ def test_the_json_of_an_estimate() -> None:
 
 
 def test_the_json_of_a_verification() -> None:
-    result = json.loads(json.dumps(verification_json(verification_data(make_verification(1010, 1000)))))
+    result = json.loads(json.dumps(result_json(verification_data(make_verification(1010, 1000)))))
     assert result.keys() >= COMMON_KEYS
     assert (result["predicted_peak_bytes"], result["measured_peak_bytes"]) == (1010, 1000)
     assert (result["predicted_seconds"], result["measured_seconds"]) == (0.3, 0.25)
@@ -399,7 +399,7 @@ def test_the_time_of_a_step() -> None:
 
 
 def test_the_json_of_a_time() -> None:
-    result = estimate_json(estimate_data(replace(make_estimate(), time=make_time())))
+    result = result_json(estimate_data(replace(make_estimate(), time=make_time())))
     assert (result["step_seconds"], result["backward_seconds"], result["optimizer_seconds"]) == (
         0.1,
         0.06,

@@ -111,12 +111,12 @@ def _use_trace(path: Path) -> None:
     device = replace(device, architecture=trace.architecture or device.architecture)
     estimate = predict.estimate(trace, device=device)
     _shown(estimate_view(estimate_data(estimate)))
-    json_result.write_json(json_result.estimate_json(estimate_data(estimate)), str(again))
+    json_result.write_json(json_result.result_json(estimate_data(estimate)), str(again))
     order_anything(trace)
     budget = (estimate.peak_bytes + trace.persistent_bytes) // 2
     result = choose.plan_step(Request(trace, device), budget=max(budget, 1), seconds_limit=1.0)
     _shown(plan_view(plan_data(result)))
-    json_result.write_json(json_result.plan_json(plan_data(result)), str(again))
+    json_result.write_json(json_result.result_json(plan_data(result)), str(again))
 
 
 def _use_plan(path: Path) -> None:
@@ -150,7 +150,7 @@ def _use_device(path: Path) -> None:
         trace = replace(trace, architecture=device.architecture)
     estimate = predict.estimate(trace, device=device)
     _shown(estimate_view(estimate_data(estimate)))
-    json_result.write_json(json_result.estimate_json(estimate_data(estimate)), str(path))
+    json_result.write_json(json_result.result_json(estimate_data(estimate)), str(path))
     if device.default_budget_bytes > 0:
         _shown(plan_view(plan_data(choose.plan_step(Request(trace, device)))))
 
@@ -158,7 +158,7 @@ def _use_device(path: Path) -> None:
 def _use_graph(path: Path) -> None:
     result = order_anything(path)
     _shown(order_view(order_data(result)))
-    json_result.write_json(json_result.order_json(order_data(result)), str(path))
+    json_result.write_json(json_result.result_json(order_data(result)), str(path))
 
 
 def _use_cache(path: Path) -> None:

@@ -48,15 +48,7 @@ def plan(
     that divides parameters, gradients and optimizer state. In names `*` is any one part, as in `blocks.*`.
     """
     request = Request(target, device, options, task, steps, costs)
-    result = plan_step(
-        request,
-        budget=budget,
-        seconds_limit=seconds_limit,
-        solver=solver,
-        ac_units=ac_units,
-        fsdp_units=fsdp_units,
-        world_size=world_size,
-    )
+    result = plan_step(request, budget, seconds_limit, solver, ac_units, fsdp_units, world_size)
     refuse_infeasible(result)
     return result.plan
 
@@ -69,7 +61,6 @@ def refuse_infeasible(result: PlanResult) -> None:
 
 def plan_step(
     request: Request,
-    *,
     budget: int | str | None = None,
     seconds_limit: float = 30.0,
     solver: Solver = "regions",

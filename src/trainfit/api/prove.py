@@ -64,8 +64,7 @@ def verify_step(
 ) -> Verification:
     """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced.
 
-    With a plan, the promise is the plan's, and the step also runs without it: results have to be the same.
-    What the step compiles runs compiled, unless `eager`; predicted is the eager step.
+    `verify` says what the arguments mean. With a plan, the promise is the plan's.
     """
     if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
         raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")

@@ -87,7 +87,8 @@ def _decoder(kind: Any, *rules: bool) -> Decoder:
         return _PLAIN[kind]
     origin, inner = get_origin(kind), get_args(kind)
     if origin is types.UnionType:
-        return _optional(_decoder(next(option for option in inner if option is not types.NoneType), *rules))
+        present = _decoder(next(option for option in inner if option is not types.NoneType), *rules)
+        return lambda value: None if value is None else present(value)
     if origin is Literal:
         return _one_of(inner)
     if origin is dict:
@@ -95,7 +96,7 @@ def _decoder(kind: Any, *rules: bool) -> Decoder:
     if origin is tuple and inner[-1] is Ellipsis:
         return _integers if inner[0] is int else _sequence(_decoder(inner[0], *rules))
     if origin is tuple:
-        return _row(_as_tuple, {f"[{n}]": _decoder(one, *rules) for n, one in enumerate(inner)})
+        return _row(lambda *values: values, {f"[{n}]": _decoder(one, *rules) for n, one in enumerate(inner)})
     return _record(kind, *rules)
 
 
@@ -127,10 +128,6 @@ def _text(value: Any) -> str:
 
 
 _PLAIN: dict[Any, Decoder] = {int: _integer, float: _number, bool: _flag, str: _text}
-
-
-def _optional(inner: Decoder) -> Decoder:
-    return lambda value: None if value is None else inner(value)
 
 
 def _one_of(options: tuple[str, ...]) -> Decoder:
@@ -183,10 +180,6 @@ def _at(step: str, inner: Decoder, value: Any) -> Any:
         raise error.inside(step) from None
 
 
-def _as_tuple(*values: Any) -> tuple[Any, ...]:
-    return values
-
-
 def _row(make: Callable[..., Any], decoders: dict[str, Decoder]) -> Decoder:
     """Decode a list that has one value for each step."""
     steps = list(decoders.items())
@@ -208,7 +201,8 @@ def _row(make: Callable[..., Any], decoders: dict[str, Decoder]) -> Decoder:
 def _record(kind: Any, rows: bool, defaults: bool, surplus: bool) -> Decoder:
     hints, listed = get_type_hints(kind), dataclasses.fields(kind)
     fields = {field.name: _decoder(hints[field.name], rows, defaults, surplus) for field in listed}
-    needed = [field.name for field in listed if not (defaults and _has_default(field))]
+    without_default = [f.name for f in listed if f.default is f.default_factory is dataclasses.MISSING]
+    needed = without_default if defaults else fields
     decode_row = _row(kind, fields)
 
     def decode_record(value: Any) -> Any:
@@ -227,10 +221,6 @@ def _record(kind: Any, rows: bool, defaults: bool, surplus: bool) -> Decoder:
         )
 
     return decode_record
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return not (field.default is field.default_factory is dataclasses.MISSING)
 
 
 def _unknown_field(name: str, fields: list[str]) -> Malformed:

@@ -5,8 +5,8 @@ Without a listener nothing happens. The command line shows what it hears (`repor
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -39,36 +39,28 @@ def measuring() -> Measuring | None:
     return _listener.get().measuring
 
 
-@contextlib.contextmanager
-def as_part_of(stage: str) -> Iterator[None]:
+@contextmanager
+def _heard(listener: _Listener) -> Iterator[None]:
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def as_part_of(stage: str) -> AbstractContextManager[None]:
     """Say that a stage begins, and of whatever is said inside that it is a part of this stage."""
     doing(stage)
     listener = _listener.get()
-    token = _listener.set(listener._replace(outer=f"{listener.outer}{stage}: "))
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return _heard(listener._replace(outer=f"{listener.outer}{stage}: "))
 
 
-@contextlib.contextmanager
-def unheard() -> Iterator[None]:
+def unheard() -> AbstractContextManager[None]:
     """Do something whose stages are of no interest to whoever waits."""
-    token = _listener.set(_NOBODY)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return _heard(_NOBODY)
 
 
-@contextlib.contextmanager
-def heard_by(progress: Progress | None, measuring: Measuring | None = None) -> Iterator[None]:
+def heard_by(progress: Progress | None, measuring: Measuring | None = None) -> AbstractContextManager[None]:
     """Tell these functions what is being done inside; without any, whoever listened before goes on."""
-    if progress is None and measuring is None:
-        yield
-        return
-    token = _listener.set(_Listener(progress, measuring))
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    someone = progress is not None or measuring is not None
+    return _heard(_Listener(progress, measuring) if someone else _listener.get())

@@ -76,7 +76,7 @@ def read_json(path: Path) -> Any:
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path}: {_reason(error)}.") from None
+        raise FileFormatError(f"cannot read {path}: {reason_of(error)}.") from None
     if data.startswith(_GZIP_MAGIC):
         data = _unpack(path, data)
     try:
@@ -113,27 +113,21 @@ def write_whole(path: Path, data: bytes) -> None:
         # The name is cut so that the temporary file's name does not become too long.
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name[:40]}.")
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot write {path}: {_reason(error)}.") from None
+        raise FileFormatError(f"cannot write {path}: {reason_of(error)}.") from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())
+        mask = os.umask(0)  # the user's, for new files: it can only be read by setting it
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, os.path.join(folder, name))
-    except OSError as error:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        raise FileFormatError(f"cannot write {path}: {_reason(error)}.") from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise FileFormatError(f"cannot write {path}: {reason_of(error)}.") from None
         raise
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
     """Say why a file cannot be read or written; a ValueError is about a name that no file can have."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def _umask() -> int:
-    """Return the user's mask for new files, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

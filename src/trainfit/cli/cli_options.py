@@ -7,56 +7,51 @@ Options that belong together are the fields of one object, which a command takes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from trainfit.api.request import Request
-    from trainfit.costs.pricing import CostSource
     from trainfit.models.recipe import StepOptions
 
 
-def _option(*names: str, metavar: str, help: str) -> Any:
-    """Return an option without a default, or whose default its help explains."""
-    return typer.Option(*names, metavar=metavar, show_default=False, help=help)
-
-
-def _argument(metavar: str, help: str) -> Any:
-    return typer.Argument(metavar=metavar, show_default=False, help=help)
+def _option(metavar: str, help: str, *names: str) -> Any:
+    """Return an option that is named after its parameter, unless `names` are given."""
+    return typer.Option(*names, metavar=metavar, help=help)
 
 
 Target = Annotated[
     str,
-    _argument(
-        "TARGET",
-        "file.py:function or package.module:function that returns a trainfit.Step, "
+    typer.Argument(
+        metavar="TARGET",
+        help="file.py:function or package.module:function that returns a trainfit.Step, "
         "hf:DIRECTORY-or-config.json, or a built-in model (gpt2, llama-3-8b, vit-b-16, ...).",
     ),
 ]
 GraphOrTarget = Annotated[
     str,
-    _argument(
-        "GRAPH.json|TARGET",
-        "A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
+    typer.Argument(
+        metavar="GRAPH.json|TARGET",
+        help="A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
     ),
 ]
-DeviceArgument = Annotated[str | None, _argument("[NAME]", "Show one device, however its name is written.")]
+DeviceArgument = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="Show one device, however its name is written.")
+]
 StepsLookedAt = Annotated[
     int | None,
     _option(
-        "--steps",
-        metavar="N",
-        help="How many runs of the step to look at once it is steady; the one with the largest peak is "
+        "N",
+        "How many runs of the step to look at once it is steady; the one with the largest peak is "
         "reported. Default: one, and 12 where something in Python changes from run to run.",
     ),
 ]
 Costs = Annotated[
     str,
-    typer.Option(
-        "--costs",
-        metavar="SOURCE",
-        help="roofline: time from formulas, on any device. measured: run every operator of the step once on "
+    _option(
+        "SOURCE",
+        "roofline: time from formulas, on any device. measured: run every operator of the step once on "
         "this machine, which has to be the device, and remember the result.",
     ),
 ]
@@ -66,40 +61,34 @@ Refresh = Annotated[
 JsonFile = Annotated[
     str | None,
     _option(
-        "--json",
-        metavar="FILE",
-        help="Write the result as one JSON object; - is standard output, and then nothing else goes there.",
+        "FILE",
+        "Write the result as one JSON object; - is standard output, and then nothing else goes there.",
     ),
 ]
 Budget = Annotated[
     str | None,
     _option(
-        "--budget",
-        metavar="SIZE",
-        help="Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has, less a "
+        "SIZE",
+        "Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has, less a "
         "margin for what is not simulated.",
     ),
 ]
-Output = Annotated[str | None, _option("--output", "-o", metavar="FILE", help="Write the plan, to apply it.")]
-SaveTrace = Annotated[
-    str | None, _option("--save-trace", metavar="FILE", help="Write the captured trace for later use.")
-]
+Output = Annotated[str | None, _option("FILE", "Write the plan, to apply it.", "--output", "-o")]
+SaveTrace = Annotated[str | None, _option("FILE", "Write the captured trace for later use.")]
 GraphKind = Annotated[
     str,
-    typer.Option(
-        "--graph",
-        metavar="KIND",
-        help="What a TARGET's graph is. joint: forward and backward as a compiler sees them. "
+    _option(
+        "KIND",
+        "What a TARGET's graph is. joint: forward and backward as a compiler sees them. "
         "eager: the captured step as it runs without one.",
     ),
 ]
-Points = Annotated[int, typer.Option("--points", metavar="N", help="How many budgets to solve for.")]
+Points = Annotated[int, _option("N", "How many budgets to solve for.")]
 OrderSeconds = Annotated[
     float | None,
     _option(
-        "--seconds",
-        metavar="N",
-        help="Search on until the order is proved optimal or this time is over. "
+        "N",
+        "Search on until the order is proved optimal or this time is over. "
         "Default: a fixed effort, the same on every machine.",
     ),
 ]
@@ -109,39 +98,24 @@ OrderSeconds = Annotated[
 class StepFlags:
     """What can be asked of a step."""
 
-    batch: Annotated[int | None, _option("--batch", metavar="N", help="Samples per step.")] = None
-    seq: Annotated[int | None, _option("--seq", metavar="N", help="Tokens per sample.")] = None
-    image_size: Annotated[
-        int | None, _option("--image-size", metavar="N", help="Side of a square image in pixels.")
-    ] = None
-    dtype: Annotated[
-        str | None,
-        _option("--dtype", metavar="NAME", help="fp32, bf16, bf16-autocast or fp16-autocast."),
-    ] = None
+    batch: Annotated[int | None, _option("N", "Samples per step.")] = None
+    seq: Annotated[int | None, _option("N", "Tokens per sample.")] = None
+    image_size: Annotated[int | None, _option("N", "Side of a square image in pixels.")] = None
+    dtype: Annotated[str | None, _option("NAME", "fp32, bf16, bf16-autocast or fp16-autocast.")] = None
     optimizer: Annotated[
-        str | None,
-        _option(
-            "--optimizer",
-            metavar="NAME",
-            help="adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
-        ),
+        str | None, _option("NAME", "adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.")
     ] = None
     set: Annotated[
         list[str] | None,
         _option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any parameter of your own function, any setting of a built-in model (layers=4) or field of "
+            "NAME=VALUE",
+            "Any parameter of your own function, any setting of a built-in model (layers=4) or field of "
             "an hf: config (hidden_size=1024). Repeat for more.",
         ),
     ] = None
     task: Annotated[
         str | None,
-        _option(
-            "--task",
-            metavar="NAME",
-            help="What an hf: model is trained for, e.g. causal-lm. Default: what its config says.",
-        ),
+        _option("NAME", "What an hf: model is trained for, e.g. causal-lm. Default: what its config says."),
     ] = None
 
     def options(self) -> StepOptions:
@@ -149,24 +123,18 @@ class StepFlags:
         from trainfit.models.recipe import StepOptions
         from trainfit.targets.given_values import read_assignments
 
-        # StepOptions checks the choices itself.
-        chosen: dict[str, Any] = {"dtype": self.dtype, "optimizer": self.optimizer}
-        return StepOptions(
-            batch=self.batch,
-            seq=self.seq,
-            image_size=self.image_size,
-            set=read_assignments(self.set or ()),
-            **chosen,
-        )
+        asked: dict[str, Any] = {**vars(self), "set": read_assignments(self.set or ())}
+        del asked["task"]
+        return StepOptions(**asked)
 
-    def request(
-        self, target: str, device: str | None, steps: int | None, costs: str, refresh: bool
-    ) -> Request:
-        """Return the step on the device that was named, or on that of this machine."""
+    def request(self, target: str, device: str | None, *rest: Any) -> Request:
+        """Return the step on the device that was named, or on that of this machine.
+
+        The rest are further arguments of `Request`, which checks them.
+        """
         from trainfit.api.request import Request, default_device
 
-        source = cast("CostSource", costs)  # checked by the request
-        return Request(target, device or default_device(), self.options(), self.task, steps, source, refresh)
+        return Request(target, device or default_device(), self.options(), self.task, *rest)
 
 
 @dataclass(frozen=True)
@@ -176,9 +144,8 @@ class RequestFlags:
     device: Annotated[
         str | None,
         _option(
-            "--device",
-            metavar="NAME",
-            help="A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
+            "NAME",
+            "A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
             "(the GPU in it). Default: the GPU if there is one, else cpu.",
         ),
     ] = None
@@ -196,43 +163,36 @@ class RequestFlags:
 class SolverFlags:
     """How a plan is looked for."""
 
-    seconds: Annotated[
-        float,
-        typer.Option("--seconds", metavar="N", help="Stop solving after this long, with the best so far."),
-    ] = 30.0
+    seconds: Annotated[float, _option("N", "Stop solving after this long, with the best so far.")] = 30.0
     solver: Annotated[
         str,
-        typer.Option(
-            "--solver",
-            metavar="NAME",
-            help="regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
+        _option(
+            "NAME",
+            "regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
             "formulation, for the units that you name.",
         ),
     ] = "regions"
     ac_unit: Annotated[
         list[str] | None,
         _option(
-            "--ac-unit",
-            metavar="NAME",
-            help="With --solver modules: a module that may be checkpointed, such as blocks.0; blocks.* is "
+            "NAME",
+            "With --solver modules: a module that may be checkpointed, such as blocks.0; blocks.* is "
             "all of them. Repeat for more. Default: every module that has modules inside.",
         ),
     ] = None
     fsdp_unit: Annotated[
         list[str] | None,
         _option(
-            "--fsdp-unit",
-            metavar="NAME",
-            help="With --solver modules: a module that FSDP shards as a unit; nothing around it is "
+            "NAME",
+            "With --solver modules: a module that FSDP shards as a unit; nothing around it is "
             "checkpointed. Repeat for more.",
         ),
     ] = None
     world_size: Annotated[
         int,
-        typer.Option(
-            "--world-size",
-            metavar="N",
-            help="With --solver modules: processes that parameters, gradients and optimizer state are "
+        _option(
+            "N",
+            "With --solver modules: processes that parameters, gradients and optimizer state are "
             "divided among. What FSDP gathers and sends is not counted.",
         ),
     ] = 1
@@ -254,9 +214,7 @@ class VerifyFlags:
 
     step: StepFlags = StepFlags()
     steps: StepsLookedAt = None
-    plan: Annotated[
-        str | None, _option("--plan", metavar="FILE", help="Run the step with this plan, and without it.")
-    ] = None
+    plan: Annotated[str | None, _option("FILE", "Run the step with this plan, and without it.")] = None
     costs: Costs = "measured"
     refresh: Refresh = False
     force: Annotated[
@@ -265,9 +223,7 @@ class VerifyFlags:
     eager: Annotated[
         bool, typer.Option("--eager", help="Run what the step compiles without the compiler.")
     ] = False
-    runs: Annotated[int | None, _option("--runs", metavar="N", help="Time at most N steps. Default: 10.")] = (
-        None
-    )
+    runs: Annotated[int | None, _option("N", "Time at most N steps. Default: 10.")] = None
 
     def request(self, target: str) -> Request:
         """Return the request that the API takes."""

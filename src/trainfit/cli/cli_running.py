@@ -81,17 +81,12 @@ def working(json: str | None, **files: str | None) -> Iterator[None]:
         yield
 
 
-def present(
-    json: str | None,
-    data: Data,
-    as_json: Callable[[Data], dict[str, Any]],
-    view: Callable[[Data], RenderableType],
-) -> None:
+def present(json: str | None, data: Data, view: Callable[[Data], RenderableType]) -> None:
     """Write a result for programs where they asked for it, and show it to people."""
     from trainfit.report import json_result, tables
 
     if json is not None:
-        json_result.write_json(as_json(data), json)
+        json_result.write_json(json_result.result_json(data), json)
     if json != json_result.STANDARD_OUTPUT:
         tables.show(view(data))
 

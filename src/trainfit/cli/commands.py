@@ -63,7 +63,6 @@ def estimate(
     """
     with working(json, save_trace=save_trace):
         from trainfit.api import predict
-        from trainfit.report.json_result import estimate_json
         from trainfit.report.reading import estimate_data
         from trainfit.report.text_estimates import estimate_view
         from trainfit.traces import trace_store as store
@@ -72,7 +71,7 @@ def estimate(
         if save_trace is not None:
             doing("saving the trace")
             store.save_trace(result.trace, save_trace)
-    present(json, estimate_data(result), estimate_json, estimate_view)
+    present(json, estimate_data(result), estimate_view)
 
 
 @command(app)
@@ -102,14 +101,13 @@ def plan(
     with working(json, output=output):
         from trainfit.api import choose
         from trainfit.plans import plan_store
-        from trainfit.report.json_result import plan_json
         from trainfit.report.reading import plan_data
         from trainfit.report.text_plans import plan_view
 
         result = choose.plan_step(asked.request(target), budget=budget, **solver.arguments())
     if output is not None and result.feasible:
         plan_store.save_plan(result.plan, output)
-    present(json, plan_data(result), plan_json, plan_view)
+    present(json, plan_data(result), plan_view)
     choose.refuse_infeasible(result)
 
 
@@ -129,12 +127,11 @@ def frontier(
     """
     with working(json):
         from trainfit.api import choose
-        from trainfit.report.json_result import frontier_json
         from trainfit.report.reading import frontier_data
         from trainfit.report.text_plans import frontier_view
 
         result = choose.frontier_step(asked.request(target), points)
-    present(json, frontier_data(result), frontier_json, frontier_view)
+    present(json, frontier_data(result), frontier_view)
 
 
 @command(app)
@@ -155,12 +152,11 @@ def verify(target: given.Target, asked: given.VerifyFlags, json: given.JsonFile 
     """
     with working(json):
         from trainfit.api import prove
-        from trainfit.report.json_result import verification_json
         from trainfit.report.reading import verification_data
         from trainfit.report.text_verification import verification_view
 
         result = prove.verify_step(asked.request(target), **asked.arguments())
-    present(json, verification_data(result), verification_json, verification_view)
+    present(json, verification_data(result), verification_view)
 
 
 @command(app)
@@ -186,7 +182,6 @@ def order(
     with working(json):
         from trainfit.api.arrange import order_anything
         from trainfit.order_fronts.order_result import is_graph_file
-        from trainfit.report.json_result import order_json
         from trainfit.report.reading import order_data
         from trainfit.report.text_orders import order_view
 
@@ -197,7 +192,7 @@ def order(
             task=step.task,
             seconds=seconds,
         )
-    present(json, order_data(result), order_json, order_view)
+    present(json, order_data(result), order_view)
 
 
 @command(app)

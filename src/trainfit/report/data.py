@@ -1,15 +1,16 @@
 """What a reader sees of each result, as plain data. Text and JSON are made from it, and compute nothing.
 
-Bytes are integers and times are seconds. `reading.py` makes these from results.
+Bytes are integers and times are seconds. `reading.py` makes these from results. The fields of a result are
+the keys of its JSON, in this order, except those that `json_result.py` leaves to people.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trainfit.devices.device_table import Verdict
-from trainfit.traces.settings import Difference, Settings
+from trainfit.traces.settings import Difference
 from trainfit.traces.step_runs import Growth
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from trainfit.memory.advice import Advice
     from trainfit.memory.module_stats import ModuleStats
     from trainfit.planning.baselines import Baseline
-    from trainfit.plans.plan import Plan, Region
 
 Number = TypeVar("Number", int, float)
 
@@ -46,16 +46,17 @@ class Subject:
     target: str
     device: str
     device_usable_bytes: int
-    margin_bytes: int
     torch: str
-    ops: int
-    captured_for: str
-    """The kind of device."""
     seconds: dict[str, float]
     """Wall time of each stage."""
-    settings: Settings
+    ops: int
+    settings: dict[str, Any]
     steps: StepsSeen
     warnings: tuple[str, ...]
+    captured_for: str
+    """The kind of device."""
+    description: str
+    """The settings in one line."""
 
 
 @dataclass(frozen=True)
@@ -109,19 +110,21 @@ class EstimateData:
     subject: Subject
     peak_bytes: int
     persistent_bytes: int
+    fits: bool
     verdict: Verdict
     spare_bytes: int
+    margin_bytes: int
     peak: Peak
     by_category: dict[str, int]
-    shares: tuple[Share, ...]
-    """What there is at the peak by category, the most first."""
     advice: tuple[Advice, ...]
     time: StepTime | None
     modules: tuple[ModuleStats, ...]
-    rows: tuple[ModuleRow, ...]
-    """The largest modules, as an indented tree."""
     orders: dict[str, tuple[str, ...]]
     """The modules in the order in which their forward and backward began and ended."""
+    shares: tuple[Share, ...]
+    """What there is at the peak by category, the most first."""
+    rows: tuple[ModuleRow, ...]
+    """The largest modules, as an indented tree."""
     memory: MemoryCurve
 
 
@@ -155,21 +158,33 @@ class PlanData:
     """A plan: does it fit, what it costs, the usual ways beside it, its regions."""
 
     subject: Subject
-    plan: Plan
     feasible: bool
-    budget_margin_bytes: int
+    budget_bytes: int
+    margin_bytes: int
     """What the budget leaves free of the device's memory; 0 if the budget was named."""
-    added: float
+    baseline: dict[str, float]
+    """The peak and the time of the step as it is."""
+    peak_bytes: int
+    reserve_bytes: int
+    step_seconds: float
     recompute_seconds: float
-    regions: tuple[tuple[Region, dict[str, int]], ...]
+    bound_seconds: float
+    gap: float
+    method: str
+    world_size: int
+    trace_hash: str
+    regions: tuple[dict[str, Any], ...]
     """Each region, and how many of its ops have which decision."""
+    baselines: tuple[Baseline, ...]
+    by_category: dict[str, int]
+    advice: tuple[Advice, ...]
+    minimum_peak_bytes: int | None
+    """The smallest reachable peak, if nothing fits."""
+    added: float
     groups: tuple[RegionGroup, ...]
     """The most regions first."""
     ways: tuple[Way, ...]
     """This plan, then the usual ways."""
-    baselines: tuple[Baseline, ...]
-    by_category: dict[str, int]
-    advice: tuple[Advice, ...]
     memory: MemoryCurve
 
 
@@ -192,9 +207,10 @@ class FrontierData:
 
     subject: Subject
     points: tuple[PointRow, ...]
+    margin_bytes: int
+    baselines: tuple[Baseline, ...]
     best: PointRow | None
     """The fastest that leaves the device's margin free."""
-    baselines: tuple[Baseline, ...]
 
 
 @dataclass(frozen=True)
@@ -221,41 +237,35 @@ class Compared(Generic[Number]):
 
 
 @dataclass(frozen=True)
-class PlannedResults:
-    """What a plan changed: the step without it, and whether the results are the same."""
-
-    made_for: dict[str, object]
-    """The device and the settings of the step that the plan was made for."""
-    baseline_peak_bytes: int
-    baseline_seconds: float
-    loss_equal: bool | None
-    gradients_equal: bool | None
-    state_equal: bool | None
-    max_gradient_difference: float | None
-    """None where no number says it."""
-    relative_gradient_difference: float | None
-    """Of the largest element of any gradient."""
-    differences: tuple[str, ...]
-    not_compared: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class VerificationData:
     """Predicted against measured; with a plan also whether it changes results."""
 
     subject: Subject
     peak_bytes: Compared[int]
-    persistent_bytes: Compared[int]
-    step_seconds: Compared[float]
     error: float
     """Of the predicted peak."""
+    persistent_bytes: Compared[int]
+    seconds: Compared[float]
+    baseline_measured_peak_bytes: int
+    """Of the step without the plan; if there is none, of the measured step."""
+    baseline_measured_seconds: float
+    plan_made_for: dict[str, Any] | None
+    """The device and the settings of the step that the plan was made for; None if there is no plan."""
+    plan_differences: tuple[Difference, ...]
+    """In what the step is not the one that the plan was made for."""
     compiled: bool
     runs: dict[str, int]
     """How often the real step ran, and what for."""
     other_load: float | None
-    plan_differences: tuple[Difference, ...]
-    """In what the step is not the one that the plan was made for."""
-    planned: PlannedResults | None
+    loss_equal: bool | None
+    gradients_equal: bool | None
+    max_gradient_difference: float | None
+    """None where no number says it."""
+    state_equal: bool | None
+    differences: tuple[str, ...]
+    not_compared: tuple[str, ...]
+    relative_gradient_difference: float | None
+    """Of the largest element of any gradient."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from trainfit.memory.module_stats import ModuleStats
 from trainfit.report.data import ModuleRow
@@ -32,6 +33,10 @@ class _Node:
     def held_bytes(self) -> int:
         """Parameters, buffers and what the modules made that is alive at the peak of the step."""
         return sum(m.parameter_bytes + m.buffer_bytes + m.at_peak_bytes for m in self.members)
+
+    def label_of(self, child: str) -> str:
+        """Return the dotted name of something below."""
+        return f"{self.label}.{child}" if self.label else child
 
     def row(self, outer: str, indent: int) -> ModuleRow:
         """Return what is shown, inside of the row that has the label `outer`."""
@@ -61,14 +66,9 @@ def largest_rows(modules: Sequence[ModuleStats], limit: int = 10) -> list[Module
 def _root_row(roots: list[ModuleStats], children: dict[str, list[ModuleStats]]) -> _Node:
     """Return the row above all that can be shown: the model, or nothing in particular above several roots."""
     if len(roots) == 1 and children[roots[0].name]:
-        top = _Node("", roots)
-        _grow(top, children)
-        return top
+        return _grown("", roots, children)
     top = _Node("", [])
-    for module in roots:
-        row = _Node(module.name, [module], parent=top)
-        _grow(row, children)
-        top.children.append(row)
+    top.children = [_grown(module.name, [module], children, top) for module in roots]
     return top
 
 
@@ -84,43 +84,35 @@ def _children_by_name(modules: Sequence[ModuleStats]) -> dict[str, list[ModuleSt
     return children
 
 
-def _grow(row: _Node, children: dict[str, list[ModuleStats]]) -> None:
-    """Give `row` its children: those with the same name in every member, and numbered ones alike, as one."""
+def _grown(
+    label: str,
+    members: list[ModuleStats],
+    children: dict[str, list[ModuleStats]],
+    parent: _Node | None = None,
+) -> _Node:
+    """Return a row with its children: the same name in every member, and numbered ones alike, are one."""
+    row = _Node(label, members, parent)
     by_name: dict[str, list[ModuleStats]] = {}
-    for member in row.members:
+    for member in members:
         for child in children[member.name]:
             by_name.setdefault(child.name.removeprefix(member.name + "."), []).append(child)
-    for names, members in _alike(by_name):
-        last = _joined_label(names)
-        child_row = _Node(f"{row.label}.{last}" if row.label else last, members, parent=row)
-        _grow(child_row, children)
-        row.children.append(child_row)
+    for names, alike in _alike(by_name):
+        row.children.append(_grown(row.label_of(_joined_label(names)), alike, children, row))
     if row.children:
-        row.children.append(_itself(row, children))
+        own = [_without(member, children[member.name]) for member in members]
+        row.children.append(_Node(row.label_of("itself"), own, row, is_own_part=True))
+    return row
 
 
-def _itself(row: _Node, children: dict[str, list[ModuleStats]]) -> _Node:
-    """Return what the modules of `row` hold themselves, without their children."""
-    own = []
-    for member in row.members:
-        below = children[member.name]
-        own.append(
-            replace(
-                member,
-                parameter_bytes=member.parameter_bytes - sum(child.parameter_bytes for child in below),
-                buffer_bytes=member.buffer_bytes - sum(child.buffer_bytes for child in below),
-                activation_bytes=member.activation_bytes - sum(child.activation_bytes for child in below),
-                at_peak_bytes=member.at_peak_bytes - sum(child.at_peak_bytes for child in below),
-                forward_seconds=_own(member.forward_seconds, [child.forward_seconds for child in below]),
-                backward_seconds=_own(member.backward_seconds, [child.backward_seconds for child in below]),
-            )
-        )
-    return _Node(f"{row.label}.itself" if row.label else "itself", own, parent=row, is_own_part=True)
-
-
-def _own(whole: float | None, parts: list[float | None]) -> float | None:
-    """Return what is left of a module's seconds without its children's; rounding may leave less than zero."""
-    return None if whole is None else max(0.0, whole - sum(part or 0.0 for part in parts))
+def _without(module: ModuleStats, below: list[ModuleStats]) -> ModuleStats:
+    """Return what a module holds itself, without its children; rounding may leave seconds below zero."""
+    own: dict[str, Any] = {}
+    for name in ("parameter_bytes", "buffer_bytes", "activation_bytes", "at_peak_bytes"):
+        own[name] = getattr(module, name) - sum(getattr(child, name) for child in below)
+    for name in ("forward_seconds", "backward_seconds"):
+        whole, parts = getattr(module, name), sum(getattr(child, name) or 0.0 for child in below)
+        own[name] = None if whole is None else max(0.0, whole - parts)
+    return replace(module, **own)
 
 
 def _alike(by_name: dict[str, list[ModuleStats]]) -> Iterator[tuple[list[str], list[ModuleStats]]]:

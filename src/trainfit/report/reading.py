@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from trainfit.report.data import (
     OrderData,
     OrderRow,
     PlanData,
-    PlannedResults,
     PointRow,
     RegionGroup,
     Share,
@@ -27,8 +27,7 @@ from trainfit.report.data import (
     Way,
 )
 from trainfit.report.module_rows import largest_rows
-from trainfit.traces.settings import settings_json
-from trainfit.traces.step_runs import Steps
+from trainfit.traces.settings import describe, settings_json
 from trainfit.traces.trace import CATEGORIES, Trace
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from trainfit.planning.baselines import Baseline
     from trainfit.planning.plan_results import Frontier, PlanResult
     from trainfit.traces.simulate import Timeline
-    from trainfit.verifying.verification import Comparison, Verification
+    from trainfit.verifying.verification import Verification
 
 MOST_POINTS = 2000
 """A curve with more is no better to look at."""
@@ -52,19 +51,21 @@ def estimate_data(estimate: Estimate) -> EstimateData:
         subject=_subject(trace, estimate.device, estimate.seconds, estimate.warnings),
         peak_bytes=peak,
         persistent_bytes=estimate.timeline.persistent_bytes,
+        fits=estimate.fits,
         verdict=estimate.verdict,
         spare_bytes=estimate.spare_bytes,
+        margin_bytes=estimate.device.margin_bytes,
         peak=estimate.peak,
         by_category=dict(estimate.by_category),
-        shares=tuple(sorted(shares, key=lambda share: -share.bytes)),
         advice=estimate.advice,
         time=estimate.time,
         modules=estimate.modules,
-        rows=tuple(largest_rows(estimate.modules)),
         orders={
             name: trace.call_names(getattr(trace, f"{name}_order"))
             for name in ("forward_pre", "forward_post", "backward_pre", "backward_post")
         },
+        shares=tuple(sorted(shares, key=lambda share: -share.bytes)),
+        rows=tuple(largest_rows(estimate.modules)),
         memory=memory_curve(estimate.timeline),
     )
 
@@ -91,27 +92,35 @@ def plan_data(result: PlanResult) -> PlanData:
     """Return what a reader sees of a plan; if nothing fits, of the one with the smallest peak."""
     plan = result.plan
     base = plan.baseline_step_seconds
-    decided = [_counts(plan, kind) for kind in range(len(plan.kinds))]
+    decided = [
+        {decision: sum(op.decision == decision for op in kind.ops) for decision in DECISIONS}
+        for kind in plan.kinds
+    ]
     return PlanData(
         subject=_subject(result.trace, result.device, result.seconds, result.warnings),
-        plan=plan,
         feasible=result.feasible,
-        budget_margin_bytes=result.margin_bytes,
-        added=plan.added_seconds / base if base else 0.0,
+        budget_bytes=plan.budget_bytes,
+        margin_bytes=result.margin_bytes,
+        baseline={"peak_bytes": plan.baseline_peak_bytes, "step_seconds": base},
+        peak_bytes=plan.peak_bytes,
+        reserve_bytes=plan.reserve_bytes,
+        step_seconds=plan.step_seconds,
         recompute_seconds=sum(region.recompute_seconds for region in plan.regions),
-        regions=tuple((region, decided[region.kind]) for region in plan.regions),
-        groups=_groups(plan, decided),
-        ways=_ways(plan, result.baselines),
+        bound_seconds=plan.bound_seconds,
+        gap=plan.gap,
+        method=plan.method,
+        world_size=plan.world_size,
+        trace_hash=plan.trace_hash,
+        regions=tuple({**asdict(region), "decisions": decided[region.kind]} for region in plan.regions),
         baselines=result.baselines,
         by_category=dict(result.timeline.peak_by_category),
         advice=() if result.feasible else advice(result.timeline, planned=True),
+        minimum_peak_bytes=None if result.feasible else plan.peak_bytes,
+        added=plan.added_seconds / base if base else 0.0,
+        groups=_groups(plan, decided),
+        ways=_ways(plan, result.baselines),
         memory=memory_curve(result.timeline),
     )
-
-
-def _counts(plan: Plan, kind: int) -> dict[str, int]:
-    decisions = [op.decision for op in plan.kinds[kind].ops]
-    return {decision: decisions.count(decision) for decision in DECISIONS}
 
 
 def _groups(plan: Plan, decided: Sequence[dict[str, int]]) -> tuple[RegionGroup, ...]:
@@ -158,43 +167,41 @@ def frontier_data(frontier: Frontier) -> FrontierData:
     return FrontierData(
         subject=_subject(frontier.trace, device, frontier.seconds, frontier.trace.warnings),
         points=points,
-        best=next((p for p in reversed(points) if p.peak_bytes <= device.default_budget_bytes), None),
+        margin_bytes=device.margin_bytes,
         baselines=frontier.baselines,
+        best=next((point for point in reversed(points) if point.verdict == "fits"), None),
     )
 
 
-def verification_data(verification: Verification) -> VerificationData:
+def verification_data(found: Verification) -> VerificationData:
     """Return what a reader sees of a verification."""
-    found, measured = verification, verification.measured
+    measured, comparison = found.measured, found.comparison
+    baseline, plan, results = measured, None, None
+    if comparison is not None:
+        baseline, plan, results = comparison.baseline, comparison.plan, comparison.results
+    largest = results.gradients.largest_difference if results else math.inf
+    apart = largest if math.isfinite(largest) else None  # JSON has no infinity
+    relative = None if results is None or apart is None else apart / (results.gradient_scale or 1.0)
     return VerificationData(
         subject=_subject(found.trace, found.device, found.seconds, found.warnings),
         peak_bytes=Compared(found.predicted_peak_bytes, measured.peak_bytes),
-        persistent_bytes=Compared(found.predicted_persistent_bytes, measured.persistent_bytes),
-        step_seconds=Compared(found.predicted_seconds, measured.seconds),
         error=found.error,
+        persistent_bytes=Compared(found.predicted_persistent_bytes, measured.persistent_bytes),
+        seconds=Compared(found.predicted_seconds, measured.seconds),
+        baseline_measured_peak_bytes=baseline.peak_bytes,
+        baseline_measured_seconds=baseline.seconds,
+        plan_made_for={"device": plan.device, **settings_json(plan.settings)} if plan else None,
+        plan_differences=found.plan_differences,
         compiled=measured.compiled,
         runs=found.runs,
         other_load=measured.load,
-        plan_differences=found.plan_differences,
-        planned=None if found.comparison is None else _planned(found.comparison),
-    )
-
-
-def _planned(comparison: Comparison) -> PlannedResults:
-    plan, results = comparison.plan, comparison.results
-    # JSON has no infinity.
-    apart = comparison.max_gradient_difference if math.isfinite(comparison.max_gradient_difference) else None
-    return PlannedResults(
-        made_for={"device": plan.device, **settings_json(plan.settings)},
-        baseline_peak_bytes=comparison.baseline.peak_bytes,
-        baseline_seconds=comparison.baseline.seconds,
-        loss_equal=comparison.loss_equal,
-        gradients_equal=comparison.gradients_equal,
-        state_equal=comparison.state_equal,
+        loss_equal=results.loss.equal if results else None,
+        gradients_equal=results.gradients.equal if results else None,
         max_gradient_difference=apart,
-        relative_gradient_difference=None if apart is None else apart / (results.gradient_scale or 1.0),
-        differences=results.differences,
-        not_compared=results.not_compared,
+        state_equal=results.state.equal if results else None,
+        differences=results.differences if results else (),
+        not_compared=results.not_compared if results else (),
+        relative_gradient_difference=relative,
     )
 
 
@@ -229,32 +236,29 @@ def order_data(result: OrderResult) -> OrderData:
 
 
 def _subject(trace: Trace, device: Device, seconds: dict[str, float], warnings: tuple[str, ...]) -> Subject:
+    steps = trace.steps
+    peaks = steps.peaks[steps.first - 1 :]
     return Subject(
         target=trace.target,
         device=device.name,
         device_usable_bytes=device.usable_bytes,
-        margin_bytes=device.margin_bytes,
         torch=trace.torch,
-        ops=len(trace.ops),
-        captured_for=trace.device,
         seconds=dict(seconds),
-        settings=trace.settings,
-        steps=_steps(trace.steps),
-        warnings=tuple(warnings),
-    )
-
-
-def _steps(steps: Steps) -> StepsSeen:
-    counted = steps.peaks[steps.first - 1 :]
-    return StepsSeen(
-        looked_at=steps.looked_at,
-        recorded=steps.recorded,
-        first=steps.first,
-        differ=steps.differ,
-        smallest_peak_bytes=min(counted, default=None),
-        largest_peak_bytes=max(counted, default=None),
-        changing=steps.changing,
-        complete=steps.complete,
-        leak_bytes_per_step=steps.growth_bytes,
-        leaks=steps.grows,
+        ops=len(trace.ops),
+        settings=settings_json(trace.settings),
+        steps=StepsSeen(
+            looked_at=steps.looked_at,
+            recorded=steps.recorded,
+            first=steps.first,
+            differ=steps.differ,
+            smallest_peak_bytes=min(peaks, default=None),
+            largest_peak_bytes=max(peaks, default=None),
+            changing=steps.changing,
+            complete=steps.complete,
+            leak_bytes_per_step=steps.growth_bytes,
+            leaks=steps.grows,
+        ),
+        warnings=warnings,
+        captured_for=trace.device,
+        description=describe(trace.settings),
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import IO
 
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes
-from trainfit.report.data import StepsSeen, Subject
-from trainfit.traces.settings import describe
+from trainfit.report.data import Subject
 
 _LEAST_WIDTH = 40
 """A name, a number and the space between them; narrower terminals wrap."""
@@ -83,13 +83,10 @@ def margin_words(margin_bytes: int) -> str:
 
 def settings_lines(subject: Subject) -> list[Text]:
     """Say in one line what the step is, and in another which run of it where runs differ."""
-    line = describe(subject.settings)
-    return [*([safe(line, "dim")] if line else []), *_steps(subject.steps)]
-
-
-def _steps(steps: StepsSeen) -> list[Text]:
+    lines = [safe(subject.description, "dim")] if subject.description else []
+    steps = subject.steps
     if not steps.differ:
-        return []
+        return lines
     smallest, largest = (
         format_bytes(peak or 0) for peak in (steps.smallest_peak_bytes, steps.largest_peak_bytes)
     )
@@ -98,22 +95,29 @@ def _steps(steps: StepsSeen) -> list[Text]:
         peaks = f"with peaks from {smallest} to {largest} without workspaces, "
         of_these = "the one that needs most"
     runs = f"of runs {steps.first} to {steps.looked_at}, {peaks}this is run {steps.recorded}, {of_these}."
-    return [Text().append("Steps differ: ", "yellow").append(runs)]
+    return [*lines, Text().append("Steps differ: ", "yellow").append(runs)]
 
 
-def warning_lines(warnings: Sequence[str]) -> list[RenderableType]:
+def stacked(*blocks: Sequence[RenderableType], warnings: Sequence[str] = (), footer: str = "") -> Group:
+    """Put blocks below each other, then warnings and a footer, with an empty line between what there is."""
+    parts: list[RenderableType] = []
+    for block in (*blocks, _warning_lines(warnings), [Text(footer, "dim")] if footer else ()):
+        parts += [Text(), *block] if block else []
+    return Group(*parts[1:])
+
+
+def _warning_lines(warnings: Sequence[str]) -> list[RenderableType]:
     """Show what was assumed, each once, and not without end."""
-    counts: dict[str, int] = {}
-    for warning in warnings:
-        counts[warning] = counts.get(warning, 0) + 1
-    if not counts:
-        return []
-    parts: list[RenderableType] = [Text(), Text("notes", "yellow")]
-    for warning, count in list(counts.items())[:_MOST_WARNINGS]:
-        times = f" ({count} times)" if count > 1 else ""
-        parts.append(Padding(safe(f"{warning}{times}"), (0, 0, 0, 2)))
-    if len(counts) > _MOST_WARNINGS:
-        parts.append(Text(f"  and {len(counts) - _MOST_WARNINGS} more; --json lists all", "dim"))
+    counts = Counter(warnings)
+    lines = [f"{warning} ({count} times)" if count > 1 else warning for warning, count in counts.items()]
+    return [Text("notes", "yellow"), *indented(lines, _MOST_WARNINGS)] if lines else []
+
+
+def indented(lines: Sequence[str], most: int) -> list[RenderableType]:
+    """Show so many lines, a little to the right, and how many more there are."""
+    parts: list[RenderableType] = [Padding(safe(line), (0, 0, 0, 2)) for line in lines[:most]]
+    if len(lines) > most:
+        parts.append(Text(f"  and {len(lines) - most} more; --json lists all", "dim"))
     return parts
 
 

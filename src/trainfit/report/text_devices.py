@@ -10,7 +10,7 @@ from rich.text import Text
 
 from trainfit.basics.units import format_bytes
 from trainfit.devices.device_table import Device
-from trainfit.report.tables import NumberTable, safe
+from trainfit.report.tables import NumberTable, safe, stacked
 
 
 def devices_view(devices: Sequence[Device]) -> RenderableType:
@@ -27,7 +27,7 @@ def devices_view(devices: Sequence[Device]) -> RenderableType:
             device.architecture,
         )
     note = "usable: without the CUDA context. GB/s: memory bandwidth. fp32, bf16: dense peak TFLOP/s."
-    return Group(table, Text(), Text(note, "dim"))
+    return stacked([table], footer=note)
 
 
 def device_view(device: Device) -> RenderableType:

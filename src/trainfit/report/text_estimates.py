@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.data import EstimateData, ModuleRow, Subject
-from trainfit.report.tables import NumberTable, margin_words, safe, settings_lines, warning_lines
+from trainfit.report.tables import NumberTable, indented, margin_words, safe, settings_lines, stacked
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
@@ -20,42 +19,33 @@ _BAR_WIDTH = 24
 _MOST_OPERATORS = 8
 _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
+_STYLES = {"fits": "bold green", "too close to call": "bold yellow", "does not fit": "bold red"}
 
 
 def estimate_view(data: EstimateData) -> RenderableType:
     """Lay out an estimate: fits or not, what the peak consists of, where it is, the largest modules."""
-    parts: list[RenderableType] = [
-        _headline(data),
-        *settings_lines(data.subject),
-        Text(),
-        _where(data),
-        Text(),
-        _shares(data),
-    ]
-    if data.advice:
-        parts += [Text(), Text("what would lower it", "yellow")]
-        parts += [Padding(safe(one.text), (0, 0, 0, 2)) for one in data.advice]
-    if data.rows:
-        parts += [Text(), _modules(data.rows, timed=data.time is not None)]
-    if data.time is not None:
-        parts += [Text(), _time(data.time, data.subject.device), Text(), _operators(data.time)]
-    parts += warning_lines(data.subject.warnings)
-    return Group(*parts, Text(), _footer(data.subject))
+    subject, time = data.subject, data.time
+    advice = [one.text for one in data.advice]
+    return stacked(
+        [_headline(data), *settings_lines(subject)],
+        [_where(data)],
+        [_shares(data)],
+        [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
+        [_modules(data.rows, timed=time is not None)] if data.rows else [],
+        [] if time is None else [_time(time, subject.device)],
+        [] if time is None else [_operators(time)],
+        warnings=subject.warnings,
+        footer=_footer(subject),
+    )
 
 
 def _headline(data: EstimateData) -> Text:
-    device, spare = data.subject.device, data.spare_bytes
     line = Text().append_text(safe(data.subject.target, "bold")).append(": peak ")
     line.append(format_bytes(data.peak_bytes), "bold").append(" (predicted), ")
-    if data.verdict == "fits":
-        line.append_text(safe(f"fits in {device}", "bold green"))
-        line.append(f": {format_bytes(spare)} free")
-    elif data.verdict == "does not fit":
-        line.append_text(safe(f"does not fit in {device}", "bold red"))
-        line.append(f": {format_bytes(-spare)} missing")
-    else:
-        line.append_text(safe(f"too close to call in {device}", "bold yellow"))
-        line.append(f": {format_bytes(spare)} free, less than {margin_words(data.subject.margin_bytes)}")
+    line.append_text(safe(f"{data.verdict} in {data.subject.device}", _STYLES[data.verdict]))
+    line.append(f": {format_bytes(abs(data.spare_bytes))} {'missing' if data.spare_bytes < 0 else 'free'}")
+    if data.verdict == "too close to call":
+        line.append(f", less than {margin_words(data.margin_bytes)}")
     if data.time is not None:
         line.append("; ").append(format_seconds(data.time.step_seconds), "bold").append(" per step")
     return line
@@ -125,11 +115,10 @@ def _time(time: StepTime, device: str) -> Text:
         )
     if time.unpriced:
         names = ", ".join(operator.name for operator in time.unpriced[:_MOST_UNPRICED])
-        more = (
-            f" and {len(time.unpriced) - _MOST_UNPRICED} more" if len(time.unpriced) > _MOST_UNPRICED else ""
-        )
+        more = len(time.unpriced) - _MOST_UNPRICED
+        names += f" and {more} more" if more > 0 else ""
         share = sum(operator.share for operator in time.unpriced)
-        line.append(f" Without a formula, priced by the bytes they move ({share:.1%}): {names}{more}.")
+        line.append(f" Without a formula, priced by the bytes they move ({share:.1%}): {names}.")
     return line
 
 
@@ -149,11 +138,10 @@ def _operators(time: StepTime) -> NumberTable:
     return table
 
 
-def _footer(subject: Subject) -> Text:
+def _footer(subject: Subject) -> str:
     steps = subject.steps
-    return Text(
+    return (
         f"{format_count(subject.ops)} ops, captured for {subject.captured_for} in "
         f"{format_seconds(subject.seconds['capture'])} (run {steps.recorded} of {steps.looked_at}), "
-        f"torch {subject.torch}",
-        "dim",
+        f"torch {subject.torch}"
     )

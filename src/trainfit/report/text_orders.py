@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.data import OrderData
-from trainfit.report.tables import NumberTable, safe, warning_lines
+from trainfit.report.tables import NumberTable, safe, stacked
 
-_SOURCES = {
-    "file": "the graph's",
-    "graph": "the graph's",
-    "joint": "the joint graph's",
-    "eager": "the eager step's",
-}
+_SOURCES = {"joint": "the joint graph's", "eager": "the eager step's"}
 _LEAST_SHOWN = 0.0005
 _MEANINGS = {
     "baseline": "baseline (as given)",
     "lpmf": "lpmf (least peak first)",
     "bfs": "bfs (breadth first)",
     "dfs": "dfs (depth first)",
-    "tightened": "tightened",
     "search": "exact search",
     "beam": "beam search",
-    "best": "best",
     "bound": "no order is below",
 }
 
@@ -33,19 +26,22 @@ def order_view(data: OrderData) -> RenderableType:
     """Lay out an order: the peak and how good it is, then every method, the best and the bound."""
     table = NumberTable("order (predicted)", "peak", "of baseline")
     for row in data.rows:
-        name = Text(_MEANINGS[row.name], "bold" if row.best else "")
+        name = Text(_MEANINGS.get(row.name, row.name), "bold" if row.best else "")
         table.add_row(name, format_bytes(row.peak_bytes), "-" if row.share is None else f"{row.share:.1%}")
-    parts: list[RenderableType] = [_headline(data), Text(), table]
-    if data.last_use_peak_bytes is not None:
-        freed = (
-            f"if every tensor were also freed after its last use: {format_bytes(data.last_use_peak_bytes)}"
-        )
-        parts += [Text(), Text(freed)]
-    return Group(*parts, *warning_lines(data.warnings), Text(), _footer(data))
+    freed = data.last_use_peak_bytes
+    line = f"if every tensor were also freed after its last use: {format_bytes(freed or 0)}"
+    return stacked(
+        [_headline(data)],
+        [table],
+        [] if freed is None else [Text(line)],
+        warnings=data.warnings,
+        footer=_footer(data),
+    )
 
 
 def _headline(data: OrderData) -> Text:
-    line = safe(data.target, "bold").append(f": {_SOURCES[data.source]} peak ")
+    whose = _SOURCES.get(data.source, "the graph's")
+    line = safe(data.target, "bold").append(f": {whose} peak ")
     peak = format_bytes(data.peak_bytes)
     if data.saved_bytes:
         # So few bytes are 0.0% less: say how many instead.
@@ -58,11 +54,10 @@ def _headline(data: OrderData) -> Text:
     return line.append(data.quality)
 
 
-def _footer(data: OrderData) -> Text:
+def _footer(data: OrderData) -> str:
     read = "read" if data.source in ("file", "graph") else "traced"
-    return Text(
+    return (
         f"{format_count(data.ops)} nodes, {read} in {format_seconds(data.seconds['capture'])}, "
         f"ordered in {format_seconds(data.seconds['solve'])}"
-        + (f", torch {data.torch}" if data.torch else ""),
-        "dim",
+        f"{f', torch {data.torch}' if data.torch else ''}"
     )

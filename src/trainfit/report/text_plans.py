@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.data import FrontierData, PlanData, RegionGroup, Way
-from trainfit.report.tables import NumberTable, margin_words, safe, settings_lines, warning_lines
+from trainfit.report.tables import NumberTable, margin_words, safe, settings_lines, stacked
 
 _MOST_GROUPS = 10
 _FITS = {
@@ -21,16 +21,13 @@ _FITS = {
 
 def plan_view(data: PlanData) -> RenderableType:
     """Lay out a plan: does it fit, what it costs, how good it is, the usual ways beside it, its regions."""
-    parts: list[RenderableType] = [
-        _plan_headline(data),
-        *settings_lines(data.subject),
-        Text(),
-        _ways(data.ways),
-    ]
-    if data.groups:
-        parts += [Text(), _regions(data.groups)]
-    parts += warning_lines(data.subject.warnings)
-    return Group(*parts, Text(), _plan_footer(data))
+    return stacked(
+        [_plan_headline(data), *settings_lines(data.subject)],
+        [_ways(data.ways)],
+        [_regions(data.groups)] if data.groups else [],
+        warnings=data.subject.warnings,
+        footer=_plan_footer(data),
+    )
 
 
 def frontier_view(data: FrontierData) -> RenderableType:
@@ -51,27 +48,24 @@ def frontier_view(data: FrontierData) -> RenderableType:
     else:
         line.append(f": the fastest that fits takes {format_seconds(best.step_seconds)} per step and ")
         line.append(format_bytes(best.peak_bytes), "bold").append(" (predicted)")
-    parts: list[RenderableType] = [line, *settings_lines(subject), Text(), table]
-    if subject.margin_bytes:
-        parts += [Text(), Text(f"close: within {margin_words(subject.margin_bytes)}", "dim")]
-    return Group(*parts)
+    footer = f"close: within {margin_words(data.margin_bytes)}" if data.margin_bytes else ""
+    return stacked([line, *settings_lines(subject)], [table], footer=footer)
 
 
 def _plan_headline(data: PlanData) -> Text:
-    plan = data.plan
     line = safe(data.subject.target, "bold").append(f" on {data.subject.device}")
-    if plan.world_size > 1:
-        line.append(f", in each of {plan.world_size} processes")
+    if data.world_size > 1:
+        line.append(f", in each of {data.world_size} processes")
     line.append(": ")
     if not data.feasible:
-        line.append(f"no plan fits into {format_bytes(plan.budget_bytes)}", "bold red")
-        return line.append(f"; the smallest peak is {format_bytes(plan.peak_bytes)} (predicted)")
-    both = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}"
-    if not plan.regions:
+        line.append(f"no plan fits into {format_bytes(data.budget_bytes)}", "bold red")
+        return line.append(f"; the smallest peak is {format_bytes(data.peak_bytes)} (predicted)")
+    both = f"{format_bytes(data.peak_bytes)} of {format_bytes(data.budget_bytes)}"
+    if not data.regions:
         return line.append("fits as it is", "bold green").append(f": {both} (predicted)")
     line.append(both, "bold green")
-    line.append(f" at {format_seconds(plan.step_seconds)} per step, {data.added:+.1%} (predicted). ")
-    return line.append(f"No plan of this kind is more than {plan.gap:.2%} faster.")
+    line.append(f" at {format_seconds(data.step_seconds)} per step, {data.added:+.1%} (predicted). ")
+    return line.append(f"No plan of this kind is more than {data.gap:.2%} faster.")
 
 
 def _ways(ways: Sequence[Way]) -> NumberTable:
@@ -100,12 +94,12 @@ def _regions(groups: Sequence[RegionGroup]) -> NumberTable:
     return table
 
 
-def _plan_footer(data: PlanData) -> Text:
-    subject, reserve, margin = data.subject, data.plan.reserve_bytes, data.budget_margin_bytes
+def _plan_footer(data: PlanData) -> str:
+    subject, reserve, margin = data.subject, data.reserve_bytes, data.margin_bytes
     lines = [
         f"{format_bytes(reserve)} of the peak set aside: memory depends on data" if reserve else "",
         f"budget: the device without {margin_words(margin)}" if margin else "",
         f"{format_count(subject.ops)} ops, captured in {format_seconds(subject.seconds['capture'])}, "
         f"solved in {format_seconds(subject.seconds['solve'])}, torch {subject.torch}",
     ]
-    return Text("\n".join(line for line in lines if line), "dim")
+    return "\n".join(line for line in lines if line)

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.plans.plan_origin import other_step
-from trainfit.report.data import Compared, PlannedResults, VerificationData
-from trainfit.report.tables import NumberTable, percent, safe, settings_lines, warning_lines
+from trainfit.report.data import Compared, VerificationData
+from trainfit.report.tables import NumberTable, indented, percent, safe, settings_lines, stacked
 
 _MOST_DIFFERENCES = 5
+_EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
 
 
 def verification_view(data: VerificationData) -> RenderableType:
     """Lay out a verification: how far off the prediction was, and the figures side by side."""
-    subject = data.subject
-    footer = Text(
+    subject, runs = data.subject, data.runs["total"]
+    footer = (
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} "
-        f"ops, measured in {format_seconds(subject.seconds['measure'])} ({_times(data.runs['total'])} of the "
-        f"step), torch {subject.torch}",
-        "dim",
+        f"ops, measured in {format_seconds(subject.seconds['measure'])} "
+        f"({runs} run{'' if runs == 1 else 's'} of the step), torch {subject.torch}"
     )
-    parts = [
+    other = other_step(data.plan_differences)
+    verdict = [
         _verdict(data),
         *settings_lines(subject),
-        *([safe(other, "yellow")] if (other := other_step(data.plan_differences)) else []),
-        *([] if data.planned is None else _same_results(data.planned)),
-        Text(),
-        _figures(data),
-        *warning_lines(subject.warnings),
-        Text(),
-        footer,
+        *([safe(other, "yellow")] if other else []),
+        *([] if data.plan_made_for is None else _same_results(data)),
     ]
-    return Group(*parts)
+    return stacked(verdict, [_figures(data)], warnings=subject.warnings, footer=footer)
 
 
 def _figures(data: VerificationData) -> NumberTable:
@@ -42,7 +37,7 @@ def _figures(data: VerificationData) -> NumberTable:
         table, compare = NumberTable("", "eager, predicted", "compiled, measured", "ratio"), _ratio
     else:
         table, compare = NumberTable("", "predicted", "measured", "error"), _error
-    peak, before, seconds = data.peak_bytes, data.persistent_bytes, data.step_seconds
+    peak, before, seconds = data.peak_bytes, data.persistent_bytes, data.seconds
     peak_error, ratio = compare(peak), 1.0 if seconds.ratio is None else seconds.ratio
     time_error = Text(f"{ratio:.2f} x" if data.compiled else f"{ratio - 1:+.1%}")
     if data.plan_differences:
@@ -54,9 +49,9 @@ def _figures(data: VerificationData) -> NumberTable:
     table.add_row(
         "step time", format_seconds(seconds.predicted), format_seconds(seconds.measured), time_error
     )
-    if data.planned is not None:
-        table.add_row("peak without the plan", "", format_bytes(data.planned.baseline_peak_bytes), "")
-        table.add_row("step time without the plan", "", format_seconds(data.planned.baseline_seconds), "")
+    if data.plan_made_for is not None:
+        table.add_row("peak without the plan", "", format_bytes(data.baseline_measured_peak_bytes), "")
+        table.add_row("step time without the plan", "", format_seconds(data.baseline_measured_seconds), "")
     return table
 
 
@@ -88,35 +83,24 @@ def _other_plan_verdict(data: VerificationData) -> Text:
     """Say what was measured: what the plan promises is about another step, be it the same number or not."""
     line = Text("the plan was made for another step. With it this one has a peak of ")
     line.append(format_bytes(data.peak_bytes.measured), "bold").append(" (measured)")
-    if data.planned is not None:
-        line.append(f", without it {format_bytes(data.planned.baseline_peak_bytes)}")
+    if data.plan_made_for is not None:
+        line.append(f", without it {format_bytes(data.baseline_measured_peak_bytes)}")
     return line.append(f"; it promises {format_bytes(data.peak_bytes.predicted)} for its own")
 
 
-def _same_results(results: PlannedResults) -> list[RenderableType]:
+def _same_results(data: VerificationData) -> list[RenderableType]:
     """Say whether the plan changed the results, where, and what was not compared."""
-    line = Text("With the plan the loss is ").append_text(_equality(results.loss_equal))
-    line.append(", the gradients are ").append_text(_equality(results.gradients_equal))
-    line.append(", parameters and buffers afterwards are ").append_text(_equality(results.state_equal))
+    line = Text("With the plan the loss is ").append(*_EQUALITY[data.loss_equal])
+    line.append(", the gradients are ").append(*_EQUALITY[data.gradients_equal])
+    line.append(", parameters and buffers afterwards are ").append(*_EQUALITY[data.state_equal])
     line.append(" (bit by bit, measured).")
-    if results.gradients_equal is False and results.relative_gradient_difference is not None:
-        line.append(f" Gradients are up to {results.relative_gradient_difference:.1e} of the largest apart.")
-    parts: list[RenderableType] = [line]
-    for title, lines in (("not equal", results.differences), ("not compared", results.not_compared)):
-        parts += [Padding(safe(f"{title}: {text}"), (0, 0, 0, 2)) for text in lines[:_MOST_DIFFERENCES]]
-        if len(lines) > _MOST_DIFFERENCES:
-            parts.append(Text(f"  and {len(lines) - _MOST_DIFFERENCES} more; --json lists all", "dim"))
-    return parts
-
-
-def _equality(equal: bool | None) -> Text:
-    if equal is None:
-        return Text("not compared", "yellow")
-    return Text("equal", "green") if equal else Text("NOT equal", "bold red")
-
-
-def _times(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs} runs"
+    if data.gradients_equal is False and data.relative_gradient_difference is not None:
+        line.append(f" Gradients are up to {data.relative_gradient_difference:.1e} of the largest apart.")
+    return [
+        line,
+        *indented([f"not equal: {text}" for text in data.differences], _MOST_DIFFERENCES),
+        *indented([f"not compared: {text}" for text in data.not_compared], _MOST_DIFFERENCES),
+    ]
 
 
 def _ratio(figure: Compared[int]) -> Text:
