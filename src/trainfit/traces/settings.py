@@ -178,19 +178,13 @@ class Difference:
 
 def differences(planned: Settings, here: Settings) -> tuple[Difference, ...]:
     """Return in what two steps differ that decides about their memory, the most telling first."""
-    found = [
-        Difference(name, getattr(planned, name), getattr(here, name))
-        for name in _COMPARED
-        if getattr(planned, name) != getattr(here, name)
-    ]
-    first, second = optimizer_words(planned), optimizer_words(here)
-    if first != second:
-        found.append(Difference("optimizer", first, second))
+    pairs = [Difference(name, getattr(planned, name), getattr(here, name)) for name in _COMPARED]
+    pairs.append(Difference("optimizer", optimizer_words(planned), optimizer_words(here)))
     ours = dict((*here.model, *here.arguments))
     for name, text in (*planned.model, *planned.arguments):
-        if name not in _SAID_ELSEWHERE and ours.get(name, text) != text:
-            found.append(Difference(name, text, ours[name]))
-    return tuple(found)
+        if name not in _SAID_ELSEWHERE:
+            pairs.append(Difference(name, text, ours.get(name, text)))
+    return tuple(pair for pair in pairs if pair.planned != pair.here)
 
 
 _COMPARED = (

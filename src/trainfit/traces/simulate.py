@@ -101,19 +101,9 @@ def simulate(trace: Trace) -> Timeline:
     workspace: Bytes = per_signature[signature] if ops else np.zeros(0, dtype=np.int64)
     during = live + workspace
     persistent = trace.persistent_bytes
-    peak_op = int(during.argmax()) if ops else -1
-    peak = int(during[peak_op]) if ops else persistent
-    if persistent >= peak:
-        peak, peak_op = persistent, -1
-    return Timeline(
-        trace=trace,
-        live_bytes=tuple(live.tolist()),
-        by_category=by_category,
-        workspace_bytes=workspace,
-        persistent_bytes=persistent,
-        peak_bytes=peak,
-        peak_op=peak_op,
-    )
+    peak = max(int(during.max(initial=0)), persistent)
+    peak_op = int(during.argmax()) if peak > persistent else -1
+    return Timeline(trace, tuple(live.tolist()), by_category, workspace, persistent, peak, peak_op)
 
 
 def _category_bytes(trace: Trace, ops: int) -> Bytes:
