@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
 
-def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
+def assemble(session: Session, step: Step, target: str) -> t.Trace:
     """Make the trace of the step that the session has recorded."""
     recorder = session.recorder
     rows = recorder.rows
@@ -31,7 +31,6 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
         live.index = number
     signatures, signature_of = _signatures(rows)
     categories = _categories(session, step, rows)
-    forward_ops = _ForwardOps(rows)
     queues = _queues([signatures[signature_of[id(row.call)]].collective for row in rows])
     ops = tuple(
         t.Op(
@@ -40,20 +39,20 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
             module=row.module,
             call=row.module_call,
             recompute=row.recompute,
-            forward_op=forward_ops.of(row, number),
+            forward_op=forward_op,
             reads=_numbers(row.reads),
             writes=_numbers(row.writes),
             creates=_numbers(row.creates),
-            queue=queues[number].name,
-            waits_for=queues[number].waits_for,
+            queue=queue,
+            waits_for=waits_for,
             host_waits=row.host_waits,
             reads_value=row.reads_value,
         )
-        for number, row in enumerate(rows)
+        for row, forward_op, (queue, waits_for) in zip(rows, _forward_ops(rows), queues)
     )
     return t.Trace(
         target=target,
-        device=device,
+        device=session.device,
         architecture=session.gpu.device.architecture if session.gpu.architecture_mattered else "",
         torch=torch.__version__,
         signatures=signatures,
@@ -71,70 +70,51 @@ def assemble(session: Session, step: Step, target: str, device: str) -> t.Trace:
         tokens=step.tokens,
         model=session.modules.index(step.model),
         settings=described(session.settings, step, session),
-        assumptions=(
-            *session.gpu.assumptions(),
-            *on_the_host(step, session),
-            *session.values.assumptions,
-        ),
+        assumptions=(*session.gpu.assumptions(), *on_the_host(step, session), *session.values.assumptions),
     )
 
 
-class _Place(NamedTuple):
-    """Where an op runs, and for which ops of other queues it waits."""
+def _queues(collectives: list[t.Collective | None]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the queue of each op, and for which ops of other queues it waits.
 
-    name: str
-    waits_for: tuple[int, ...]
-
-
-def _queues(collectives: list[t.Collective | None]) -> list[_Place]:
-    """Put each collective on its group's queue: it waits for what was computed, and the next op for it.
-
-    That is how a synchronous collective runs. What an asynchronous one overlaps with until its `wait()` is
-    not followed.
+    A collective is on its group's queue; it waits for what was computed, and the next op for it. That is how
+    a synchronous one runs. What an asynchronous one overlaps with until its `wait()` is not followed.
     """
-    found: list[_Place] = []
-    last: dict[str, int] = {}
+    found: list[tuple[str, tuple[int, ...]]] = []
+    computed: tuple[int, ...] = ()
     awaited: tuple[int, ...] = ()
     for number, collective in enumerate(collectives):
         if collective is None:
-            found.append(_Place(t.COMPUTE, awaited))
-            awaited = ()
-            last[t.COMPUTE] = number
+            found.append((t.COMPUTE, awaited))
+            computed, awaited = (number,), ()
         else:
-            computed = (last[t.COMPUTE],) if t.COMPUTE in last else ()
-            found.append(_Place(f"group {collective.group}", computed))
+            found.append((f"group {collective.group}", computed))
             awaited = (*awaited, number)
     return found
 
 
 def _tf32() -> tuple[str, ...]:
     """Return which float32 products the step's own settings let a GPU round to TF32."""
-    allowed = {
-        "matmul": torch.backends.cuda.matmul.allow_tf32,
-        "convolution": torch.backends.cudnn.allow_tf32,
-    }
-    return tuple(kind for kind, is_allowed in allowed.items() if is_allowed)
+    backends: dict[str, Any] = {"matmul": torch.backends.cuda.matmul, "convolution": torch.backends.cudnn}
+    return tuple(kind for kind, backend in backends.items() if backend.allow_tf32)
 
 
 def _numbers(lives: Iterable[LiveStorage]) -> tuple[int, ...]:
     return tuple([live.index for live in lives])
 
 
-class _ForwardOps:
-    """Finds the forward op that made an autograd node, by sequence numbers, which only grow."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        self._rows = [n for n, row in enumerate(rows) if row.phase is FORWARD or row.recompute]
-        self._sequences = [rows[n].sequence for n in self._rows]
-
-    def of(self, row: Row, number: int) -> int:
-        if row.phase is not BACKWARD or row.recompute or row.sequence < 0:
-            return -1
-        # A node takes its number just before its op is dispatched: the first op that sees a larger one.
-        position = bisect.bisect_right(self._sequences, row.sequence)
-        found = self._rows[position] if position < len(self._rows) else -1
+def _forward_ops(rows: list[Row]) -> Iterator[int]:
+    """Yield for each op the forward op that made its autograd node, by sequence numbers, which only grow."""
+    forward = [n for n, row in enumerate(rows) if row.phase is FORWARD or row.recompute]
+    sequences = [rows[n].sequence for n in forward]
+    for number, row in enumerate(rows):
+        found = -1
+        if row.phase is BACKWARD and not row.recompute and row.sequence >= 0:
+            # A node takes its number just before its op is dispatched: the first op that sees a larger one.
+            position = bisect.bisect_right(sequences, row.sequence)
+            found = forward[position] if position < len(forward) else -1
         # Sequence numbers belong to a thread: a node of another thread is not found by them.
-        return found if found < number else -1
+        yield found if found < number else -1
 
 
 def _signatures(rows: list[Row]) -> tuple[tuple[t.Signature, ...], dict[int, int]]:
@@ -142,8 +122,7 @@ def _signatures(rows: list[Row]) -> tuple[tuple[t.Signature, ...], dict[int, int
     number_of: dict[int, int] = {}
     for row in rows:
         if id(row.call) not in number_of:
-            signature = signature_of(row.call)
-            number_of[id(row.call)] = table.setdefault(signature, len(table))
+            number_of[id(row.call)] = table.setdefault(signature_of(row.call), len(table))
     return tuple(table), number_of
 
 
@@ -182,11 +161,9 @@ def _argument(part: Any, inputs: list[t.TensorSpec]) -> Any:
         if len(part) == 2 and isinstance(part[0], type):
             return _argument(part[1], inputs)
         return [_argument(item, inputs) for item in part]
-    for kind in ("dtype", "layout", "memory_format"):
+    for kind in ("dtype", "layout", "memory_format", "device"):
         if isinstance(part, getattr(torch, kind)):
             return {kind: str(part).removeprefix("torch.")}
-    if isinstance(part, torch.device):
-        return {"device": str(part)}
     if isinstance(part, CommunicationGroup):
         return {"group": part.name}
     if part is None or isinstance(part, bool | int | str):
@@ -208,16 +185,18 @@ def _output_specs(outputs: Iterable[Any]) -> Iterator[t.TensorSpec]:
             yield from _output_specs(output)
 
 
+def _lives_of(session: Session, tensors: Iterable[torch.Tensor]) -> Iterator[LiveStorage]:
+    parts = (part for tensor in tensors for part in strided_parts(tensor))
+    return (live for live in map(session.ledger.find, parts) if live is not None)
+
+
 def known_categories(session: Session, step: Step) -> dict[int, str]:
     """Return what the storages of models and optimizers are at this moment, by id of their entry."""
     labels: dict[int, str] = {}
 
     def label(tensors: Iterable[Any], category: str) -> None:
-        for tensor in tensors:
-            for part in strided_parts(tensor):
-                live = session.ledger.find(part)
-                if live is not None:
-                    labels.setdefault(id(live), category)
+        for live in _lives_of(session, tensors):
+            labels.setdefault(id(live), category)
 
     for root in session.modules.roots:
         label(root.parameters(), "parameter")
@@ -254,11 +233,8 @@ def _category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)
 
 
@@ -285,8 +261,8 @@ def _modules(session: Session) -> tuple[t.Module, ...]:
     seen: set[int] = set()
 
     def own(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        lives = (session.ledger.find(part) for tensor in tensors for part in strided_parts(tensor))
-        found = dict.fromkeys(live.index for live in lives if live is not None and live.index not in seen)
+        lives = _lives_of(session, tensors)
+        found = dict.fromkeys(live.index for live in lives if live.index not in seen)
         seen.update(found)
         return tuple(found)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from trainfit.capturing.compiled import noticed
-from trainfit.capturing.replacing import originals
+from trainfit.capturing.replacing import originals, while_set
 
 _NAME = "torch._dynamo"
 _DISABLED = "__dynamo_disable"
@@ -38,11 +38,8 @@ def eager_only(note: Callable[[], None] = lambda: None) -> Iterator[None]:
     """
     loaded = sys.modules.get(_NAME)
     if isinstance(loaded, _StandIn):
-        before, loaded.note = loaded.note, note
-        try:
+        with while_set(loaded, "note", note):
             yield
-        finally:
-            loaded.note = before
         return
     with contextlib.ExitStack() as stack:
         if loaded is not None:

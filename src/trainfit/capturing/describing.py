@@ -28,9 +28,7 @@ def described(settings: Settings, step: Step, session: Session) -> Settings:
     parameters = list(step.model.parameters())
     classes = [type(optimizer).__name__ for optimizer in step.optimizers]
     optimizer_class = "+".join(dict.fromkeys(classes)) or None
-    batch, seq = settings.batch, settings.seq
-    if batch is None:
-        batch = step.samples
+    batch, seq = step.samples if settings.batch is None else settings.batch, settings.seq
     if seq is None and settings.image_size is None and batch and step.tokens and not step.tokens % batch:
         seq = step.tokens // batch
     return replace(
@@ -67,13 +65,8 @@ def _kernels(rows: Iterable[Row]) -> str | None:
 
 def on_the_host(step: Step, session: Session) -> tuple[Assumption, ...]:
     """Warn if a step for a GPU keeps parameters on the host, where they are not counted."""
-    seen: set[int] = set()
-    total = 0
-    for parameter in step.model.parameters():
-        live = session.ledger.find(parameter)
-        if live is not None and live.on_host and id(live) not in seen:
-            seen.add(id(live))
-            total += live.storage_bytes
+    lives = {session.ledger.find(parameter) for parameter in step.model.parameters()}
+    total = sum(live.storage_bytes for live in lives if live is not None and live.on_host)
     if not total:
         return ()
     text = (

@@ -7,9 +7,9 @@ about values get the answer that a real run would give.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from trainfit.capturing.engine import as_the_engine_would, sums_masked_gradient
 from trainfit.capturing.hollow import tensor_over
 from trainfit.capturing.hollow_results import NewStorages, fit_out, made, storage_of_out
 from trainfit.capturing.known_masks import constant_summed, makes_floats, note_constant
-from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
+from trainfit.capturing.ledger import OUTSIDE, LiveStorage
 from trainfit.capturing.metadata import (
     Call,
     Key,
@@ -37,10 +37,13 @@ from trainfit.capturing.mixing import note_mixed
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
+from trainfit.capturing.replacing import while_set
 from trainfit.capturing.schemas import Operator, aten, describe
 from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, decide
 from trainfit.capturing.waiting import note_wait
 from trainfit.errors import CaptureError
+
+_REFUSES_HALF = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
 
 
 @functools.cache
@@ -60,28 +63,18 @@ class CaptureMode(TorchDispatchMode):
         # Otherwise torch wraps the method below in two more frames, on every operator call.
         return False
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        recorder: Recorder,
-        values: Values,
-        oracle: MetadataOracle,
-        *,
-        measures_workspaces: bool,
-    ) -> None:
-        """Share the ledger, recorder and value rules of one session, and what is known of operators.
-
-        `measures_workspaces` says that the kernels of this machine are those of the trace.
-        """
+    def __init__(self, recorder: Recorder, values: Values, oracle: MetadataOracle, device: str) -> None:
+        """Share the recorder and value rules of one session, and what is known of operators of `device`."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger = ledger
+        self.ledger = recorder.ledger
         self.recorder = recorder
         self.values = values
         self.oracle = oracle
-        self.measures_workspaces = measures_workspaces
         self.random = RandomStream()
-        self.for_gpu = not measures_workspaces
-        self._in_torchs_formula = False
+        self.for_gpu = device != "cpu"
+        self.measures_workspaces = not self.for_gpu
+        """Whether the kernels of this machine are those of the trace."""
+        self.in_torchs_formula = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -105,7 +98,7 @@ class CaptureMode(TorchDispatchMode):
             return func(*args, **kwargs)
         if sparse.is_sparse_call(func, args):
             return sparse.handle(self, func, args, kwargs)
-        if self.recorder.in_engine and (self._in_torchs_formula or called_by_engine(depth=3)):
+        if self.recorder.in_engine and (self.in_torchs_formula or called_by_engine(depth=3)):
             if func is aten.where.self and sums_masked_gradient(self.recorder):
                 return handlers.masked_select(self, aten.masked_select.default, (args[1], args[0]), {})
             func = as_the_engine_would(self, func, args, kwargs)
@@ -128,9 +121,7 @@ class CaptureMode(TorchDispatchMode):
         key, tensors = call_key(func, args, kwargs)
         if tensors and (tensors[0].is_meta or tensors[0]._is_zerotensor()):
             return func(*args, **kwargs)  # neither has memory
-        call = self.oracle.look_up(key)
-        if call is None:
-            call = self.oracle.remember(Call(describe(func), key, (), single=True))
+        call = self.oracle.without_results(describe(func), key)
         lives = [self.live(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
         self.recorder.record(call, lives, (), ())
@@ -155,19 +146,15 @@ class CaptureMode(TorchDispatchMode):
         lives = [self.live(tensor) for tensor in tensors]
         if lives and self.ledger.on_host is None and all(live.on_host for live in lives):
             # What is computed from the host's tensors alone is computed on the host.
-            self.ledger.on_host = True
-            try:
+            with while_set(self.ledger, "on_host", True):
                 return self.compute(func, args, kwargs, kernel=kernel, shape_args=shape_args)
-            finally:
-                self.ledger.on_host = None
         if self.ledger.host_by_default and any(live.on_host for live in lives):
             note_mixed(self, func, tensors, lives)
         if shape_args is not None:
             # The same call with another result; what it was called with stays as it is.
             key = ((func, call_key(func, shape_args, {})[0]), *key[1:])
-        call = self.oracle.look_up(key)
-        if call is None:
-            call = self.oracle.ask(func, key, args if shape_args is None else shape_args, kwargs, kernel)
+        asked = args if shape_args is None else shape_args
+        call = self.oracle.look_up(key) or self.oracle.ask(func, key, asked, kwargs, kernel)
         constant = constant_summed(call, args, lives)
         if (
             call.operator.runs_on_cpu
@@ -177,9 +164,9 @@ class CaptureMode(TorchDispatchMode):
         ):
             if constant is not None:
                 args = (constant, *args[1:])
-            if call.operator.mutated and self._would_change_outside(call.operator, args, kwargs):
-                return self._hollow(func, call, args, kwargs, tensors, lives)
-            return self.run_real(func, call, key, args, kwargs, tensors, lives)
+            # Not if it would change the user's own tensors, made before the capture.
+            if all(live.producer != OUTSIDE for live in self._written(call.operator, args, kwargs)):
+                return self.run_real(func, call, key, args, kwargs, tensors, lives)
         return self._hollow(func, call, args, kwargs, tensors, lives)
 
     def live(self, tensor: torch.Tensor) -> LiveStorage:
@@ -206,7 +193,7 @@ class CaptureMode(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            if call is None or self.measures_workspaces or not _refuses_half(error):
+            if call is None or self.measures_workspaces or not str(error).endswith(_REFUSES_HALF):
                 raise
             # The call is for a GPU, which has kernels in 16 bits that the CPU does not have.
             call.unlike_cpu = True
@@ -290,20 +277,12 @@ class CaptureMode(TorchDispatchMode):
     ) -> list[LiveStorage]:
         return [self.live(tensor) for tensor in operator.written(args, kwargs)]
 
-    def _would_change_outside(
-        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
-        """Whether running an operator would change the user's own tensors, made before the capture."""
-        return any(live.producer == OUTSIDE for live in self._written(operator, args, kwargs))
-
     def _inputs_known(self, call: Call, lives: list[LiveStorage]) -> bool:
         operator = call.operator
         if operator.made_like and not makes_floats(call):
             return True
-        if operator.overwrites_first and lives:
-            if not lives[0].known and lives[0].backing is None:
-                return False
-            return all(live.known for live in lives[1:])
+        if operator.overwrites_first and lives and lives[0].backing is not None:
+            lives = lives[1:]  # it has memory that can be written to
         return all(live.known for live in lives)
 
     def small_outputs(self, call: Call, inputs: list[torch.Tensor]) -> bool:
@@ -319,18 +298,9 @@ class CaptureMode(TorchDispatchMode):
             output.dtype, output.size.numel(), of_integers=of_integers
         )
 
-    @contextlib.contextmanager
-    def torchs_own_formula(self) -> Iterator[None]:
+    def torchs_own_formula(self) -> AbstractContextManager[None]:
         """Treat the operators of a formula that capture calls as if autograd's engine had called it."""
-        self._in_torchs_formula = True
-        try:
-            yield
-        finally:
-            self._in_torchs_formula = False
-
-
-def _refuses_half(error: RuntimeError) -> bool:
-    return str(error).endswith(("not implemented for 'Half'", "not implemented for 'BFloat16'"))
+        return while_set(self, "in_torchs_formula", True)
 
 
 def _on_meta_device(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.traces.step_runs import Growth
@@ -12,34 +13,21 @@ if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
 
-class Leftover(NamedTuple):
-    """A storage that is still there when the run that made it has ended."""
-
-    live: LiveStorage
-    producer: str
-    module: str
-    line: str
-    category: str
+Key = tuple[str, ...]
+"""Category, producer, module and line: where something was made; and, in sizes, who holds it."""
+Leftovers = list[tuple[LiveStorage, Key]]
+"""What one run has left behind: storages that are still there when the run that made them has ended."""
 
 
-class Leftovers(list[Leftover]):
-    """What one run has left behind."""
-
-    def __init__(self, session: Session) -> None:
-        """Find what the run that has just ended made and did not free."""
-        super().__init__()
-        rows = session.recorder.rows
-        for live in session.ledger.created:
-            if live.producer_op < 0 or live.end is not None or not live.nbytes:
-                continue
-            row = rows[live.producer_op]
+def leftovers_of(session: Session) -> Leftovers:
+    """Find what the run that has just ended made and did not free."""
+    found: Leftovers = []
+    for live in session.ledger.created:
+        if live.producer_op >= 0 and live.end is None and live.nbytes:
+            row = session.recorder.rows[live.producer_op]
             category = "gradient" if live.gradient_since is not None else "activation"
-            module = session.modules.name(row.module)
-            self.append(Leftover(live, live.producer, module, row.line, category))
-
-
-Key = tuple[str, str, str, str, str]
-"""Category, producer, module, line and holder: where something was made, and who has it."""
+            found.append((live, (category, live.producer, session.modules.name(row.module), row.line)))
+    return found
 
 
 def growth_of(runs: Sequence[Leftovers]) -> tuple[Growth, ...]:
@@ -49,20 +37,18 @@ def growth_of(runs: Sequence[Leftovers]) -> tuple[Growth, ...]:
     by more, then that is what grows.
     """
     looked_at = runs[len(runs) // 2 : -1]
-    found = _sizes(leftover for run in looked_at for leftover in run if leftover.live.end is None)
+    found = _sizes(leftover for run in looked_at for leftover in run if leftover[0].end is None)
     if not found and looked_at:
-        before = _sizes(looked_at[0])
-        found = {key: size - before.get(key, 0) for key, size in _sizes(runs[-1]).items()}
+        found = _sizes(runs[-1])
+        found.subtract(_sizes(looked_at[0]))
     grows = [Growth(round(size / len(looked_at)), *key) for key, size in found.items()]
-    return tuple(
-        sorted((g for g in grows if g.bytes_per_step > 0), key=lambda growth: -growth.bytes_per_step)
-    )
+    grows.sort(key=lambda growth: -growth.bytes_per_step)
+    return tuple(growth for growth in grows if growth.bytes_per_step > 0)
 
 
-def _sizes(leftovers: Iterable[Leftover]) -> dict[Key, int]:
-    sizes: dict[Key, int] = {}
-    for live, producer, module, line, category in leftovers:
+def _sizes(leftovers: Iterable[tuple[LiveStorage, Key]]) -> Counter[Key]:
+    sizes: Counter[Key] = Counter()
+    for live, made in leftovers:
         holder = "autograd" if any(hold.end is None for hold in live.saved) else "program"
-        key = (category, producer, module, line, holder)
-        sizes[key] = sizes.get(key, 0) + live.nbytes
+        sizes[*made, holder] += live.nbytes
     return sizes

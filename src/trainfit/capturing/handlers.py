@@ -26,8 +26,7 @@ Handler = Callable[["CaptureMode", OpOverload, Arguments, Keywords], Any]
 
 def item(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Answer `.item()`, `bool(tensor)`, `int(tensor)`."""
-    live = mode.live(args[0])
-    value = mode.values.scalar(args[0], live)
+    value = mode.values.scalar(args[0], mode.live(args[0]))
     _note_read(mode, func, args, kwargs)
     return value
 
@@ -35,7 +34,7 @@ def item(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords)
 def _note_read(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
     """Record an operator that only answers a question about values."""
     key, tensors = call_key(func, args, kwargs)
-    call = mode.oracle.look_up(key) or mode.oracle.remember(Call(describe(func), key, (), single=True))
+    call = mode.oracle.without_results(describe(func), key)
     note_read(mode, call, [mode.live(tensor) for tensor in tensors])
 
 
@@ -45,9 +44,8 @@ def equal(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords
         _note_read(mode, func, args, kwargs)
     if mode.live(args[0]).known and mode.live(args[1]).known:
         return func(*args, **kwargs)
-    if args[0].shape != args[1].shape:
-        return False
-    mode.values.assume("two tensors whose values depend on data were assumed to be different")
+    if args[0].shape == args[1].shape:
+        mode.values.assume("two tensors whose values depend on data were assumed to be different")
     return False
 
 
@@ -82,7 +80,7 @@ def nonzero(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywor
     result = with_known_values(mode, func, args, kwargs)
     if result is not NOT_HANDLED:
         return result
-    mode.values.assume(_all_true(args[0]), "data")
+    _known_or_all_true(mode, args[0])
 
     def kernel(mask: torch.Tensor) -> torch.Tensor:
         return mask.new_empty((mask.numel(), mask.dim()), dtype=torch.int64)
@@ -96,13 +94,7 @@ def masked_select(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: 
     if result is not NOT_HANDLED:
         return result
     _, mask = torch.broadcast_tensors(args[0], args[1])
-    live = mode.live(mask)
-    if live.known:
-        mode.values.rely_on(live)
-        count = int(mask.sum())
-    else:
-        mode.values.assume(_all_true(mask), "data")
-        count = mask.numel()
+    count = int(mask.sum()) if _known_or_all_true(mode, mask) else mask.numel()
 
     def kernel(tensor: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
         return tensor.new_empty((count,))
@@ -112,30 +104,32 @@ def masked_select(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: 
 
 def index(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
     """Index with tensors; boolean masks count as the positions of their true elements."""
-    tensor, indices = args[0], args[1]
-    if not any(is_mask(i) for i in indices):
+    if not any(map(is_mask, args[1])):
         return NOT_HANDLED
     result = with_known_values(mode, func, args, kwargs)
     if result is not NOT_HANDLED:
         return result
     positions: list[torch.Tensor | None] = []
-    for i in indices:
+    for i in args[1]:
         positions.extend(_true_positions(mode, i) if is_mask(i) else [i])
-    return mode.compute(func, args, kwargs, shape_args=(tensor, positions, *args[2:]))
+    return mode.compute(func, args, kwargs, shape_args=(args[0], positions, *args[2:]))
 
 
 def _true_positions(mode: CaptureMode, mask: torch.Tensor) -> list[torch.Tensor]:
     """Return one index tensor per dimension of `mask`; all positions when its values are unknown."""
-    live = mode.live(mask)
-    if live.known:
-        mode.values.rely_on(live)
+    if _known_or_all_true(mode, mask):
         return list(torch.nonzero(mask).unbind(1))
-    mode.values.assume(_all_true(mask), "data")
     return [torch.empty(1, dtype=torch.int64).expand(mask.numel()) for _ in range(mask.dim())]
 
 
-def _all_true(mask: torch.Tensor) -> str:
-    return f"a mask of {mask.numel()} elements was assumed to be all true"
+def _known_or_all_true(mode: CaptureMode, mask: torch.Tensor) -> bool:
+    """Whether a mask is known; if not, it is assumed to be all true."""
+    live = mode.live(mask)
+    if live.known:
+        mode.values.rely_on(live)
+    else:
+        mode.values.assume(f"a mask of {mask.numel()} elements was assumed to be all true", "data")
+    return live.known
 
 
 def check_finite_and_unscale(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
@@ -209,7 +203,7 @@ def resize(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keyword
     old = tensor.untyped_storage()  # alive, as in a real run, until its content is copied
     new, storage = mode.ledger.allocate(needed, describe(func).name, keep_values=False)
     tensor.set_(storage, 0, size)
-    call = mode.oracle.look_up(key) or mode.oracle.remember(Call(describe(func), key, (), single=True))
+    call = mode.oracle.without_results(describe(func), key)
     mode.recorder.record(call, (live,), (), (new,))
     del old
     return tensor

@@ -20,7 +20,7 @@ import torch
 
 _CPU = torch.device("cpu")
 _ALIGNMENT = 64
-_MAP_NORESERVE = 0x4000 if not hasattr(mmap, "MAP_NORESERVE") else mmap.MAP_NORESERVE
+_RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 _NOTHING = torch.empty(0)
 _construct_storage: Any = torch._C._construct_storage_from_data_pointer
 
@@ -32,7 +32,7 @@ class AddressSpace:
         """Reserve as much as the system lets us; less only means that addresses repeat sooner."""
         for terabytes in (32, 8, 1, 1 / 16, 1 / 256):
             try:
-                self._range = mmap.mmap(-1, int(terabytes * 2**40), flags=_reserve_flags())
+                self._range = mmap.mmap(-1, int(terabytes * 2**40), flags=_RESERVE)
                 break
             except (OSError, ValueError, OverflowError):
                 continue
@@ -55,23 +55,19 @@ class AddressSpace:
         return self._base <= address < self._base + self._size
 
 
-def _reserve_flags() -> int:
-    return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+_spaces: dict[str, AddressSpace] = {}
 
 
-_addresses: AddressSpace | None = None
+def _storage_in(space: str, nbytes: int, device: torch.device) -> torch.UntypedStorage:
+    if space not in _spaces:
+        _spaces[space] = AddressSpace()
+    storage: torch.UntypedStorage = _construct_storage(_spaces[space].take(nbytes), device, nbytes)
+    return storage
 
 
 def hollow_storage(nbytes: int) -> torch.UntypedStorage:
     """Return a CPU storage of `nbytes` with no memory behind it."""
-    global _addresses
-    if _addresses is None:
-        _addresses = AddressSpace()
-    storage: torch.UntypedStorage = _construct_storage(_addresses.take(nbytes), _CPU, nbytes)
-    return storage
-
-
-_absent_addresses: AddressSpace | None = None
+    return _storage_in("hollow", nbytes, _CPU)
 
 
 def absent_storage(nbytes: int, device: torch.device = _CPU) -> torch.UntypedStorage:
@@ -79,16 +75,12 @@ def absent_storage(nbytes: int, device: torch.device = _CPU) -> torch.UntypedSto
 
     A GPU that read it would stop with an illegal address rather than compute with what it finds there.
     """
-    global _absent_addresses
-    if _absent_addresses is None:
-        _absent_addresses = AddressSpace()
-    storage: torch.UntypedStorage = _construct_storage(_absent_addresses.take(nbytes), device, nbytes)
-    return storage
+    return _storage_in("absent", nbytes, device)
 
 
 def is_absent(storage: torch.UntypedStorage | torch.Tensor) -> bool:
     """Return whether the storage, or that of the tensor, was made by `absent_storage`."""
-    return _absent_addresses is not None and _absent_addresses.contains(storage.data_ptr())
+    return "absent" in _spaces and _spaces["absent"].contains(storage.data_ptr())
 
 
 def storage_over(backing: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -98,11 +90,7 @@ def storage_over(backing: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def tensor_over(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    size: Sequence[int],
-    stride: Sequence[int],
-    offset: int,
+    storage: torch.UntypedStorage, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int
 ) -> torch.Tensor:
     """Return a plain tensor that lays `size` and `stride` over `storage`."""
     return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)

@@ -176,7 +176,9 @@ class Ledger:
     ) -> tuple[LiveStorage, torch.UntypedStorage]:
         """Make a new storage over the memory of `real`, which the entry keeps alive."""
         backing = real.untyped_storage()
-        nbytes = 0 if self._is_foreign(backing) else backing.nbytes()
+        # What torch's CPU allocator does not own (a NumPy array) it does not count. For a GPU it is a copy.
+        is_foreign = self._memory is EXACT and not backing.resizable()
+        nbytes = 0 if is_foreign else backing.nbytes()
         live = LiveStorage(nbytes, self.clock, producer, backing=real, known=known)
         storage = storage_over(backing)
         self._enter(live, storage, without_device=without_device)
@@ -227,13 +229,6 @@ class Ledger:
         self.most_bytes = max(self.most_bytes, self.live_bytes)
         live.nbytes = nbytes
         live.resizes.append((self.clock, nbytes))
-
-    def _is_foreign(self, storage: torch.UntypedStorage) -> bool:
-        """Whether torch's CPU allocator does not own the memory (a NumPy array): then it does not count it.
-
-        For a GPU it counts: there the tensor is a copy.
-        """
-        return self._memory is EXACT and not storage.resizable()
 
     def _enter(
         self, live: LiveStorage, storage: torch.UntypedStorage, *, without_device: bool = False

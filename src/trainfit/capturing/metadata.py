@@ -7,7 +7,6 @@ of ours in `own_kernels.py`.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,14 @@ from torch.utils._pytree import tree_map
 
 from trainfit.capturing.exchanges import handle_key
 from trainfit.capturing.own_kernels import OWN_KERNELS
+from trainfit.capturing.replacing import while_set
 from trainfit.capturing.schemas import Operator, describe
 from trainfit.capturing.values import user_line
 from trainfit.errors import CaptureError
 from trainfit.workspace.remembered import ResultLayout
 
 _LARGEST_REAL_BYTES = 1 << 28
+_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +74,18 @@ class Call:
 def call_key(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Key, list[torch.Tensor]]:
     """Return what identifies this call's metadata, and the tensors among its arguments in order."""
     tensors: list[torch.Tensor] = []
-    parts: list[Hashable] = [func]
-    for value in args:
-        parts.append(_part(value, tensors))
-    for name in kwargs:
-        parts.append((name, _part(kwargs[name], tensors)))
-    if not tensors:
-        # A factory function may take its dtype from the default.
-        parts[0] = (func, torch.get_default_dtype())
-    return tuple(parts), tensors
+    parts: list[Hashable] = [_part(value, tensors) for value in args]
+    parts.extend([(name, _part(value, tensors)) for name, value in kwargs.items()])
+    # A factory function may take its dtype from the default.
+    return (func if tensors else (func, torch.get_default_dtype()), *parts), tensors
 
 
 def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     kind = type(value)
     if kind is torch.Tensor or kind is nn.Parameter or isinstance(value, torch.Tensor):
         tensors.append(value)
-        if value.layout is torch.strided:
-            return (value.dtype, value.shape, value.stride())
-        return (value.dtype, value.shape, value.layout)
+        layout = value.layout
+        return (value.dtype, value.shape, value.stride() if layout is torch.strided else layout)
     if kind is list or kind is tuple:
         return tuple([_part(item, tensors) for item in value])
     if kind is int or value is None or kind is torch.dtype:
@@ -113,18 +108,6 @@ def _says_no_fake_kernel(error: Exception) -> bool:
     # the CPU alone then has no answer.
     messages = ("no fake impl registered", "not linked with support for cuda devices")
     return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from logging a traceback for a user's shape error; the user gets their own."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 class _FakeMode(FakeTensorMode):
@@ -162,11 +145,12 @@ class MetadataOracle:
         operator = describe(func)
         if operator.mutated and not operator.returned:
             # An optimizer's in-place operator over a list of tensors: it returns nothing.
-            return self.remember(Call(operator, key, (), single=True))
+            return self.without_results(operator, key)
         # Where there is no fake kernel for a GPU, the CPU's has to tell.
         for device in dict.fromkeys((self._device, "cpu")):
             fakes: list[torch.Tensor] = []
-            with self._modes[device], _quiet():
+            # Without torch's log of a traceback for a user's shape error; the user gets their own.
+            with self._modes[device], while_set(_LOGGER, "disabled", True):
                 fake_args = [_fake(value, device, fakes) for value in args]
                 fake_kwargs = {name: _fake(value, device, fakes) for name, value in kwargs.items()}
                 try:
@@ -215,6 +199,10 @@ class MetadataOracle:
         call.outputs = tuple(_relaid(output, layouts) for output in call.outputs)
         return True
 
+    def without_results(self, operator: Operator, key: Key, workspace_bytes: int | None = None) -> Call:
+        """Return the call of what makes no tensors by itself, or whose results are made elsewhere."""
+        return self.look_up(key) or self.remember(Call(operator, key, (), True, workspace_bytes))
+
     def remember(self, call: Call) -> Call:
         """Keep a call for the next time, and return it."""
         self._calls[call.key] = call
@@ -223,9 +211,8 @@ class MetadataOracle:
 
 def _fake(value: Any, device: str, fakes: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        fakes.append(fake)
-        return fake
+        fakes.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device))
+        return fakes[-1]
     if isinstance(value, list | tuple):
         return type(value)(_fake(item, device, fakes) for item in value)
     return value

@@ -71,8 +71,7 @@ class PythonState:
         self._foreign: list[tuple[str, object, int, set[str]]] = []
         """Objects of Python or torch, with the names that were looked at."""
         self._pending: deque[tuple[str, object, int]] = deque()
-        self._pending.append(("run", step.run, 0))
-        self._pending.append(("model", step.model, 0))
+        self._pending.extend((("run", step.run, 0), ("model", step.model, 0)))
         self._pending.extend((type(one).__name__, one, 0) for one in step.optimizers)
         while self._pending and len(self._visited) < _MOST_VISITS:
             self._visit(*self._pending.popleft())
@@ -155,7 +154,7 @@ class PythonState:
             self._note(place, _Length(len(value)))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             return [
-                (str(name) if _is_name(name) else f"[{number}]", item)
+                (str(name) if isinstance(name, str) and name.isidentifier() else f"[{number}]", item)
                 for number, (name, item) in enumerate(islice(items, _MOST_ITEMS))
             ]
         if isinstance(value, types.FunctionType):
@@ -204,10 +203,6 @@ def _state_of(generator: Any) -> object:
         return repr(generator.getstate())
     except NotImplementedError:
         return object()  # drawn from the system: never equal
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier()
 
 
 def _differ(before: object, after: object) -> bool:

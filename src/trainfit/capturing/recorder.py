@@ -20,6 +20,7 @@ from trainfit.capturing.values import user_line
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
+Lives = Sequence[LiveStorage]
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
@@ -59,9 +60,9 @@ class Row:
     module_call: int
     recompute: bool
     sequence: int
-    reads: Sequence[LiveStorage]
-    writes: Sequence[LiveStorage]
-    creates: Sequence[LiveStorage]
+    reads: Lives
+    writes: Lives
+    creates: Lives
     live_bytes: int
     host_waits: bool = False
     reads_value: bool = False
@@ -71,7 +72,7 @@ class Row:
 NO_NODE = NodeInfo(-1, -1, -1)
 
 
-def _on_host(*used: Sequence[LiveStorage]) -> bool:
+def _on_host(*used: Lives) -> bool:
     """Whether an operator uses storages of the host and no others; there are some for a GPU only."""
     return any(used) and all(live.on_host for lives in used for live in lives)
 
@@ -102,32 +103,23 @@ class Recorder:
     def restart(self) -> None:
         """Drop what was recorded and begin a new recording at time 0."""
         with self.ledger.lock:
-            self._restart()
+            self.ledger.restart_clock()
+            self.start_bytes = self.ledger.live_bytes
+            self.number += 1
+            self.rows: list[Row] = []
+            self.calls: list[CallInProgress] = []
+            self.stack: list[int] = []
+            self.forward_post_order: list[int] = []
+            self.backward_pre_order: list[int] = []
+            self.autocast: set[str] = set()
+            """Dtypes that autocast was switched on for."""
+            self._arrived: list[LiveStorage] = []
+            self._events = 0
+            self.backward_seen = False
+            self._boundaries: list[int] = [-1]
+            self._boundary_calls: list[int] = [-1]
 
-    def _restart(self) -> None:
-        self.ledger.restart_clock()
-        self.start_bytes = self.ledger.live_bytes
-        self.number += 1
-        self.rows: list[Row] = []
-        self.calls: list[CallInProgress] = []
-        self.stack: list[int] = []
-        self.forward_post_order: list[int] = []
-        self.backward_pre_order: list[int] = []
-        self.autocast: set[str] = set()
-        """Dtypes that autocast was switched on for."""
-        self._arrived: list[LiveStorage] = []
-        self._events = 0
-        self.backward_seen = False
-        self._boundaries: list[int] = [-1]
-        self._boundary_calls: list[int] = [-1]
-
-    def record(
-        self,
-        call: Call,
-        reads: Sequence[LiveStorage],
-        writes: Sequence[LiveStorage],
-        creates: Sequence[LiveStorage],
-    ) -> None:
+    def record(self, call: Call, reads: Lives, writes: Lives, creates: Lives) -> None:
         """Append one operator call and move the clock."""
         if threading.get_ident() != self._thread and _on_host(reads, writes, creates):
             return  # a thread that prepares data for a GPU: its timing does not belong to the step
@@ -147,22 +139,11 @@ class Recorder:
                 live.producer_op = number
             if creates and phase is BACKWARD and self.node.parameter is not None and self._arrived:
                 self._gradient_is_a_copy(creates)
-            self.rows.append(
-                Row(
-                    call,
-                    phase,
-                    module,
-                    module_call,
-                    recompute,
-                    sequence,
-                    reads,
-                    writes,
-                    creates,
-                    ledger.live_bytes,
-                )
-            )
+            used = (reads, writes, creates)
+            row = Row(call, phase, module, module_call, recompute, sequence, *used, ledger.live_bytes)
             if self.notes_lines and creates:
-                self.rows[-1].line = user_line()
+                row.line = user_line()
+            self.rows.append(row)
             ledger.clock = number + 1
 
     def host_waits(self) -> None:
@@ -215,9 +196,7 @@ class Recorder:
     def gradient_arrives(self, gradients: Sequence[Any]) -> None:
         """A gradient reaches a parameter that has none yet: it becomes the parameter's `.grad`."""
         self._arrived = []
-        for gradient in gradients:
-            if not isinstance(gradient, torch.Tensor):
-                continue
+        for gradient in filter(torch.is_tensor, gradients):
             for part in strided_parts(gradient):
                 live = self.ledger.find(part)
                 # What was there before the step (the tokens in a sparse gradient) stays what it is.
@@ -225,7 +204,7 @@ class Recorder:
                     live.gradient_since = self.ledger.clock
                     self._arrived.append(live)
 
-    def _gradient_is_a_copy(self, creates: Sequence[LiveStorage]) -> None:
+    def _gradient_is_a_copy(self, creates: Lives) -> None:
         """Autograd could not take the arriving gradient over and copied it: the copy is the `.grad`."""
         for live in self._arrived:
             live.gradient_since = None

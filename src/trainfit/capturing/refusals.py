@@ -16,12 +16,12 @@ def refuse_unusable(step: Any, found: FoundState) -> None:
     """Refuse what cannot be captured, before it runs."""
     if not isinstance(step, Step):
         raise StepError(f"the function must return a trainfit.Step, but it returned a {type(step).__name__}.")
-    if any(found.has(parameter) for parameter in step.model.parameters()):
+    parameters = list(step.model.parameters())
+    if any(map(found.has, parameters)):
         raise StepError(
             "the model was made before the capture, so its tensors are real and the step would train them; "
             "make the model inside the function that builds the step."
         )
-    parameters = list(step.model.parameters())
     if not parameters:
         raise StepError(
             f"the model ({type(step.model).__name__}) has no parameters: there is nothing to train."

@@ -63,6 +63,17 @@ def originals() -> Iterator[None]:
             replacement.install()
 
 
+@contextlib.contextmanager
+def while_set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute another value for a while; `originals` does not concern it."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 # By name --------------------------------------------------------------------------------------------------
 
 _OWNERS = {"posix", "_io", "_pickle", "_frozen_importlib_external"}
@@ -101,12 +112,13 @@ def _rebind(others: Mapping[int, Any]) -> list[tuple[dict[str, Any], str, Any, A
     changed = []
     all_ids = _wanted.union(others)
     for module_name, module in list(sys.modules.items()):
-        if not isinstance(module, ModuleType):
+        has_to_keep_originals = module_name in _OWNERS or module_name.startswith("trainfit.")
+        if has_to_keep_originals or not isinstance(module, ModuleType):
             continue
         names = object.__getattribute__(module, "__dict__")  # a lazy module would load itself
         # Thousands of modules: what libraries import they import once, when they are loaded.
         state = id(names), len(names)
-        if _without.get(module_name) == state or _is_spared(module_name):
+        if _without.get(module_name) == state:
             continue
         if all_ids.isdisjoint(map(id, names.values())):
             if str(names.get("__file__")).startswith(_LIBRARIES):
@@ -117,8 +129,3 @@ def _rebind(others: Mapping[int, Any]) -> list[tuple[dict[str, Any], str, Any, A
                 names[name] = others[id(value)]
                 changed.append((names, name, value, names[name]))
     return changed
-
-
-def _is_spared(module: str) -> bool:
-    """Whether a module has to keep the originals."""
-    return module in _OWNERS or module.startswith("trainfit.")

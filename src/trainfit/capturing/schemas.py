@@ -65,12 +65,9 @@ def describe(func: OpOverload) -> Operator:
     views = name in UNDECLARED_VIEWS
     for position, argument in enumerate(schema.arguments):
         alias = argument.alias_info
-        if alias is None:
-            continue
-        where: int | str = argument.name if argument.kwarg_only else position
-        if alias.is_write:
-            mutated.append(where)
-            by_alias.update(dict.fromkeys(alias.before_set, where))
+        if alias is not None and alias.is_write:
+            mutated.append(argument.name if argument.kwarg_only else position)
+            by_alias.update(dict.fromkeys(alias.before_set, mutated[-1]))
     returned: list[int | str | None] = []
     for value in schema.returns:
         alias = value.alias_info
@@ -97,9 +94,8 @@ def describe(func: OpOverload) -> Operator:
 
 
 def _is_composite(func: OpOverload) -> bool:
-    if func.namespace not in ("aten",) and not func._can_decompose():
-        return False
-    return _has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "CPU")
+    can_decompose = func.namespace == "aten" or func._can_decompose()
+    return can_decompose and _has_kernel(func, "CompositeImplicitAutograd") and not _has_kernel(func, "CPU")
 
 
 def _has_kernel(func: OpOverload, *keys: str) -> bool:
@@ -108,6 +104,7 @@ def _has_kernel(func: OpOverload, *keys: str) -> bool:
     return any(has(name, key) for key in (*keys, "CompositeExplicitAutogradNonFunctional"))
 
 
+@cache
 def not_an_operator(name: str) -> Operator:
     """Return the facts about an allocation that Python code makes without calling an operator."""
     flags = dict.fromkeys((field.name for field in fields(Operator) if field.type == "bool"), False)

@@ -28,6 +28,7 @@ from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
 from trainfit.capturing.random_stream import RandomState, seeded
 from trainfit.capturing.recorder import Recorder
+from trainfit.capturing.replacing import while_set
 from trainfit.capturing.retarget import retargeted_to
 from trainfit.capturing.retarget.device import LooksLikeCuda
 from trainfit.capturing.retarget.gpu import ANY_GPU, Gpu
@@ -58,30 +59,20 @@ class Session:
         self,
         device: str | Device = "cpu",
         oracle: MetadataOracle | None = None,
-        *,
-        know_everything: bool = False,
-        host_by_default: bool = False,
         settings: Settings = UNKNOWN_SETTINGS,
     ) -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
         self.device = device.kind if isinstance(device, Device) else device
         self.settings = settings
         self.ledger = Ledger(memory_model(self.device))
-        self.ledger.host_by_default = host_by_default
         self.gpu = Gpu(device if isinstance(device, Device) else ANY_GPU, self.ledger)
         self.recorder = Recorder(self.ledger)
         self.modules = ModuleTable()
         self.recorder.module_index = self.modules.index
         self.recorder.module_name = self.modules.name
-        self.values = Values(
-            lambda: self.modules.name(self.recorder.current_module()), know_everything=know_everything
-        )
+        self.values = Values(lambda: self.modules.name(self.recorder.current_module()))
         self.mode = CaptureMode(
-            self.ledger,
-            self.recorder,
-            self.values,
-            oracle or MetadataOracle(self.device),
-            measures_workspaces=self.device == "cpu",
+            self.recorder, self.values, oracle or MetadataOracle(self.device), self.device
         )
         self.saved_tensor_hooks = SavedTensorHooks(self.recorder, self.values)
         self.node_hooks = NodeHooks(self.recorder)
@@ -140,21 +131,16 @@ class Session:
 
         Says whether anything was different from the metadata that the recording is based on.
         """
-        self.before_operators(max((row.live_bytes for row in self.recorder.rows), default=0))
-        calls = {
-            id(row.call): row.call
-            for row in self.recorder.rows
-            if row.reads and not row.call.operator.is_view
-        }
+        rows = self.recorder.rows
+        self.before_operators(max((row.live_bytes for row in rows), default=0))
+        calls = {id(row.call): row.call for row in rows if row.reads and not row.call.operator.is_view}
         random_state = RandomState()  # running random operators must not change what the step draws next
         with torch.utils._python_dispatch._disable_current_modes():
             measured = measure_operators([signature_of(call) for call in calls.values()], limits)
         random_state.restore()
-        changed = False
-        for call, found in zip(calls.values(), measured):
-            if found is not None and self.mode.oracle.correct(call, found.results):
-                changed = True
-        return changed
+        pairs = [(call, found) for call, found in zip(calls.values(), measured) if found is not None]
+        corrected = [self.mode.oracle.correct(call, found.results) for call, found in pairs]
+        return any(corrected)
 
     def record_step(self, step: Step) -> Any:
         """Record one run of the step; what it returns is the caller's to keep until the end."""
@@ -191,13 +177,9 @@ def capture(
         oracle = MetadataOracle(kind)
         found = FoundState()
         for _ in range(_MOST_CORRECTIONS):
-            session = Session(
-                device,
-                oracle,
-                know_everything=know_everything,
-                host_by_default=host_by_default,
-                settings=settings,
-            )
+            session = Session(device, oracle, settings)
+            session.values.know_everything = know_everything
+            session.ledger.host_by_default = host_by_default
             session.before_operators = guard or session.before_operators
             try:
                 traces = _attempt(build, session, target, limits, found, steps)
@@ -232,12 +214,7 @@ def _badness(trace: Trace) -> tuple[int, int]:
 
 
 def _attempt(
-    build: Build,
-    session: Session,
-    target: str,
-    limits: Limits,
-    found: FoundState,
-    steps: int | None = None,
+    build: Build, session: Session, target: str, limits: Limits, found: FoundState, steps: int | None = None
 ) -> list[Trace] | None:
     """Build the step, run it, and return the traces of the runs with the largest peaks; largest first.
 
@@ -251,7 +228,7 @@ def _attempt(
     session.disk.begin = found.file_time
     with seeded(), session.active():
         doing("building the model")
-        with session.values.while_building():
+        with while_set(session.values, "building", True):
             step = _user_code(session, build, "building the step")
         refusals.refuse_unusable(step, found)
         session.modules.begin_with(step.model)

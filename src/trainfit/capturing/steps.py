@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import torch
 from trainfit.basics.units import format_bytes
 from trainfit.basics.user_errors import data_ended
 from trainfit.capturing.assemble import assemble
-from trainfit.capturing.growth import Leftovers, growth_of
+from trainfit.capturing.growth import Leftovers, growth_of, leftovers_of
 from trainfit.capturing.lbfgs import decides_by_values, history_assumptions
 from trainfit.capturing.python_state import PythonState
 from trainfit.errors import UserCodeError
@@ -75,6 +75,7 @@ class Runs:
         self._settled = settled
         self._peaks: list[int] = []
         self._kept: list[Kept] = []
+        """One run per sequence of ops, the largest peak first."""
         self._courses: set[int] = set()
         self._levels: list[int] = []
         """Bytes alive between runs, from the beginning of the first run that counts."""
@@ -109,17 +110,17 @@ class Runs:
         values.optimizer_lacked_values = bool(values.assumptions) and decides_by_values(self._step.optimizers)
         gc.collect()
         before = self._python_state()
-        answers = self._session.values.answers
+        answers = values.answers
         self._levels.append(self._level())
         self._run(keep=True)
         self._levels.append(self._level())
         after = self._python_state()
         self._changing, self._counting = before.changes_to(after), before.counts_to(after)
-        if answers != self._session.values.answers:
+        if answers != values.answers:
             self._changing += ("values that the step reads from tensors",)
         del before, after
         begin = time.thread_time()
-        while self._wants_more(wanted):
+        while self._wants_more():
             if wanted is None and time.thread_time() - begin > _LOOKING_SECONDS:
                 self._complete = False
                 break
@@ -139,7 +140,7 @@ class Runs:
         """Return the traces of the runs with the largest peaks, one per sequence of ops; largest first."""
         growing = growth_of(self._leftovers) if self._grows() else ()
         found = []
-        for kept in sorted(self._kept, key=lambda kept: -kept.peak_bytes):
+        for kept in self._kept:
             steps = Steps(
                 recorded=kept.number,
                 first=self._first,
@@ -150,10 +151,9 @@ class Runs:
                 all_stepped=self._all_stepped(),
                 grows=growing,
             )
-            trace = replace(kept.trace, steps=steps)
             said = (*sentences_about(steps), *self._about_counters(), *self._about_idle_runs())
-            assumptions = trace.assumptions + tuple(Assumption("runs", text) for text in said)
-            found.append(replace(trace, assumptions=assumptions))
+            assumptions = kept.trace.assumptions + tuple(Assumption("runs", text) for text in said)
+            found.append(replace(kept.trace, steps=steps, assumptions=assumptions))
         return found
 
     def _python_state(self) -> PythonState:
@@ -168,24 +168,22 @@ class Runs:
 
         return PythonState(self._step, known_number)
 
-    def _about_counters(self) -> tuple[str, ...]:
+    def _about_counters(self) -> Iterator[str]:
         """Note that a counter may decide something in a run that was not looked at."""
         said_otherwise = len(self._courses) > 1 or not self._complete or self._grows()
-        if not self._counting or self._wanted is not None or said_otherwise:
-            return ()
-        looked_at = len(self._peaks) - self._first + 1
-        return (
-            f"{looked_at} runs of the step were looked at, and are alike; but {_listed(self._counting)} "
-            "changes from run to run, and may make a later one do more. --steps says how many to look at.",
-        )
+        if self._counting and self._wanted is None and not said_otherwise:
+            yield (
+                f"{self._looked_at} runs of the step were looked at, and are alike; but "
+                f"{_listed(self._counting)} changes from run to run, and may make a later one do more. "
+                "--steps says how many to look at."
+            )
 
-    def _about_idle_runs(self) -> tuple[str, ...]:
-        if not self._idle:
-            return ()
-        return (
-            f"the step did nothing in {len(self._idle)} of the first {len(self._peaks)} runs, first in run "
-            f"{self._idle[0]}: has its data ended? Those runs do not count.",
-        )
+    def _about_idle_runs(self) -> Iterator[str]:
+        if self._idle:
+            yield (
+                f"the step did nothing in {len(self._idle)} of the first {len(self._peaks)} runs, first in "
+                f"run {self._idle[0]}: has its data ended? Those runs do not count."
+            )
 
     def _run(self, *, keep: bool) -> None:
         session = self._session
@@ -194,7 +192,7 @@ class Runs:
             self._look_at_recording(keep=keep)
         del result
         if keep:
-            self._leftovers.append(Leftovers(session))
+            self._leftovers.append(leftovers_of(session))
 
     def _look_at_recording(self, *, keep: bool) -> None:
         session = self._session
@@ -209,15 +207,14 @@ class Runs:
         if not rows:
             self._idle.append(len(self._peaks))
             return
-        course = hash(
-            tuple([(row.call.operator.name, row.module, row.phase, row.live_bytes - begin) for row in rows])
-        )
+        did = [(row.call.operator.name, row.module, row.phase, row.live_bytes - begin) for row in rows]
+        course = hash(tuple(did))
         self._courses.add(course)
         worse = [kept for kept in self._kept if kept.course == course and kept.peak_bytes < peak]
         if worse or all(kept.course != course for kept in self._kept):
             if not self._settled():
                 raise NotSettled
-            trace = assemble(session, self._step, self._target, session.device)
+            trace = assemble(session, self._step, self._target)
             history = history_assumptions(self._step.optimizers)
             trace = replace(trace, assumptions=trace.assumptions + history)
             kept = Kept(len(self._peaks), course, peak, trace)
@@ -232,21 +229,23 @@ class Runs:
         return ledger.live_bytes
 
     def _all_stepped(self) -> bool:
-        stepped = self._session.stepped
-        parameters = [
-            {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            for optimizer in self._step.optimizers
-        ]
-        return all(not own or own & stepped for own in parameters)
+        for optimizer in self._step.optimizers:
+            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if own and own.isdisjoint(self._session.stepped):
+                return False
+        return True
 
-    def _wants_more(self, wanted: int | None) -> bool:
-        looked = len(self._peaks) - self._first + 1
-        if wanted is not None:
-            return looked < wanted
-        if looked >= _MOST_RUNS:
+    @property
+    def _looked_at(self) -> int:
+        return len(self._peaks) - self._first + 1
+
+    def _wants_more(self) -> bool:
+        if self._wanted is not None:
+            return self._looked_at < self._wanted
+        if self._looked_at >= _MOST_RUNS:
             return False
         varies = bool(self._changing) or len(self._courses) > 1 or self._levels[1] != self._levels[0]
-        return varies and (looked < _USUAL_RUNS or self._grows() or not self._has_settled())
+        return varies and (self._looked_at < _USUAL_RUNS or self._grows() or not self._has_settled())
 
     def _grows(self) -> bool:
         """Whether memory between runs still grows: its lowest level, so that a period does not count."""
@@ -266,30 +265,27 @@ class Runs:
         return len(self._levels) - rises[-1] > max(_SETTLED_RUNS - 1, *rests)
 
 
-def sentences_about(steps: Steps) -> tuple[str, ...]:
+def sentences_about(steps: Steps) -> Iterator[str]:
     """Note that runs differ, that memory grows, or that not all runs were looked at."""
-    found: list[str] = []
     if not steps.all_stepped:
-        found.append(
+        yield (
             f"an optimizer has not stepped in the first {steps.first - 1} runs of the step: the state that "
             "it makes then is not counted. --steps looks at more runs."
         )
     if not steps.complete:
         names = f"; {_listed(steps.changing)} changes from run to run" if steps.changing else ""
-        found.append(
+        yield (
             f"only {steps.looked_at} runs of the step were looked at{names}: a later one may need more. "
             "--steps says how many to look at."
         )
-    early = max(steps.peaks[: steps.first - 1], default=0)
-    if early > steps.peaks[steps.recorded - 1]:
-        number = steps.peaks.index(early) + 1
-        found.append(
-            f"run {number} of the step, before it is steady, has a peak of {format_bytes(early)}: "
-            f"{format_bytes(early - steps.peaks[steps.recorded - 1])} more than the run that is reported."
+    early, reported = max(steps.peaks[: steps.first - 1], default=0), steps.peaks[steps.recorded - 1]
+    if early > reported:
+        yield (
+            f"run {steps.peaks.index(early) + 1} of the step, before it is steady, has a peak of "
+            f"{format_bytes(early)}: {format_bytes(early - reported)} more than the run that is reported."
         )
     if steps.grows:
-        found.append(_about_growth(steps))
-    return tuple(found)
+        yield _about_growth(steps)
 
 
 def _about_growth(steps: Steps) -> str:

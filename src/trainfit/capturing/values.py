@@ -7,10 +7,9 @@ a question about it is answered with a stated assumption and a warning that name
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,24 +26,21 @@ _PATIENCE = 100
 _INTEGER_LIMIT = 1 << 20
 _FLOAT_LIMIT = 1 << 16
 _ARRAY_LIMIT = 1 << 12
-_EVERYTHING = 1 << 62
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
 _STANDARD_LIBRARY = str(Path(traceback.__file__).resolve().parent)
 _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
+_UNKNOWN_LINE = "unknown line"
 _INITIALISATION = str(Path(torch.nn.init.__file__).resolve())
 
 
 class Values:
     """Answers questions about values, and remembers what had to be assumed."""
 
-    def __init__(self, current_module: Callable[[], str], *, know_everything: bool = False) -> None:
-        """`current_module` names the module that is running, for the warnings.
-
-        `know_everything` computes tensors of any size for real: then the capture is a real run.
-        """
+    def __init__(self, current_module: Callable[[], str]) -> None:
+        """`current_module` names the module that is running, for the warnings."""
         self._current_module = current_module
-        self._float_limit = _EVERYTHING if know_everything else _FLOAT_LIMIT
-        self._integer_limit = _EVERYTHING if know_everything else _INTEGER_LIMIT
+        self.know_everything = False
+        """Whether tensors of any size are computed for real: then the capture is a real run."""
         self.assumptions: dict[Assumption, None] = {}
         self.kernel_lacked_values = False
         """Whether some kernel's workspace depends on values that were not known."""
@@ -54,15 +50,7 @@ class Values:
         self.answers: list[object] = []
         """The known values that the step has read and may decide by."""
         self.building = False
-
-    @contextlib.contextmanager
-    def while_building(self) -> Iterator[None]:
-        """Note that the step is being built: what is asked now is asked once, not in every step."""
-        self.building = True
-        try:
-            yield
-        finally:
-            self.building = False
+        """Whether the step is being built: what is asked then is asked once, not in every step."""
 
     def worth_knowing(self, dtype: torch.dtype, numel: int, *, of_integers: bool = False) -> bool:
         """Whether a tensor is small enough to be computed for real.
@@ -70,7 +58,7 @@ class Values:
         Floats that are made of integers alone (`of_integers`) are masks and positions, like integers.
         """
         real = (dtype.is_floating_point or dtype.is_complex) and not of_integers
-        return numel <= (self._float_limit if real else self._integer_limit)
+        return self.know_everything or numel <= (_FLOAT_LIMIT if real else _INTEGER_LIMIT)
 
     def assume(self, text: str, kind: str = "value") -> None:
         """Note an assumption, once per place.
@@ -241,21 +229,14 @@ def decide(name: str, result: torch.Tensor) -> None:
 
 def _reduced_dimension(source: torch.Tensor, indices: torch.Tensor) -> int:
     """Return the dimension of `source` that the indices run over: the one where the shapes differ."""
-    if source.dim() == indices.dim():
-        for dimension in range(source.dim()):
-            if source.shape[dimension] != indices.shape[dimension]:
-                return dimension
-    return source.dim() - 1
+    differing = (n for n, (own, other) in enumerate(zip(source.shape, indices.shape)) if own != other)
+    last = source.dim() - 1
+    return next(differing, last) if source.dim() == indices.dim() else last
 
 
 def _balanced_indices(shape: torch.Size, dimension: int, choices: int) -> torch.Tensor:
-    count = 1
-    for length in shape:
-        count *= length
-    if not shape:
-        return torch.zeros((), dtype=torch.int64)
-    flat = torch.arange(count) % max(choices, 1)
-    if dimension >= len(shape):
+    flat = torch.arange(shape.numel()) % max(choices, 1)
+    if dimension >= len(shape) or not shape:
         return flat.reshape(shape)
     moved = list(shape)
     moved.append(moved.pop(dimension))
@@ -264,30 +245,23 @@ def _balanced_indices(shape: torch.Size, dimension: int, choices: int) -> torch.
 
 def user_line() -> str:
     """Return `file:line` of the innermost frame that is neither torch's nor ours."""
-    frame = user_frame()
-    if frame is None:
-        return "unknown line"
-    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return _first_line(traceback.walk_stack(sys._getframe(1)), is_user_file) or _UNKNOWN_LINE
 
 
 def script_line() -> str:
     """Return `file:line` of the innermost frame of the user's own code, if possible not of a library."""
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        filename = frame.f_code.co_filename
-        if is_user_file(filename) and not _is_installed(filename):
-            return f"{_short(filename)}:{line}"
-    return user_line()
+    return _first_line(traceback.walk_stack(sys._getframe(1)), _is_script) or user_line()
 
 
-def _is_installed(filename: str) -> bool:
-    return "site-packages" in filename or filename.startswith(_STANDARD_LIBRARY)
+def _is_script(filename: str) -> bool:
+    installed = "site-packages" in filename or filename.startswith(_STANDARD_LIBRARY)
+    return is_user_file(filename) and not installed
 
 
-def user_frame() -> FrameType | None:
-    """Return the innermost frame on the stack that is neither torch's nor ours."""
-    for frame, _ in traceback.walk_stack(sys._getframe(1)):
-        if is_user_file(frame.f_code.co_filename):
-            return frame
+def _first_line(frames: Iterable[tuple[FrameType, int]], wanted: Callable[[str], bool]) -> str | None:
+    for frame, line in frames:
+        if wanted(frame.f_code.co_filename):
+            return f"{_short(frame.f_code.co_filename)}:{line}"
     return None
 
 
@@ -301,10 +275,8 @@ def _asked_by_torch() -> bool:
 
 def user_line_of(error: BaseException) -> str:
     """Return `file:line` of the innermost user frame in an exception's traceback."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if is_user_file(frame.f_code.co_filename):
-            return f"{_short(frame.f_code.co_filename)}:{line}"
-    return "unknown line"
+    frames = reversed(list(traceback.walk_tb(error.__traceback__)))
+    return _first_line(frames, is_user_file) or _UNKNOWN_LINE
 
 
 def is_user_file(filename: str) -> bool:

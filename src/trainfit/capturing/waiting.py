@@ -27,7 +27,7 @@ Keywords = dict[str, Any]
 def note_wait(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords) -> None:
     """Note whether the operator that has just been recorded makes the host wait."""
     waits = _WAITS_BY_ID.get(id(func))
-    if waits is not None and not _is_sparse(args[0]) and waits(mode, args, kwargs):
+    if waits is not None and args[0].layout is torch.strided and waits(mode, args, kwargs):
         mode.recorder.host_waits()
 
 
@@ -47,23 +47,14 @@ def note_read(mode: CaptureMode, call: Call, lives: Sequence[LiveStorage]) -> No
 def read_without_operator(mode: CaptureMode, name: str, tensor: torch.Tensor, live: LiveStorage) -> None:
     """Record that Python reads a tensor without an operator call."""
     key: Key = (name, (tensor.dtype, tensor.shape, tensor.stride()))
-    note_read(mode, mode.oracle.look_up(key) or _remembered(mode, name, key), (live,))
+    note_read(mode, mode.oracle.without_results(not_an_operator(name), key), (live,))
 
 
 def note_synchronisation(mode: CaptureMode) -> None:
     """Record that the program waits for the device without reading a value."""
     name = "torch.synchronize"
-    key: Key = (name,)
-    mode.recorder.record(mode.oracle.look_up(key) or _remembered(mode, name, key), (), (), ())
+    mode.recorder.record(mode.oracle.without_results(not_an_operator(name), (name,)), (), (), ())
     mode.recorder.host_waits()
-
-
-def _is_sparse(tensor: torch.Tensor) -> bool:
-    return tensor.layout is not torch.strided
-
-
-def _remembered(mode: CaptureMode, name: str, key: Key) -> Call:
-    return mode.oracle.remember(Call(not_an_operator(name), key, (), single=True))
 
 
 def _on_device(mode: CaptureMode, args: Arguments, kwargs: Keywords) -> bool:

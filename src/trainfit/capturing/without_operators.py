@@ -56,6 +56,4 @@ def cloned(mode: CaptureMode, storage: torch.UntypedStorage) -> torch.UntypedSto
 def _no_kernel(mode: CaptureMode, name: str, key: Key) -> Call:
     """Return the call of something that is not an operator: no kernel runs, so there is no workspace."""
     workspace = 0 if mode.measures_workspaces else None
-    return mode.oracle.look_up(key) or mode.oracle.remember(
-        Call(not_an_operator(name), key, (), single=True, workspace_bytes=workspace)
-    )
+    return mode.oracle.without_results(not_an_operator(name), key, workspace)
