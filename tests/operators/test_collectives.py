@@ -12,7 +12,7 @@ KINDS = {
     *("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "reduce", "gather", "scatter"),
     *("send", "recv", "barrier"),
 }
-WITHOUT = {"wait_tensor", "check_for_nan", "_wrap_tensor_autograd"}
+WITHOUT = {"wait_tensor", "check_for_nan", "_wrap_tensor_autograd", "mesh_get_process_group"}
 
 
 def names(namespace: str) -> set[str]:

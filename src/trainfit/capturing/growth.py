@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from trainfit.capturing.ledger import LiveStorage
+from trainfit.traces.memory_model import MemoryModel
 from trainfit.traces.step_runs import Growth
 
 if TYPE_CHECKING:
@@ -30,25 +31,26 @@ def leftovers_of(session: Session) -> Leftovers:
     return found
 
 
-def growth_of(runs: Sequence[Leftovers]) -> tuple[Growth, ...]:
+def growth_of(runs: Sequence[Leftovers], memory: MemoryModel) -> tuple[Growth, ...]:
     """Return what the later half of the runs left that is still there, by where it was made; largest first.
 
     The next run may still replace what the last one left. If every run replaces what the one before left, but
     by more, then that is what grows.
     """
     looked_at = runs[len(runs) // 2 : -1]
-    found = _sizes(leftover for run in looked_at for leftover in run if leftover[0].end is None)
+    held = (leftover for run in looked_at for leftover in run if leftover[0].end is None)
+    found = _sizes(held, memory)
     if not found and looked_at:
-        found = _sizes(runs[-1])
-        found.subtract(_sizes(looked_at[0]))
+        found = _sizes(runs[-1], memory)
+        found.subtract(_sizes(looked_at[0], memory))
     grows = [Growth(round(size / len(looked_at)), *key) for key, size in found.items()]
     grows.sort(key=lambda growth: -growth.bytes_per_step)
     return tuple(growth for growth in grows if growth.bytes_per_step > 0)
 
 
-def _sizes(leftovers: Iterable[tuple[LiveStorage, Key]]) -> Counter[Key]:
+def _sizes(leftovers: Iterable[tuple[LiveStorage, Key]], memory: MemoryModel) -> Counter[Key]:
     sizes: Counter[Key] = Counter()
     for live, made in leftovers:
         holder = "autograd" if any(hold.end is None for hold in live.saved) else "program"
-        sizes[*made, holder] += live.nbytes
+        sizes[*made, holder] += memory.occupied(live.nbytes)
     return sizes

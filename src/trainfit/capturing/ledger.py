@@ -123,7 +123,7 @@ class Ledger:
         thread of the step may do so at any time."""
         self.host_by_default = False
         """For a GPU: whether what is made without a device is on the host, as in a real run."""
-        self._memory = memory
+        self.memory = memory
         self._thread = threading.local()
 
     @property
@@ -177,7 +177,7 @@ class Ledger:
         """Make a new storage over the memory of `real`, which the entry keeps alive."""
         backing = real.untyped_storage()
         # What torch's CPU allocator does not own (a NumPy array) it does not count. For a GPU it is a copy.
-        is_foreign = self._memory is EXACT and not backing.resizable()
+        is_foreign = self.memory is EXACT and not backing.resizable()
         nbytes = 0 if is_foreign else backing.nbytes()
         live = LiveStorage(nbytes, self.clock, producer, backing=real, known=known)
         storage = storage_over(backing)
@@ -225,7 +225,7 @@ class Ledger:
         live.resized_to = nbytes
         if nbytes < live.nbytes:
             self.releases.append(live)
-        self.live_bytes += self._memory.occupied(nbytes) - self._memory.occupied(live.nbytes)
+        self.live_bytes += self.memory.occupied(nbytes) - self.memory.occupied(live.nbytes)
         self.most_bytes = max(self.most_bytes, self.live_bytes)
         live.nbytes = nbytes
         live.resizes.append((self.clock, nbytes))
@@ -239,7 +239,7 @@ class Ledger:
         on_host = self.on_host
         if on_host or (on_host is None and without_device and self.host_by_default):
             live.on_host, live.nbytes = True, 0
-        self.live_bytes += self._memory.occupied(live.nbytes)
+        self.live_bytes += self.memory.occupied(live.nbytes)
         self.most_bytes = max(self.most_bytes, self.live_bytes)
         live.initial_bytes = live.nbytes
         self._hold(live, storage)
@@ -270,7 +270,7 @@ class Ledger:
             live.backing = None
             del self.alive[id(live)]
             self.releases.append(live)
-            self.live_bytes -= self._memory.occupied(live.nbytes)
+            self.live_bytes -= self.memory.occupied(live.nbytes)
 
 
 def _still_held(holds: list[Hold]) -> list[Hold]:

@@ -138,7 +138,7 @@ class Runs:
 
     def traces(self) -> list[Trace]:
         """Return the traces of the runs with the largest peaks, one per sequence of ops; largest first."""
-        growing = growth_of(self._leftovers) if self._grows() else ()
+        growing = growth_of(self._leftovers, self._session.ledger.memory) if self._grows() else ()
         found = []
         for kept in self._kept:
             steps = Steps(
