@@ -74,7 +74,7 @@ def trainfit() -> dict[str, float]:
         "step_seconds": end - times["recording a step"],
         "whole_seconds": end - begin,
         "ops": len(trace.ops),
-        "peak_bytes": trace.observed_peak_bytes,
+        "peak_bytes": trace.observed_peak_bytes or 0,
     }
 
 

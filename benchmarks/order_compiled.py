@@ -71,7 +71,7 @@ def run_compiled(name: str, *, ours: bool) -> dict[str, Any]:
     torch.manual_seed(1)
     loss = step.run().detach().clone()
     for parameter in step.model.parameters():
-        parameter._post_accumulate_grad_hooks = None
+        parameter._post_accumulate_grad_hooks.clear()
     with no_cycle_collection(), profile_allocations() as log, log.range("step"):
         step.run()
     return {

@@ -168,7 +168,7 @@ def measured_in_turn(trace: Trace, costs: CostTable, turns: Turns, rounds: int) 
     from trainfit.costs.roofline import Roofline
     from trainfit.costs.table import Host
 
-    hosts = [this_machine.host(refresh=True)]
+    hosts = [this_machine.host(refresh=True)[0]]
     again = measured_costs(
         trace,
         costs.device,
@@ -179,7 +179,7 @@ def measured_in_turn(trace: Trace, costs: CostTable, turns: Turns, rounds: int) 
         budget_seconds=MEASURING_SECONDS,
     )
     turns.run(*(0, 1, 0, 2) * (rounds - turns.rounds), 0)
-    hosts.append(this_machine.host(refresh=True))
+    hosts.append(this_machine.host(refresh=True)[0])
     seconds_of = {field.name: [getattr(host, field.name) for host in hosts] for field in fields(Host)[1:]}
     host = replace(hosts[0], **{name: statistics.fmean(both) for name, both in seconds_of.items()})
     return replace(again, host=host)

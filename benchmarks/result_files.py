@@ -141,6 +141,12 @@ TABLES: dict[str, dict[str, str]] = {
         "good": "whether the claims hold",
         "note": "why there is no figure",
     },
+    "compat_speed": {
+        "layers": "of the Llama",
+        "way": "PyTorch's tools, `trainfit.compat` for an A100, or `same`: compat on the tensors as they are",
+        "figure": "a duration in seconds, bytes, or milliseconds of recomputation",
+        "value": "its value",
+    },
     "plan_speed": {
         "way": "what ran",
         "round": "which round",

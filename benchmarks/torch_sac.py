@@ -2,7 +2,7 @@
 
 `TorchPlanner` builds the tables that PyTorch's estimators would hand over (`ModuleInfo`, `SACStats`) from a
 trace and its costs, calls PyTorch's trade-off fit, `sac_milp` and per-module policy, and returns what its
-decisions do to the trace, executed as PyTorch executes them: what is not stored is computed again, up to the
+decisions do to the trace, executed as PyTorch executes them: what is not stored is recomputed, up to the
 last value that backward needs.
 
 Needs pulp and pwlf: `pip install -c constraints.txt -e '.[benchmarks]'`.
@@ -218,7 +218,7 @@ def _own_and_below(trace: Trace, module: int) -> Iterator[int]:
     prefix = trace.modules[module].name
     for other in trace.modules:
         if other.name == prefix or other.name.startswith(prefix + "."):
-            yield other.parameter_bytes
+            yield sum(trace.occupied_bytes[storage] for storage in other.parameters)
 
 
 def _outputs(trace: Trace, number: int) -> Iterator[int]:

@@ -14,8 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "trainfit"
 
-# In the order in which data passes through them. A part imports from the lines above its own; the parts of
-# one line may know each other. What is inside a folder is the folder's own business.
+# In the order in which data passes through them. A part imports from the parts above it. What is inside a
+# folder is the folder's own business.
 LAYERS = (
     "errors",
     "basics",
@@ -33,10 +33,12 @@ LAYERS = (
     "applying",
     "comparing",
     "order_fronts",
-    "costs  timing",
+    "timing",
+    "costs",
     "planning",
     "verifying",
     "api",
+    "compat",
     "report",
     "cli",
     "__main__",
@@ -45,16 +47,17 @@ LAYERS = (
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
     "torch": (
-        "steps models targets workspace capturing applying comparing order_fronts timing verifying api",
+        "steps models targets workspace capturing applying comparing order_fronts timing verifying api "
+        "compat",
         "devices costs cli",
     ),
-    "numpy": ("traces memory costs planning capturing comparing", ""),
+    "numpy": ("traces memory costs planning capturing comparing compat", ""),
     "rich": ("report", ""),
     "typer": ("cli", ""),
     "transformers": ("applying.trainer_callback", "targets"),
 }
 
-RANK = {part: rank for rank, line in enumerate(LAYERS) for part in line.split()}
+RANK = {part: rank for rank, part in enumerate(LAYERS)}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Stand-ins with the few attributes that `torch._inductor.memory` asks for take the place of scheduler nodes and
 buffers; everything else is torch's code. Sizes on allocation and release come from the graph: torch reads
-them off layouts that a graph without torch does not have.
+them off layouts that a graph without torch does not have. Anything with the same functions can take the place
+of torch's module.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class TorchGraph:
     buffers: dict[str, StandInBuffer]
     inputs: dict[str, memory.FreeableInputBuffer]
     outputs: OrderedSet[str]
+    planner: Any = memory
+    """Whose functions: torch's module, or another with the same names."""
 
     def order(self, method: str) -> list[StandInNode]:
         """Return the order of one of torch's methods."""
@@ -77,18 +80,18 @@ class TorchGraph:
             case "baseline":
                 return self.nodes
             case "lpmf":
-                return memory.topological_sort_lpmf(self.nodes, self.inputs, self.buffers, self.outputs)
+                return self.planner.topological_sort_lpmf(self.nodes, self.inputs, self.buffers, self.outputs)
             case "bfs":
-                return memory.topological_sort_bfs(self.nodes)
+                return self.planner.topological_sort_bfs(self.nodes)
             case "dfs":
                 with _deep_recursion(len(self.nodes)):
-                    return memory.topological_sort_dfs(self.nodes)
+                    return self.planner.topological_sort_dfs(self.nodes)
             case _:
                 raise ValueError(f"torch has no method {method!r}")
 
     def peak(self, order: list[StandInNode]) -> int:
         """Return torch's estimate of an order's peak."""
-        return memory.estimate_peak_memory(order, self.inputs, self.outputs)[0]
+        return self.planner.estimate_peak_memory(order, self.inputs, self.outputs)[0]
 
     def peaks(self) -> dict[str, int]:
         """Return the peak of every method."""
@@ -104,8 +107,8 @@ class TorchGraph:
         return found
 
 
-def torch_graph(graph: BufferGraph) -> TorchGraph:
-    """Return the graph in torch's data structures, with torch's planning information filled in by torch."""
+def torch_graph(graph: BufferGraph, planner: Any = memory) -> TorchGraph:
+    """Return the graph in torch's data structures, with planning information filled in by `planner`."""
     buffers = {
         buffer.name: StandInBuffer(buffer.name, buffer.size_free)
         for number, buffer in enumerate(graph.buffers)
@@ -130,13 +133,13 @@ def torch_graph(graph: BufferGraph) -> TorchGraph:
     )
     stand_ins: Any = nodes
     with V.set_graph_handler(handler):
-        inputs = memory.get_freeable_input_buf(stand_ins, OrderedSet(graph.inputs))
-        memory.assign_memory_planning_info_for_scheduler_buffers(stand_ins, buffers)  # type: ignore[arg-type]
+        inputs = planner.get_freeable_input_buf(stand_ins, OrderedSet(graph.inputs))
+        planner.assign_memory_planning_info_for_scheduler_buffers(stand_ins, buffers)
     for name in size_of.keys() & buffers.keys():
         buffers[name].mpi_buffer.size_alloc = size_of[name].size_alloc
         buffers[name].mpi_buffer.size_free = size_of[name].size_free
-    memory.assign_memory_planning_info_for_scheduler_nodes(stand_ins, {}, buffers, inputs)  # type: ignore[arg-type]
-    return TorchGraph(nodes, buffers, inputs, outputs)
+    planner.assign_memory_planning_info_for_scheduler_nodes(stand_ins, {}, buffers, inputs)
+    return TorchGraph(nodes, buffers, inputs, outputs, planner)
 
 
 def _node(graph: BufferGraph, number: int, buffers: dict[str, StandInBuffer]) -> StandInNode:

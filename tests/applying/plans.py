@@ -64,7 +64,7 @@ def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
 
 
 def region_kind(trace: Trace, call: int, policy: Policy) -> RegionKind:
-    """Decide for each op: saved if the policy says so, else computed again if something needs it."""
+    """Decide for each op: saved if the policy says so, else recomputed if something needs it."""
     start, end = trace.calls[call].forward_start, trace.calls[call].forward_end
     signatures = [trace.signatures[trace.ops[position].signature] for position in range(start, end)]
     saved = [not s.view and policy(s, number) for number, s in enumerate(signatures)]

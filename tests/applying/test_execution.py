@@ -25,7 +25,7 @@ def test_a_region_that_failed_may_end_after_one_that_began_later() -> None:
     execution = Execution()
     failed = execution.forward(lambda tensor: None)
     failed.__enter__()
-    # WHEN an older one is computed again, and the traceback is freed meanwhile
+    # WHEN an older one is recomputed, and the traceback is freed meanwhile
     with execution.recomputation():
         failed.__exit__(None, None, None)
         assert (execution.regions, execution.level) == (1, 1)

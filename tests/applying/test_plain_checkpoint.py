@@ -334,7 +334,7 @@ def writes_a_buffer_sometimes(part: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_buffer_that_is_written_only_later() -> None:
-    """It could be read before, so it cannot be computed again: an error, not another gradient."""
+    """It could be read before, so it cannot be recomputed: an error, not another gradient."""
     model, inputs = ready(subject(writes_a_buffer_sometimes))
     WRITES.append(True)
     try:

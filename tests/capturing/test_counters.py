@@ -306,3 +306,21 @@ def test_looking_leaves_values_as_they_are() -> None:
     assert before.changes_to(PythonState(step)) == ()
     assert run() == random.Random(1).random()
     assert before.changes_to(PythonState(step)) == ("generator",)
+
+
+def test_steps_that_torchs_optimizer_counts_are_no_counter_of_the_program() -> None:
+    """Classes of an installed library name `state` somewhere; the step itself never asks for it."""
+    transformers = pytest.importorskip("transformers")
+
+    def build() -> Step:
+        config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=16)
+        model = transformers.GPT2LMHeadModel(config)
+        tokens = torch.randint(0, 64, (2, 16))
+        optimizer = torch.optim.AdamW(model.parameters())
+        return Step.of(model, {"input_ids": tokens, "labels": tokens}, optimizer=optimizer)
+
+    trace = captured(build)
+
+    assert trace.steps.changing == ()
+    assert len(trace.steps.peaks) == 2
+    assert not trace.warnings

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit.capturing import capture
+from trainfit.capturing import capture, interrupts
 from trainfit.capturing.ledger import Ledger
 from trainfit.steps.step import Step
 
@@ -61,6 +61,14 @@ def test_an_interrupt_is_neither_lost_nor_printed(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.undo()
     capture(build, device=device)
+
+
+def test_an_interrupt_that_waits_longer_than_the_capture_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_AGAIN_AFTER_SECONDS", 3600.0)
+    interrupt_in(monkeypatch, "release_saved", after=30)
+    with pytest.raises(KeyboardInterrupt):
+        capture(build)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_capture_in_another_thread_leaves_signals_alone() -> None:

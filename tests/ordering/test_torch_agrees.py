@@ -9,7 +9,6 @@ from torch._inductor import memory
 
 from order_graphs.shapes import SHAPES
 from order_graphs.torch_side import torch_graph
-from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.heuristics import breadth_first, depth_first, least_peak_first, visit_order_of
 from trainfit.ordering.order_timeline import order_timeline
 from trainfit.ordering.ordering_problem import peak_of, problem_of
@@ -47,16 +46,12 @@ def test_heuristics_give_the_orders_of_torch(shape: str, seed: int, count: int) 
     theirs = torch_graph(graph)
     problem = problem_of(graph)
     orders = {
-        "lpmf": least_peak_first(problem, output_bytes_of(graph)),
+        "lpmf": least_peak_first(problem, graph.output_bytes),
         "bfs": breadth_first(problem),
         "dfs": depth_first(problem, visit_order_of(graph, problem)),
     }
     for method, order in orders.items():
         assert [graph.nodes[n].name for n in order] == [node.name for node in theirs.order(method)], method
-
-
-def output_bytes_of(graph: BufferGraph) -> int:
-    return sum(b.size_free for number, b in enumerate(graph.buffers) if graph.kept[number])
 
 
 @pytest.mark.parametrize("shape", SHAPES)

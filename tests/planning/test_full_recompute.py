@@ -118,7 +118,7 @@ def test_what_reads_values_is_priced_as_followed(device: str) -> None:
     region = regions["Sequential.0"]
     effect = effect_of(trace, region, full_recompute(region))
     assert not effect.by_torch
-    # Values are read once, and not again when the region is computed again.
+    # Values are read once, and not again when the region is recomputed.
     assert not any(trace.ops[op].reads_value for op in effect.segment)
 
 

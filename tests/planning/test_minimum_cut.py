@@ -38,7 +38,7 @@ def random_groups(seed: int, most: int = 7) -> list[Group]:
 def all_choices(groups: list[Group]) -> list[tuple[int, float]]:
     """Return bytes and seconds of every allowed way to have all needed values.
 
-    For each value: is it kept? For each group: is it computed again?
+    For each value: is it kept? For each group: is it recomputed?
     """
     values = [(n, place) for n, group in enumerate(groups) for place in range(len(group.sizes))]
     found = []

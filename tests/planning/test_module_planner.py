@@ -75,7 +75,7 @@ def test_what_is_stored_and_what_is_computed_again_is_in_the_plan(planner: Modul
 
 @pytest.mark.parametrize("solver", [Planner, ModulePlanner])
 def test_the_executor_runs_again_what_the_plan_was_priced_with(solver: type[Planner | ModulePlanner]) -> None:
-    """Also where a policy discards what nobody needs: that is not computed again."""
+    """Also where a policy discards what nobody needs: that is not recomputed."""
     build = load("llama-tiny", StepOptions(batch=4)).build
     trace = trainfit.capture(build)
     planner = solver(trace, roofline_costs(trace, replace(H100, name="cpu")))
@@ -92,7 +92,7 @@ def test_the_executor_runs_again_what_the_plan_was_priced_with(solver: type[Plan
 
 
 def computed_again(trace: Trace) -> Counter[str]:
-    """Return the operators that are computed again; views are made again without being in a plan's replay."""
+    """Return the operators that are recomputed; views are made again without being in a plan's replay."""
     again = (number for number, op in enumerate(trace.ops) if op.recompute)
     names = Counter(trace.op_name(n) for n in again if not trace.signatures[trace.ops[n].signature].view)
     del names["torch.get_rng_state"]

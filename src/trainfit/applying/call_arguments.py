@@ -30,9 +30,7 @@ def without_untouched(arguments: Any, is_touched: Callable[[torch.Tensor], bool]
 class CallArguments:
     """The arguments of one call: remembered when it begins, and used each time it runs."""
 
-    def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, holds_tensors: bool, continues: bool
-    ) -> None:
+    def __init__(self, args: Any, kwargs: dict[str, Any], holds_tensors: bool, continues: bool) -> None:
         """Remember them; with the tensors, if nobody else holds those, but for one that was passed on."""
         values = (*args, *kwargs.values())
         self._count, self._names = len(args), tuple(kwargs)

@@ -1,8 +1,8 @@
-"""Regions in a row that keep one input together: each one's input is computed again by the region before it.
+"""Regions in a row that keep one input together: each one's input is recomputed by the region before it.
 
 The region before passes its result on through an identity that saves it for backward. Under a checkpoint what
-is saved is dropped, and computed again when someone asks for it: the next region asks, when it is computed
-again itself, instead of holding its input.
+is saved is dropped, and recomputed when someone asks for it: the next region asks, when it is recomputed
+itself, instead of holding its input.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Link:
         self._made_by: Any = tensor.grad_fn
 
     def tensor(self) -> torch.Tensor:
-        """Return the tensor again; the region before is computed again for it, if it has not been yet."""
+        """Return the tensor again; the region before is recomputed for it, if it has not been yet."""
         (again,) = self._made_by.saved_tensors
         values: torch.Tensor = again.detach()
         return values.requires_grad_()

@@ -23,7 +23,7 @@ class Execution(threading.local):
         self.regions = 0
         """How many are running, in forward or again; a module inside of one is not a region itself."""
         self.level = 0
-        """How many are computed again. Who watches a region sees only what runs at the level it began at."""
+        """How many are recomputed. Who watches a region sees only what runs at the level it began at."""
         self._readers: list[tuple[int, OnValueRead]] = []
 
     @contextlib.contextmanager
@@ -42,12 +42,8 @@ class Execution(threading.local):
     @contextlib.contextmanager
     def recomputation(self) -> Iterator[None]:
         """Compute a region again: nothing in it is a region or counts as a call."""
-        self.regions += 1
-        try:
-            with self.unwatched():
-                yield
-        finally:
-            self.regions -= 1
+        with self.forward(), self.unwatched():
+            yield
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:

@@ -125,7 +125,7 @@ class RegionMode(TorchDispatchMode):
 
     def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what is no ordinary operator, such as a higher-order one."""
-        raise NotImplementedError
+        return func(*args, **kwargs)
 
 
 def is_weight_cast(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -133,16 +133,14 @@ def is_weight_cast(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, An
     if func is not aten._to_copy.default or not args[0].requires_grad or not args[0].is_leaf:
         return False
     # Whether autocast is on cannot be asked here: where it casts, it has stepped aside.
-    return torch.is_autocast_cache_enabled() and kwargs.get("dtype") == torch.get_autocast_dtype(
-        args[0].device.type
-    )
+    device = args[0].device.type
+    return torch.is_autocast_cache_enabled() and kwargs.get("dtype") == torch.get_autocast_dtype(device)
 
 
 def _on_meta_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if kwargs:
-        device = kwargs.get("device")
-        if device is not None and torch.device(device).type == "meta":
-            return True
+    device = kwargs.get("device") if kwargs else None
+    if device is not None and torch.device(device).type == "meta":
+        return True
     for value in args:
         if isinstance(value, torch.Tensor):
             return value.is_meta

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-_CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+"""What an operator returns that can be returned again as it is."""
 
 
 class TensorLayout(NamedTuple):
@@ -70,11 +72,6 @@ def can_be_absent(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu or tensor.is_cuda
 
 
-def is_constant(value: Any) -> bool:
-    """Whether a value that an operator returned can be returned again as it is."""
-    return isinstance(value, _CONSTANTS)
-
-
 def make(result: Result, tensors: Sequence[torch.Tensor], storage_of: StorageOf) -> Any:
     """Return a result again: `tensors` are the operator's arguments now, `storage_of` finds what it made."""
     if isinstance(result, Created):
@@ -103,20 +100,14 @@ def with_tensors(
     args: tuple[Any, ...], kwargs: dict[str, Any], replacements: dict[int, torch.Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with some of their tensors replaced, by their number in `tensors_in`."""
-    # Not a function inside: one that calls itself would keep the tensors until cycles are collected.
-    number = 0
-    found: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            found.append(replacements.get(number, value))
-            number += 1
-        elif isinstance(value, list | tuple):
-            items = list(value)
-            for place, item in enumerate(items):
-                if isinstance(item, torch.Tensor):
-                    items[place] = replacements.get(number, item)
-                    number += 1
-            found.append(type(value)(items))
-        else:
-            found.append(value)
+    # The function does not call itself: that would keep the tensors until cycles are collected.
+    numbers = itertools.count()
+
+    def new(value: Any) -> Any:
+        return replacements.get(next(numbers), value) if isinstance(value, torch.Tensor) else value
+
+    found = [
+        type(value)([new(item) for item in value]) if isinstance(value, list | tuple) else new(value)
+        for value in (*args, *kwargs.values())
+    ]
     return tuple(found[: len(args)]), dict(zip(kwargs, found[len(args) :]))

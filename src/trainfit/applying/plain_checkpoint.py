@@ -1,4 +1,4 @@
-"""Regions that are computed again as a whole: nothing is kept, so no op needs to be followed.
+"""Regions that are recomputed as a whole: nothing is kept, so no op needs to be followed.
 
 The first call is run like any other region's. If it did nothing but compute its result from its inputs, the
 same can be expected of the next call in the same circumstances (kinds of arguments, attributes of the
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from trainfit.applying.call_arguments import without_untouched
 from trainfit.applying.execution import execution
 from trainfit.applying.modes import facts_of
-from trainfit.applying.python_objects import ModuleAttributes, any_hooks, copy_structure
+from trainfit.applying.python_objects import ModuleAttributes, copy_structure, has_hooks_inside
 from trainfit.applying.randomness import generators_at, state_of
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import VALUE, Record, modified_error
@@ -36,6 +36,8 @@ _MOST_KINDS = 16
 _MOST_CHANGES = 8
 """Changes of attributes after which no call is expected to be like one before."""
 _DEVICES = ("cpu", "cuda")
+OnFollowed = Callable[[ModuleAttributes, RegionRecorder], None]
+"""Hears of a call that was followed op by op and went as planned: its modules before it, and what it did."""
 
 
 class Circumstances(NamedTuple):
@@ -46,14 +48,6 @@ class Circumstances(NamedTuple):
     kwargs: dict[str, Any]
     tensors: list[torch.Tensor]
     """Those among the arguments, in containers too."""
-
-
-class Followed(NamedTuple):
-    """A call that was followed op by op, and went as planned."""
-
-    attributes: ModuleAttributes
-    """Those of the modules before it."""
-    recorder: RegionRecorder
 
 
 class Expected(NamedTuple):
@@ -90,27 +84,28 @@ class KnownCalls:
             self._attributes, self._weights, self._known = None, [], {}
             self._changes += 1
             return None
-        _, *inside = self._attributes.modules
-        if any_hooks(inside):
+        if has_hooks_inside(self._attributes.modules):
             return None
         return Expected(circumstances, self._attributes, self._weights, *self._known[circumstances.key])
 
-    def learn(self, circumstances: Circumstances, followed: Followed) -> None:
+    def learn(
+        self, circumstances: Circumstances, attributes: ModuleAttributes, recorder: RegionRecorder
+    ) -> None:
         """Look at a call that was followed, and remember it if torch alone can repeat it."""
         if self._changes > _MOST_CHANGES or len(self._known) == _MOST_KINDS:
             return
-        generators = _generators_if_repeatable(followed.recorder.record)
+        generators = _generators_if_repeatable(recorder.record)
         if generators is None:
             return
-        if not followed.attributes.is_present():
+        if not attributes.is_present():
             self._changes += 1
             return
         if self._attributes is None:
-            modules = list(followed.attributes.modules)
-            self._attributes = followed.attributes
-            self._weights = [held for m in modules for held in (m._parameters, m._buffers) if held]
-        number_of = followed.recorder.number_of
-        untouched = tuple(n for n, tensor in enumerate(circumstances.tensors) if number_of(tensor) == NOBODY)
+            self._attributes = attributes
+            holders = [held for m in attributes.modules for held in (m._parameters, m._buffers)]
+            self._weights = [held for held in holders if held]
+        numbers = enumerate(map(recorder.number_of, circumstances.tensors))
+        untouched = tuple(place for place, number in numbers if number == NOBODY)
         self._known[circumstances.key] = (generators, untouched)
 
 
@@ -162,11 +157,10 @@ def _kind(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         return (kind, value)
     if isinstance(value, tuple) or kind is list:
         return (kind, *[_kind(item, tensors) for item in value])
-    if kind is dict:
-        return (kind, *[(name, _kind(item, tensors)) for name, item in value.items()])
-    if dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
-        return (kind, *[(name, _kind(item, tensors)) for name, item in vars(value).items()])
-    raise _Unpredictable
+    if kind is not dict and not (dataclasses.is_dataclass(value) and hasattr(value, "__dict__")):
+        raise _Unpredictable
+    items = value if kind is dict else vars(value)
+    return (kind, *[(name, _kind(item, tensors)) for name, item in items.items()])
 
 
 class PlainCheckpoint:

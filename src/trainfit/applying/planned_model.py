@@ -51,13 +51,9 @@ class PlannedModel:
         self._roots_running = 0
         self._warned = False
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Copies begin anew, and do not say again what was said of the original."""
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Undo `__getstate__`."""
-        self.__init__()  # type: ignore[misc]
+        return PlannedModel, ()
 
     @contextlib.contextmanager
     def root_runs(self) -> Iterator[None]:

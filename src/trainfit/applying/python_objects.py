@@ -1,6 +1,6 @@
 """What Python code changes while a region runs: attributes of its modules, and objects passed to it.
 
-A region that is computed again has to begin as it began in forward: with the caches that it was passed (keys
+A region that is recomputed has to begin as it began in forward: with the caches that it was passed (keys
 and values of attention) and its modules' attributes as they were. And what it changes then must not be seen
 by anyone: it has been done in forward, and some results have no values now.
 """
@@ -11,6 +11,7 @@ import collections
 import contextlib
 import copy
 import enum
+import itertools
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -171,16 +172,10 @@ def _put(rows: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]], held: lis
     of_buffers = [(vars(module)["_buffers"], buffers) for module, _, buffers in rows]
     for holder, items in (*of_modules, *of_buffers, *held):
         if not _same_items(holder, items):
-            _set_items(holder, items)
-
-
-def _set_items(holder: Any, items: Any) -> None:
-    """Give a container other items; the container itself stays, for all who know it."""
-    holder.clear()
-    if isinstance(holder, list | collections.deque):
-        holder.extend(items)
-    else:
-        holder.update(items)
+            # The container itself stays, for all who know it.
+            holder.clear()
+            add = holder.extend if isinstance(holder, list | collections.deque) else holder.update
+            add(items)
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -195,13 +190,8 @@ def _same_items(one: Any, other: Any) -> bool:
     return one == other if isinstance(one, set) else all(map(operator.is_, one, other))
 
 
-def has_hooks_inside(module: nn.Module) -> bool:
-    """Whether some module below has hooks that see its results, when it is computed again as well."""
-    return any_hooks(each for each in module.modules() if each is not module)
-
-
-def any_hooks(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of the modules has hooks, or all modules have."""
+def has_hooks_inside(modules: Iterable[nn.Module]) -> bool:
+    """Whether a module below the first has hooks that see its results, when it is recomputed as well."""
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         return True
-    return any(each._forward_hooks or each._forward_pre_hooks for each in modules)
+    return any(each._forward_hooks or each._forward_pre_hooks for each in itertools.islice(modules, 1, None))

@@ -1,7 +1,7 @@
 """Forward of a region: every op is matched with the plan, and what is needed to run it again is noted.
 
 Kept are the storages that the plan saves and one generator state per chain of random draws; of the rest
-only a description. What will really be computed again is decided at the end of the region, from what the ops
+only a description. What will really be recomputed is decided at the end of the region, from what the ops
 read and wrote and what autograd saved: a plan decides what is kept, it cannot make a result wrong.
 """
 
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from trainfit.applying.following import Follower
 from trainfit.applying.modes import Facts, RegionMode, is_plain, is_weight_cast
 from trainfit.applying.op_results import (
+    CONSTANTS,
     Alias,
     Argument,
     Constant,
@@ -26,7 +27,6 @@ from trainfit.applying.op_results import (
     TensorLayout,
     can_be_absent,
     has_storage,
-    is_constant,
     tensors_in,
 )
 from trainfit.applying.randomness import generator_of, state_of
@@ -54,7 +54,7 @@ class RegionRecorder(RegionMode):
         self._number_of: dict[int, int] = {}
         self._uninitialised: set[int] = set()
         self._was_read: set[tuple[int, int]] = set()
-        self._needs: list[tuple[int, int, weakref.ref[Any] | None]] = []
+        self._needs: list[tuple[tuple[int, int], weakref.ref[Any] | None]] = []
         self._draws: dict[torch.Generator, tuple[int, int, str]] = {}
 
     # Storages -------------------------------------------------------------------------------------------
@@ -131,9 +131,9 @@ class RegionRecorder(RegionMode):
         if decision == SAVE:
             self._save(row, out, written)
         if cast:
-            # Autocast puts the result into its cache, also when it is computed again: it must have values.
+            # Autocast puts the result into its cache, also when it is recomputed: it must have values.
             row.weight = _storage_id(args[0])
-            self._needs.extend((storage, 0, None) for storage in row.creates)
+            self._needs.extend(((storage, 0), None) for storage in row.creates)
         self._append(row)
         return out
 
@@ -161,8 +161,7 @@ class RegionRecorder(RegionMode):
             identity = _storage_id(tensor)
             number = self._storage(tensor)
             if flow.makers[number][0] == NOBODY and not facts.reads_metadata_only:
-                unknown = identity in self._inputs or tensor.is_inference()
-                counter = -1 if unknown else tensor._version
+                counter = -1 if identity in self._inputs or tensor.is_inference() else tensor._version
                 row.outside.append(OutsideArgument(argument, number, flow.version(number), counter))
             if identity in written_ids:
                 self._before_write(number, flow.version(number), tensor, facts.operator)
@@ -206,7 +205,7 @@ class RegionRecorder(RegionMode):
             return self._describe_tensor(row, operator, value, tensors)
         if isinstance(value, list | tuple):
             return type(value)([self._describe(row, operator, item, tensors) for item in value])
-        if not is_constant(value):
+        if not isinstance(value, CONSTANTS):
             row.must_run = True
         return Constant(value)
 
@@ -219,10 +218,8 @@ class RegionRecorder(RegionMode):
         if not has_storage(tensor):
             row.must_run = True
             return Constant(None)
-        if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
-            row.must_run = True
-        if not can_be_absent(tensor):
-            row.must_run = True
+        odd = tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
+        row.must_run |= odd or not can_be_absent(tensor)
         identity = _storage_id(tensor)
         for number, argument in enumerate(tensors):
             if has_storage(argument) and _storage_id(argument) == identity:
@@ -249,13 +246,13 @@ class RegionRecorder(RegionMode):
         plain = is_plain(type(tensor)) and has_storage(tensor)
         for part in (tensor,) if plain else strided_parts(tensor):
             if plain or torch._C._has_storage(part):
-                self._needs.append((*self._read(part), weakref.ref(holder)))
+                self._needs.append((self._read(part), weakref.ref(holder)))
 
     def value_read(self, tensor: torch.Tensor) -> None:
         """Python code reads the values of a tensor without an operator call."""
         self.record.values_read = True
         if has_storage(tensor):
-            self._needs.append((*self._read(tensor), None))
+            self._needs.append((self._read(tensor), None))
 
     def finish(self, *, complete: bool = False) -> Record:
         """The region has ended: decide what will run again, and let go of what that does not need.
@@ -264,11 +261,7 @@ class RegionRecorder(RegionMode):
         """
         record = self.record
         self.follower.finish()
-        record.flow.needed = [
-            (number, version)
-            for number, version, alive in self._needs
-            if alive is None or alive() is not None
-        ]
+        record.flow.needed = [need for need, alive in self._needs if alive is None or alive() is not None]
         if complete:
             record.flow.needed += [(n, record.flow.version(n)) for n in range(len(record.flow.makers))]
         record.rerun = rerun(record.flow, record.kept)

@@ -92,14 +92,12 @@ class Record:
         }
         for left in self.left.values():
             if left.storage in as_left and left.is_modified:
-                shape = list(left.tensor.shape)
-                raise modified_error(
-                    f"a tensor of shape {shape} that {region} writes to and needs to run again"
-                )
+                what = f"a tensor of shape {list(left.tensor.shape)}"
+                raise modified_error(f"{what} that {region} writes to and needs to run again")
 
 
 def modified_error(what: str, when: str = "between forward and backward") -> RuntimeError:
-    """Return the error of a region that cannot be computed again, because a tensor was written to."""
+    """Return the error of a region that cannot be recomputed, because a tensor was written to."""
     return RuntimeError(
         f"{what} was modified in place {when}. Modify a copy, or leave the module out of the plan."
     )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,14 +18,14 @@ from trainfit.applying.call_arguments import CallArguments
 from trainfit.applying.chaining import pass_on
 from trainfit.applying.execution import execution
 from trainfit.applying.following import Follower
-from trainfit.applying.plain_checkpoint import Followed
+from trainfit.applying.plain_checkpoint import OnFollowed
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
 from trainfit.applying.randomness import drawn_again
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
-from trainfit.applying.torch_changes import ordinary_paths, reads_noticed
+from trainfit.applying.torch_changes import noticed_reads, ordinary_paths
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans.plan import OpDecision
 from trainfit.plans.recomputation import rerun
@@ -42,7 +42,7 @@ class PlannedCall:
     """Which call of its module in a step it is."""
     ops: tuple[OpDecision, ...]
     continues: bool = False
-    """Whether its input is computed again by the region before it, instead of being held."""
+    """Whether its input is recomputed by the region before it, instead of being held."""
     continued: bool = False
     """Whether the next region does so."""
     whole: bool = False
@@ -60,39 +60,27 @@ def inside_checkpoint() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
 
 
+@dataclass(eq=False, repr=False)
 class RegionCall:
     """Runs a module's forward under a plan, and again when backward needs it."""
 
-    def __init__(
-        self,
-        name: str,
-        module: torch.nn.Module,
-        forward: Callable[..., Any],
-        planned: PlannedCall,
-        planned_model: PlannedModel,
-        on_followed: Callable[[Followed], None] | None = None,
-    ) -> None:
-        """Prepare one call.
-
-        `on_followed` is called when forward is over, if it went as planned and drew nothing that torch does
-        not know of.
-        """
-        self._name = name
-        self._module = module
-        self._forward = forward
-        self._planned = planned
-        self._planned_model = planned_model
-        self._on_followed = on_followed
-        self._record: Record | None = None
-        self._recorder: RegionRecorder | None = None
-        self._used_up = False
-        self._given: list[torch.Tensor] = []
-        self._holds_inputs = False
-        self._arguments: CallArguments | None = None
-        self._attributes: ModuleAttributes | None = None
-        self._host_random: HostRandomState | None = None
-        """Python's and NumPy's generators before forward, if it drew from them."""
-        self._absent: list[weakref.ref[torch.UntypedStorage]] = []
+    _name: str
+    _module: torch.nn.Module
+    _forward: Callable[..., Any]
+    _planned: PlannedCall
+    _planned_model: PlannedModel
+    _on_followed: OnFollowed | None = None
+    """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
+    _record: Record | None = None
+    _recorder: RegionRecorder | None = None
+    _used_up: bool = False
+    _given: list[torch.Tensor] = field(default_factory=list)
+    _holds_inputs: bool = False
+    _arguments: CallArguments | None = None
+    _attributes: ModuleAttributes | None = None
+    _host_random: HostRandomState | None = None
+    """Python's and NumPy's generators before forward, if it drew from them."""
+    _absent: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
@@ -100,11 +88,9 @@ class RegionCall:
         # Someone else may want to know what is kept for backward: an outer checkpoint, or offloading.
         # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
         self._holds_inputs = _top_hooks(False) is None
-        continues = self._planned.continues
-        arguments = self._arguments = CallArguments(
-            args, kwargs, holds_tensors=self._holds_inputs, continues=continues
-        )
-        if continues and arguments.linked is None:
+        arguments = CallArguments(args, kwargs, self._holds_inputs, self._planned.continues)
+        self._arguments = arguments
+        if self._planned.continues and arguments.linked is None:
             self._differs("its input is not what the region before it returned")
 
         def forward(*tensors: Any) -> Any:
@@ -131,9 +117,9 @@ class RegionCall:
         attributes, host_random = ModuleAttributes(self._module), HostRandomState()
         hooks = saved_tensors_hooks(pack_and_note, unpack)
         ordinary = ordinary_paths(self._planned.names)
-        with execution.forward(recorder.value_read), ordinary, reads_noticed(), hooks, recorder:
+        with execution.forward(recorder.value_read), ordinary, noticed_reads.used(), hooks, recorder:
             yield
-        self._record = recorder.finish(complete=has_hooks_inside(self._module))
+        self._record = recorder.finish(complete=has_hooks_inside(self._module.modules()))
         self._attributes = attributes
         if not host_random.is_present():
             self._host_random = host_random
@@ -148,17 +134,18 @@ class RegionCall:
                 if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
             ]
         self._recorder, self._given = None, []
-        self._tell(recorder.follower, Followed(attributes, recorder))
+        self._tell(attributes, recorder)
 
-    def _tell(self, follower: Follower, followed: Followed) -> None:
+    def _tell(self, attributes: ModuleAttributes, recorder: RegionRecorder) -> None:
         """Say how forward went."""
+        follower = recorder.follower
         if self._module.training:
             larger = follower.larger if follower.lost is None else None
             self._planned_model.sizes_seen(self._name, self._planned.number, larger)
         if follower.lost is not None:
             self._differs(follower.lost)
         elif self._host_random is None and self._on_followed is not None:
-            self._on_followed(followed)
+            self._on_followed(attributes, recorder)
         # It knows the arguments, which are not to be held longer than backward needs them.
         self._on_followed = None
 
@@ -172,7 +159,7 @@ class RegionCall:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Return the context in which the region is computed again."""
+        """Return the context in which the region is recomputed."""
         self._planned_model.step_ends()
         mode = self._replay_mode()
         as_in_forward = contextlib.nullcontext() if self._attributes is None else self._attributes.restored()
@@ -203,7 +190,7 @@ class RegionCall:
         """Look, when all is over, whether someone got hold of a result that has no values."""
         if any(reference() is not None for reference in self._absent):
             self._differs(
-                "when it was computed again in backward, some code kept a result beyond that (in a list "
+                "when it was recomputed in backward, some code kept a result beyond that (in a list "
                 "or variable outside of it), and such results may have no values"
             )
 

@@ -1,4 +1,4 @@
-"""A region computed again in backward: kept results come back, what is needed runs, the rest is left out.
+"""A region recomputed in backward: kept results come back, what is needed runs, the rest is left out.
 
 Ops that do not run return tensors of the right shape over memory that is not there. No op that runs reads
 one of those: the recorder has worked out what each of them needs, and it is checked here once more.
@@ -25,7 +25,7 @@ _set_versions: Any = torch._C._autograd._unsafe_set_version_counter
 
 
 class Replayer(RegionMode):
-    """Answers the ops of a region that is computed again."""
+    """Answers the ops of a region that is recomputed."""
 
     def __init__(self, name: str, record: Record, rerun: Rerun, *, release: bool) -> None:
         """Replay `record`; `release` what was kept as it comes back, if there will not be another time."""
@@ -57,10 +57,9 @@ class Replayer(RegionMode):
         if row.kind is VALUE:
             assert isinstance(row.result, Constant)
             return row.result.value
-        tensors = tensors_in(args, kwargs)
-        if not self._rerun.runs[number]:
-            return make(row.result, tensors, self._storage)
-        return self._run(number, row, facts, tensors, args, kwargs)
+        if self._rerun.runs[number]:
+            return self._run(number, facts, args, kwargs)
+        return make(row.result, tensors_in(args, kwargs), self._storage)
 
     def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator again."""
@@ -70,18 +69,17 @@ class Replayer(RegionMode):
     def _find(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Return the number of the op in forward; none for a cast that autocast's cache held there."""
         ops, number = self._record.ops, self._next
-        cast = isinstance(func, OpOverload) and is_weight_cast(func, args, kwargs)
-        if cast:
-            if number < len(ops) and ops[number].weight == _storage_id(args[0]):
-                self._next = number + 1
-                return number
-            return NOBODY
+        if isinstance(func, OpOverload) and is_weight_cast(func, args, kwargs):
+            if number >= len(ops) or ops[number].weight != _storage_id(args[0]):
+                return NOBODY
+            self._next = number + 1
+            return number
         while number < len(ops) and ops[number].weight != NOBODY:
             number += 1
         if number >= len(ops) or ops[number].func is not func:
             expected = ops[number].func if number < len(ops) else "nothing more"
             raise RuntimeError(
-                f"{self._name} did something else when it was computed again in backward: op {number} is "
+                f"{self._name} did something else when it was recomputed in backward: op {number} is "
                 f"{func}, which was {expected} in forward. Such a module cannot be a region of a plan."
             )
         self._next = number + 1
@@ -96,15 +94,8 @@ class Replayer(RegionMode):
         self.absent.append(weakref.ref(storage))
         return storage
 
-    def _run(
-        self,
-        number: int,
-        row: OpRecord,
-        facts: Facts,
-        tensors: list[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _run(self, number: int, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        row, tensors = self._record.ops[number], tensors_in(args, kwargs)
         replacements = {
             outside.argument: replacement
             for outside in row.outside
@@ -115,7 +106,7 @@ class Replayer(RegionMode):
         if replacements:
             args, kwargs = with_tensors(args, kwargs, replacements)
         if not facts.reads_metadata_only and any(map(is_absent, tensors)):
-            raise AssertionError(f"{row.func} in {self._name} would read what was not computed again")
+            raise AssertionError(f"{row.func} in {self._name} would read what was not recomputed")
         if row.generator is not None:
             self._draws.repeat(row.generator, row.state, number, row.draw_before)
         return row.func(*args, **kwargs)
@@ -137,10 +128,8 @@ class Replayer(RegionMode):
             return then.clone() if written else then
         counted = flow.version(outside.storage) == 0 and outside.counter >= 0 and not tensor.is_inference()
         if counted and tensor._version != outside.counter:
-            shape = list(tensor.shape)
-            raise modified_error(
-                f"a tensor of shape {shape} that {row.func} in {self._name} needs to run again"
-            )
+            reader = f"{row.func} in {self._name}"
+            raise modified_error(f"a tensor of shape {list(tensor.shape)} that {reader} needs to run again")
         return None
 
 
@@ -168,21 +157,11 @@ class RunAll(RegionMode):
                 self._draws.repeat(generator, state, 0, -1)
         return func(*args, **kwargs)
 
-    def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a higher-order operator."""
-        return func(*args, **kwargs)
 
-
-def _spared_statistics(
-    facts: Facts, args: tuple[Any, ...], tensors: list[torch.Tensor]
-) -> dict[int, torch.Tensor]:
+def _spared_statistics(facts: Facts, args: Any, tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return copies of running statistics that a normalisation updates without declaring it.
 
-    They were updated in forward; computed again, it updates a copy.
+    They were updated in forward; recomputed, it updates a copy.
     """
-    values = [args[position] for position in facts.statistics if position < len(args)]
-    return {
-        number: tensor.clone()
-        for number, tensor in enumerate(tensors)
-        if any(tensor is value for value in values)
-    }
+    spared = {id(args[position]) for position in facts.statistics if position < len(args)}
+    return {number: tensor.clone() for number, tensor in enumerate(tensors) if id(tensor) in spared}

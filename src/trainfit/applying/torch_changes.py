@@ -5,7 +5,7 @@ Ordinary paths: some composite operators take another path while a dispatch mode
 capture recorded, so they get their ordinary path here too.
 
 Reads without an operator: `tolist` and `numpy` read memory directly. What they read in forward must have its
-values again when the region is computed again, so they say what they read.
+values again when the region is recomputed, so they say what they read.
 """
 
 from __future__ import annotations
@@ -72,11 +72,6 @@ def ordinary_paths(ops: Set[str]) -> Iterator[None]:
         yield
 
 
-def reads_noticed() -> contextlib.AbstractContextManager[None]:
-    """Let `execution.on_value_read` hear of reads without an operator."""
-    return _noticed_reads.used()
-
-
 class _SharedChange:
     """A change to torch that regions of all threads share: made by the first, undone by the last."""
 
@@ -127,4 +122,5 @@ def _saying_what_it_reads(original: Any) -> Any:
 
 
 _ordinary_paths = _SharedChange(_install_ordinary_paths)
-_noticed_reads = _SharedChange(_install_noticed_reads)
+noticed_reads = _SharedChange(_install_noticed_reads)
+"""While it is used, `execution.on_value_read` hears of reads without an operator."""

@@ -59,7 +59,12 @@ class PlanCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **others: Any) -> None:
         """Apply the plan."""
         _check_arguments(args)
-        _check_model(model)
+        if getattr(model, "is_gradient_checkpointing", False):
+            raise PlanError(
+                "a plan and gradient checkpointing cannot be combined: the plan already decides what is "
+                "recomputed. Call model.gradient_checkpointing_disable() before training, or leave the "
+                "callback out."
+            )
         self._take_off()
         apply(model, self._plan)
         self._planned = weakref.ref(model)
@@ -80,18 +85,10 @@ def _check_arguments(args: Any) -> None:
     if args.gradient_checkpointing:
         raise PlanError(
             "a plan and gradient_checkpointing=True cannot be combined: the plan already decides what is "
-            "computed again. Leave gradient_checkpointing out of the TrainingArguments, or the callback."
+            "recomputed. Leave gradient_checkpointing out of the TrainingArguments, or the callback."
         )
     if args.n_gpu > 1:
         raise PlanError(
             f"with {args.n_gpu} GPUs in one process the Trainer uses DataParallel, whose copies of the model "
             "cannot run a plan. Start one process per GPU with torchrun, or show it one GPU."
-        )
-
-
-def _check_model(model: nn.Module) -> None:
-    if getattr(model, "is_gradient_checkpointing", False):
-        raise PlanError(
-            "a plan and gradient checkpointing cannot be combined: the plan already decides what is computed "
-            "again. Call model.gradient_checkpointing_disable() before training, or leave the callback out."
         )

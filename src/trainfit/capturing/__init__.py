@@ -10,6 +10,7 @@ left_as_found    what was there before a capture, so that nothing of it is left 
 random_stream    random numbers come out as in a real run
 interrupts       Ctrl-C waits for destructors
 replacing        sets attributes for a while and puts the originals back
+boundaries       where modules, backward and optimizers begin and end
 patches          Python functions of torch that are replaced during a capture
 compiler         compiled code runs eagerly; `compiled` notices that it was called
 disk             no tensors are written, and older files stay as they are
@@ -34,11 +35,12 @@ hollow           tensors without memory; `hollow_results` makes those that an op
 ledger           every storage, who holds it, and when it is freed
 autograd         saved tensors, and the module of each backward node
 modules          names of modules
-collectives      what an operator exchanges with other processes
 recorder         the ops and storages of one run, as they happen
 counting         FLOPs and bytes of every operator
 describing       which step it is: parameters, dtypes, optimizer
 assemble         puts the trace together
+observed_calls   what an observation notes of module calls
+observing        the second way in: follows code that runs anyway, on real or fake tensors
 """
 
 from trainfit.capturing.session import capture

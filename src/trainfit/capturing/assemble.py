@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.exchanges import CommunicationGroup, collective_of
-from trainfit.capturing.ledger import LiveStorage
+from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
+from trainfit.capturing.modules import ModuleTable
 from trainfit.capturing.plain_tensors import strided_parts
-from trainfit.capturing.recorder import BACKWARD, FORWARD, Row
+from trainfit.capturing.recorder import BACKWARD, FORWARD, Recorder, Row
 from trainfit.steps.step import Step
 from trainfit.traces import arguments
 from trainfit.traces import trace as t
@@ -22,15 +24,55 @@ if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
 
+class Recording(Protocol):
+    """Where a run was recorded: in the session of a capture, or in an observation."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device that it is for."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every storage."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """What happened to them."""
+
+    @property
+    def modules(self) -> ModuleTable:
+        """The modules that were called."""
+
+
 def assemble(session: Session, step: Step, target: str) -> t.Trace:
     """Make the trace of the step that the session has recorded."""
-    recorder = session.recorder
+    # A step may replace tensors (`parameter.data = ...`, `zero_grad()` first): both ends are looked at.
+    labels = categories_now(session, step) | session.categories_at_start
+    return replace(
+        trace_of(session, labels, target),
+        architecture=session.gpu.device.architecture if session.gpu.architecture_mattered else "",
+        samples=step.samples,
+        tokens=step.tokens,
+        model=session.modules.index(step.model),
+        settings=described(session.settings, step, session),
+        assumptions=(*session.gpu.assumptions(), *on_the_host(step, session), *session.values.assumptions),
+    )
+
+
+def categories_now(session: Session, step: Step) -> dict[int, str]:
+    """Return what the storages of a step's models and optimizers are at this moment."""
+    return known_categories(session, (*step.optimizers, *session.optimizers.values()))
+
+
+def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Trace:
+    """Make the trace of what was recorded; `labels` has the categories that are known, by id of the entry."""
+    recorder = recording.recorder
     rows = recorder.rows
-    lives = session.ledger.created
+    lives = recording.ledger.created
     for number, live in enumerate(lives):
         live.index = number
     signatures, signature_of = _signatures(rows)
-    categories = _categories(session, step, rows)
+    categories = [labels.get(id(live)) or _category_by_origin(live, rows) for live in lives]
     queues = _queues([signatures[signature_of[id(row.call)]].collective for row in rows])
     ops = tuple(
         t.Op(
@@ -52,25 +94,19 @@ def assemble(session: Session, step: Step, target: str) -> t.Trace:
     )
     return t.Trace(
         target=target,
-        device=session.device,
-        architecture=session.gpu.device.architecture if session.gpu.architecture_mattered else "",
+        device=recording.device,
         torch=torch.__version__,
         signatures=signatures,
         ops=ops,
         storages=tuple(_storage(live, category) for live, category in zip(lives, categories)),
-        modules=_modules(session),
+        modules=_modules(recording),
         calls=tuple(_call(call, len(rows)) for call in recorder.calls),
         forward_post_order=tuple(recorder.forward_post_order),
         backward_pre_order=tuple(recorder.backward_pre_order),
         backward_post_order=tuple(recorder.backward_post_order()),
         observed_peak_bytes=max((row.live_bytes for row in rows), default=recorder.start_bytes),
-        releases=_numbers(live for live in session.ledger.releases if live.nbytes or live.resizes),
+        releases=_numbers(live for live in recording.ledger.releases if live.nbytes or live.resizes),
         tf32=_tf32(),
-        samples=step.samples,
-        tokens=step.tokens,
-        model=session.modules.index(step.model),
-        settings=described(session.settings, step, session),
-        assumptions=(*session.gpu.assumptions(), *on_the_host(step, session), *session.values.assumptions),
     )
 
 
@@ -185,38 +221,29 @@ def _output_specs(outputs: Iterable[Any]) -> Iterator[t.TensorSpec]:
             yield from _output_specs(output)
 
 
-def _lives_of(session: Session, tensors: Iterable[torch.Tensor]) -> Iterator[LiveStorage]:
+def _lives_of(recording: Recording, tensors: Iterable[torch.Tensor]) -> Iterator[LiveStorage]:
     parts = (part for tensor in tensors for part in strided_parts(tensor))
-    return (live for live in map(session.ledger.find, parts) if live is not None)
+    return (live for live in map(recording.ledger.find, parts) if live is not None)
 
 
-def known_categories(session: Session, step: Step) -> dict[int, str]:
+def known_categories(recording: Recording, optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, str]:
     """Return what the storages of models and optimizers are at this moment, by id of their entry."""
     labels: dict[int, str] = {}
 
     def label(tensors: Iterable[Any], category: str) -> None:
-        for live in _lives_of(session, tensors):
+        for live in _lives_of(recording, tensors):
             labels.setdefault(id(live), category)
 
-    for root in session.modules.roots:
+    for root in recording.modules.roots:
         label(root.parameters(), "parameter")
         label(root.buffers(), "buffer")
         label((p.grad for p in root.parameters() if p.grad is not None), "gradient")
-    for optimizer in (*step.optimizers, *session.optimizers.values()):
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             label(group["params"], "parameter")
         for state in optimizer.state.values():
             label(_tensors(state), "optimizer_state")
     return labels
-
-
-def _categories(session: Session, step: Step, rows: list[Row]) -> list[str]:
-    """Label each storage: what it is known to be when the step begins or ends, else by where it was made.
-
-    A step may replace tensors (`parameter.data = ...`, `zero_grad()` first): both ends are looked at.
-    """
-    labels = known_categories(session, step) | session.categories_at_start
-    return [labels.get(id(live)) or _category_by_origin(live, rows) for live in session.ledger.created]
 
 
 def _category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
@@ -257,11 +284,11 @@ def _storage(live: LiveStorage, category: str) -> t.Storage:
     )
 
 
-def _modules(session: Session) -> tuple[t.Module, ...]:
+def _modules(recording: Recording) -> tuple[t.Module, ...]:
     seen: set[int] = set()
 
     def own(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        lives = _lives_of(session, tensors)
+        lives = _lives_of(recording, tensors)
         found = dict.fromkeys(live.index for live in lives if live.index not in seen)
         seen.update(found)
         return tuple(found)
@@ -274,7 +301,7 @@ def _modules(session: Session) -> tuple[t.Module, ...]:
             parameters=own(entry.own_parameters),
             buffers=own(entry.own_buffers),
         )
-        for entry in session.modules.entries
+        for entry in recording.modules.entries
     )
 
 

@@ -21,7 +21,7 @@ import torch
 
 from trainfit.capturing.hollow import write_counter
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
-from trainfit.capturing.recorder import BACKWARD, NO_NODE, NodeInfo, Recorder
+from trainfit.capturing.recorder import BACKWARD, NO_NODE, BackwardNode, Recorder
 from trainfit.capturing.values import Values, user_line
 from trainfit.errors import CaptureError
 
@@ -135,8 +135,6 @@ class SavedTensorHooks:
 class NodeHooks:
     """Watches the engine: wraps each backward run and hooks every node of its graph."""
 
-    _MARK = "trainfit"
-
     def __init__(self, recorder: Recorder) -> None:
         """Report nodes to `recorder`."""
         self._recorder = recorder
@@ -161,9 +159,9 @@ class NodeHooks:
         pending = [node for node in (_gradient_node(root) for root in roots) if node is not None]
         while pending:
             node = pending.pop()
-            watch = node.metadata.get(self._MARK)
+            watch = node.metadata.get(self)  # others may watch the same nodes
             if watch is None:
-                watch = node.metadata[self._MARK] = _NodeWatch(recorder)
+                watch = node.metadata[self] = _NodeWatch(recorder)
                 node.register_prehook(watch.before)
                 node.register_hook(watch.after)
             elif watch.recording == recorder.number:
@@ -180,7 +178,7 @@ class _NodeWatch:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.info: NodeInfo = NO_NODE
+        self.info: BackwardNode = NO_NODE
         self.recording = -1
 
     def before(self, gradients: Any) -> None:

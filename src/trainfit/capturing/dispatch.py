@@ -7,7 +7,6 @@ about values get the answer that a real run would give.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -35,6 +34,7 @@ from trainfit.capturing.metadata import (
 )
 from trainfit.capturing.mixing import note_mixed
 from trainfit.capturing.own_kernels import OWN_KERNELS
+from trainfit.capturing.plain_tensors import is_plain
 from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.replacing import while_set
@@ -44,15 +44,6 @@ from trainfit.capturing.waiting import note_wait
 from trainfit.errors import CaptureError
 
 _REFUSES_HALF = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
-
-
-@functools.cache
-def _is_plain(kind: type) -> bool:
-    """Whether a type leaves operators to torch: `Tensor`, and subclasses without `__torch_dispatch__`."""
-    if kind in (torch.Tensor, torch.nn.Parameter):
-        return True
-    disabled = torch._C._disabled_torch_dispatch_impl
-    return getattr(kind, "__torch_dispatch__", disabled) is disabled
 
 
 class CaptureMode(TorchDispatchMode):
@@ -80,7 +71,7 @@ class CaptureMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle one operator call; `func` is an OpOverload."""
-        if types and not all(map(_is_plain, types)):
+        if types and not all(map(is_plain, types)):
             if any(kind.__name__ == "DTensor" for kind in types):
                 raise CaptureError("distributed tensors (FSDP2, tensor parallelism) cannot be captured yet.")
             # A tensor subclass (nested, quantised): it unwraps itself, and its parts come back here.

@@ -2,7 +2,7 @@
 
 A capture hears of every freed tensor, in `__del__` methods and callbacks of weak references. An interrupt
 that arrives there would be lost, with "Exception ignored in ..." on the terminal. It is sent again a moment
-later.
+later, or raised at the end of a capture that is over by then.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ def heard_between_destructors() -> Iterator[None]:
         yield
         return
 
+    waiting = threading.Event()
+
     def handle(number: int, frame: FrameType | None) -> None:
         if _in_destructor(frame):
-            _thread.start_new_thread(_interrupt_later, ())
+            waiting.set()
+            _thread.start_new_thread(_interrupt_later, (waiting,))
         else:
+            waiting.clear()
             usual(number, frame)
 
     signal.signal(signal.SIGINT, handle)
@@ -41,6 +45,9 @@ def heard_between_destructors() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
+        if waiting.is_set():
+            waiting.clear()
+            usual(signal.SIGINT, None)
 
 
 def _in_destructor(frame: FrameType | None) -> bool:
@@ -51,6 +58,7 @@ def _in_destructor(frame: FrameType | None) -> bool:
     return False
 
 
-def _interrupt_later() -> None:
+def _interrupt_later(waiting: threading.Event) -> None:
     time.sleep(_AGAIN_AFTER_SECONDS)
-    _thread.interrupt_main()
+    if waiting.is_set():
+        _thread.interrupt_main()

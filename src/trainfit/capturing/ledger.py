@@ -194,6 +194,12 @@ class Ledger:
         self._enter(live, storage, without_device=without_device)
         return live
 
+    def observe(self, tensor: torch.Tensor, producer: str, nbytes: int) -> LiveStorage:
+        """Enter a storage that real or fake code has made, as a block of `nbytes`."""
+        live = LiveStorage(nbytes, self.clock, producer)
+        self._enter(live, tensor.untyped_storage())
+        return live
+
     def tensor(
         self, live: LiveStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
     ) -> torch.Tensor:

@@ -86,9 +86,13 @@ class ModuleTable:
         """A module is gone, and its id may be given to another."""
         self._index.pop(identity, None)
 
+    def find(self, module: nn.Module) -> int | None:
+        """Return the number of a module, if it is known."""
+        return self._index.get(id(module))
+
     def index(self, module: nn.Module) -> int:
         """Return the number of a module, entering it as a new root if it is not known."""
-        found = self._index.get(id(module))
+        found = self.find(module)
         return self.add_root(module) if found is None else found
 
     def name(self, index: int) -> str:

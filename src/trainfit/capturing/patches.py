@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from trainfit.capturing import without_operators
+from trainfit.capturing.boundaries import followed
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.describing import autocast_dtype
 from trainfit.capturing.disk import untouched
 from trainfit.capturing.disk.writers import CapturedArray
 from trainfit.capturing.processes import plain_processes
-from trainfit.capturing.recorder import OPTIMIZER
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.values import script_line
 from trainfit.capturing.waiting import read_without_operator
@@ -34,12 +34,8 @@ if TYPE_CHECKING:
 def installed(session: Session) -> Iterator[None]:
     """Install all replacements for the length of a capture."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(nn.Module, "__call__", lambda original: _module_call(session, original)))
+        stack.enter_context(followed(session.recorder, session.optimizer_stepped))
         stack.enter_context(replaced(torch.autocast, "__enter__", lambda o: _autocast(session, o)))
-        for owner in (torch.autograd, torch.autograd.graph):
-            stack.enter_context(
-                replaced(owner, "_engine_run_backward", lambda original: _run_backward(session, original))
-            )
         stack.enter_context(
             replaced(
                 torch.autograd.graph, "disable_saved_tensors_hooks", lambda o: _without_hooks(session, o)
@@ -61,7 +57,6 @@ def installed(session: Session) -> Iterator[None]:
         stack.enter_context(replaced(loader, "exec_module", _import_for_real))
         stack.enter_context(eager_only(lambda: _note_compiled(session)))
         stack.enter_context(replaced(FakeTensorMode, "__enter__", lambda o: _refuse_fake(session, o)))
-        stack.enter_context(_optimizer_hooks(session))
         stack.enter_context(untouched(session))
         stack.enter_context(plain_processes(session))
         yield
@@ -83,20 +78,6 @@ def _refuse_fake(session: Session, original: Any) -> Any:
     return __enter__
 
 
-def _module_call(session: Session, original: Any) -> Any:
-    # Not forward hooks: this also sees calls that raise, and costs less.
-    recorder = session.recorder
-
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        number = recorder.enter_module(self)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            recorder.leave_module(number)
-
-    return __call__
-
-
 def _autocast(session: Session, original: Any) -> Any:
     # The dtype of autocast is part of the step's description.
     def __enter__(self: torch.autocast) -> Any:
@@ -106,16 +87,6 @@ def _autocast(session: Session, original: Any) -> Any:
         return original(self)
 
     return __enter__
-
-
-def _run_backward(session: Session, original: Any) -> Any:
-    # The one door into autograd's engine for `backward`, `grad` and reentrant checkpointing.
-    def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        creating_graph = bool(args[2]) if len(args) > 2 else False
-        with session.node_hooks.backward(t_outputs, creating_graph=creating_graph):
-            return original(t_outputs, *args, **kwargs)
-
-    return run
 
 
 def _thread_run(session: Session, original: Any) -> Any:
@@ -237,25 +208,3 @@ def _storage_size(session: Session, original: Any) -> Any:
         return int(original(self)) if live is None or live.resized_to is None else live.resized_to
 
     return size
-
-
-@contextlib.contextmanager
-def _optimizer_hooks(session: Session) -> Iterator[None]:
-    recorder = session.recorder
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder.enter_context(OPTIMIZER)
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder.leave_context()
-        session.stepped.update(id(p) for group in optimizer.param_groups for p in group["params"][:1])
-        session.optimizers[id(optimizer)] = optimizer
-
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -59,6 +59,11 @@ def names_used(function: types.FunctionType) -> frozenset[str]:
     return _words(function.__code__) if _is_users(function.__code__.co_filename) else frozenset()
 
 
+def is_installed(function: types.FunctionType) -> bool:
+    """Whether a function belongs to an installed library, not to the program that is captured."""
+    return "-packages" in function.__code__.co_filename
+
+
 @functools.cache
 def _names(code: types.CodeType) -> tuple[str, ...]:
     """Return the global names and attributes that a function and the functions in it use."""

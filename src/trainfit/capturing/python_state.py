@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import random
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ from torch import nn
 
 from trainfit.capturing.python_parts import (
     HOOKS,
+    is_installed,
     is_own,
     names_used,
     parts_of_function,
@@ -68,6 +70,8 @@ class PythonState:
         self._alive: list[object] = []
         self._used: set[str] = set()
         """What the user's functions name: globals, attributes, keys."""
+        self._used_by_program: set[str] = set()
+        """The same without installed libraries, whose classes name far more than a step uses."""
         self._foreign: list[tuple[str, object, int, set[str]]] = []
         """Objects of Python or torch, with the names that were looked at."""
         self._pending: deque[tuple[str, object, int]] = deque()
@@ -128,8 +132,9 @@ class PythonState:
         """Look at what the user's functions name in foreign objects, as far as that is known by now."""
         for place, value, depth, looked_at in self._foreign:
             found = vars(value) if hasattr(value, "__dict__") else {}
-            names = [name for name in found if name in self._used or name in HOOKS]
-            new = [name for name in names if name not in looked_at]
+            ignored = _counts_by_itself(value) - self._used_by_program
+            names = {name for name in found if name in self._used or name in HOOKS}
+            new = [name for name in found if name in names - looked_at - ignored]
             looked_at.update(new)
             self._add(place, [(name, found[name]) for name in new], depth)
 
@@ -159,6 +164,7 @@ class PythonState:
             ]
         if isinstance(value, types.FunctionType):
             self._used |= names_used(value)
+            self._used_by_program |= set() if is_installed(value) else names_used(value)
             return parts_of_function(value)
         if isinstance(value, types.MethodType):
             return [("self", value.__self__), (value.__name__, value.__func__)]
@@ -191,6 +197,13 @@ class PythonState:
             self._foreign.append((place, value, depth, set()))
             return []
         return parts_of_instance(value)
+
+
+def _counts_by_itself(value: object) -> frozenset[str]:
+    """Return the attributes in which torch or Python counts, and by which they decide nothing in a step."""
+    if isinstance(value, torch.optim.Optimizer):
+        return frozenset({"state"})  # how often it has stepped, for each parameter
+    return frozenset({"modules"} if value is sys else ())
 
 
 def _state_of(generator: Any) -> object:

@@ -40,7 +40,7 @@ class CallInProgress:
 
 
 @dataclass(slots=True)
-class NodeInfo:
+class BackwardNode:
     """What is known about a backward node: its module call, or the parameter it accumulates into."""
 
     call: int
@@ -69,7 +69,7 @@ class Row:
     line: str = ""
 
 
-NO_NODE = NodeInfo(-1, -1, -1)
+NO_NODE = BackwardNode(-1, -1, -1)
 
 
 def _on_host(*used: Lives) -> bool:
@@ -164,7 +164,7 @@ class Recorder:
             return FORWARD, False
         context, modules = self.contexts[-1]
         if context is BACKWARD:
-            # Inside backward gradients are recorded only while a checkpointed part is computed again.
+            # Inside backward gradients are recorded only while a checkpointed part is recomputed.
             return BACKWARD, torch.is_grad_enabled() and not self.creating_graph
         # A closure that an optimizer calls (LBFGS) runs forward inside the optimizer's step.
         forward = len(self.stack) > modules or torch.is_grad_enabled()
@@ -244,18 +244,18 @@ class Recorder:
 
     # Backward nodes -------------------------------------------------------------------------------------
 
-    def node_info(self, node: Any) -> NodeInfo:
+    def node_info(self, node: Any) -> BackwardNode:
         """Find the module call in whose forward an autograd node was made, by its sequence number."""
         parameter = getattr(node, "variable", None)
         if parameter is not None:
-            return NodeInfo(-1, self.parameter_module.get(id(parameter), -1), -1, parameter)
+            return BackwardNode(-1, self.parameter_module.get(id(parameter), -1), -1, parameter)
         # The node of a write into a view takes its number after its operator, all others before.
         name = node.name()
         sequence = node._sequence_nr() - name.endswith("CopySlices")
         call = self._boundary_calls[bisect.bisect_right(self._boundaries, sequence) - 1]
-        return NodeInfo(call, self.calls[call].module if call >= 0 else -1, sequence, name=name)
+        return BackwardNode(call, self.calls[call].module if call >= 0 else -1, sequence, name=name)
 
-    def enter_node(self, info: NodeInfo) -> None:
+    def enter_node(self, info: BackwardNode) -> None:
         """A backward node begins to run."""
         self.node = info
         self.node_start = self.ledger.clock
@@ -268,7 +268,7 @@ class Recorder:
             call = self.calls[call].parent
         self.backward_pre_order.extend(reversed(started))
 
-    def leave_node(self, info: NodeInfo) -> None:
+    def leave_node(self, info: BackwardNode) -> None:
         """A backward node has run; what follows until the next node is the engine's own work."""
         self.between_nodes = True
         self._events += 1

@@ -35,9 +35,12 @@ _installed: list[_Replacement] = []
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def replaced(
+    owner: Any, name: str, make: Callable[[Any], Any], *, may_be_missing: bool = False
+) -> Iterator[None]:
     """Set `owner.name = make(original)` and put the original back at the end."""
-    original, stored = getattr(owner, name), vars(owner).get(name)
+    original = getattr(owner, name, None) if may_be_missing else getattr(owner, name)
+    stored = vars(owner).get(name)
     stand_in = make(original)
     if isinstance(stored, staticmethod):
         original, stand_in = stored, staticmethod(stand_in)

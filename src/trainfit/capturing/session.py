@@ -13,8 +13,8 @@ import torch
 from trainfit.basics.doing import doing
 from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing import patches, refusals
-from trainfit.capturing.assemble import known_categories, signature_of
-from trainfit.capturing.autograd import NodeHooks, SavedTensorHooks
+from trainfit.capturing.assemble import categories_now, signature_of
+from trainfit.capturing.autograd import SavedTensorHooks
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.counting import counted
@@ -75,7 +75,6 @@ class Session:
             self.recorder, self.values, oracle or MetadataOracle(self.device), self.device
         )
         self.saved_tensor_hooks = SavedTensorHooks(self.recorder, self.values)
-        self.node_hooks = NodeHooks(self.recorder)
         self.stepped: set[int] = set()
         """Ids of parameters of the optimizers that have stepped: the first of each group."""
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -106,6 +105,11 @@ class Session:
     def names_no_device(self) -> bool:
         """Whether a step for a GPU has put nothing there itself, and is meant to be there as a whole."""
         return self.ledger.host_by_default and not self.gpu.named
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has stepped."""
+        self.stepped.update(id(p) for group in optimizer.param_groups for p in group["params"][:1])
+        self.optimizers[id(optimizer)] = optimizer
 
     def leave(self) -> None:
         """Put everything back for good, in a process that the step has forked."""
@@ -147,7 +151,7 @@ class Session:
         self.recorder.restart()
         self.values.answers = []
         self.recorder.parameter_module = self.modules.owners()
-        self.categories_at_start = known_categories(self, step)
+        self.categories_at_start = categories_now(self, step)
         return step.run()
 
 

@@ -96,13 +96,13 @@ def compare(first: Contents, second: Contents, names: tuple[str, str] = ("first"
             run = names[0] if path in first else names[1]
             different.append(Different(path, f"only in the {run} run", math.inf, only_one=True))
             continue
-        one, other = first[path], second[path]
-        found = _difference(one, other)
+        found = _difference(first[path], second[path])
         if isinstance(found, Unknown):
             not_compared.append(f"{path} ({found.text})")
+            compared -= 1
         elif found is not None:
             different.append(Different(path, found.text, found.size))
-        if isinstance(found, Unknown) or (found is None and isinstance(one, Kind | NoneType)):
+        elif isinstance(first[path], Kind | NoneType):
             compared -= 1
     return Match(compared, tuple(different), tuple(not_compared))
 
@@ -165,10 +165,9 @@ def _same_bits(one: float, other: float) -> bool:
 def _array_difference(one: Any, other: Any) -> _Difference | None:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return _Difference(f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}")
+    contiguous = map(numpy.ascontiguousarray, (one, other))
     try:
-        tensors = [
-            torch.from_numpy(numpy.ascontiguousarray(part)).reshape(part.shape) for part in (one, other)
-        ]
+        tensors = [torch.from_numpy(part).reshape(one.shape) for part in contiguous]
     except (TypeError, ValueError):
         # Texts, times and numbers that torch does not have: the bytes say it all.
         same = one.tobytes() == other.tobytes()
@@ -177,10 +176,8 @@ def _array_difference(one: Any, other: Any) -> _Difference | None:
 
 
 def _tensor_difference(one: torch.Tensor, other: torch.Tensor) -> _Difference | None:
-    kinds = [
-        f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)} on {part.device}"
-        for part in (one, other)
-    ]
+    kinds = [f"{part.dtype} {list(part.shape)} on {part.device}" for part in (one, other)]
+    kinds = [kind.removeprefix("torch.") for kind in kinds]
     if kinds[0] != kinds[1]:
         return _Difference(f"{kinds[0]} and {kinds[1]}")
     if one.is_complex():

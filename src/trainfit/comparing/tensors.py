@@ -65,16 +65,14 @@ def _inner(tensor: torch.Tensor) -> Parts | None:
         tensor = tensor.coalesce()
         return [(".indices", tensor.indices()), (".values", tensor.values())]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        compressed = tensor.crow_indices(), tensor.col_indices()
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        compressed = tensor.ccol_indices(), tensor.row_indices()
-    elif tensor.layout is not torch.strided:
+        compressed = [(".pointers", tensor.crow_indices()), (".indices", tensor.col_indices())]
+        return [*compressed, (".values", tensor.values())]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        compressed = [(".pointers", tensor.ccol_indices()), (".indices", tensor.row_indices())]
+        return [*compressed, (".values", tensor.values())]
+    if tensor.layout is not torch.strided:
         return [(".dense", tensor.to_dense())]
-    elif tensor.is_quantized:
-        return _quantised(tensor)
-    else:
-        return None
-    return [(".pointers", compressed[0]), (".indices", compressed[1]), (".values", tensor.values())]
+    return _quantised(tensor) if tensor.is_quantized else None
 
 
 def _quantised(tensor: torch.Tensor) -> Parts:
@@ -101,12 +99,11 @@ def array_parts(array: Any) -> tuple[Any, Parts]:
     if not is_number and type(array) is not numpy.ndarray:
         return Kind(type_name(array)), [(" as array", numpy.asarray(array)), *attributes]
     what = type_name(array) if is_number else "array"
-    if array.dtype.names:
-        fields = [(f"[{name!r}]", array[name]) for name in array.dtype.names]
-        return Kind(f"{what} of {array.dtype} and shape {list(array.shape)}"), fields + attributes
-    if array.dtype.hasobject:
-        objects = [(f".flat[{number}]", part) for number, part in enumerate(array.flat)]
-        return Kind(f"{what} of {array.dtype} and shape {list(array.shape)}"), objects + attributes
+    inner = [(f"[{name!r}]", array[name]) for name in array.dtype.names or ()]
+    if array.dtype.hasobject and not inner:
+        inner = [(f".flat[{number}]", part) for number, part in enumerate(array.flat)]
+    if array.dtype.hasobject or inner:
+        return Kind(f"{what} of {array.dtype} and shape {list(array.shape)}"), inner + attributes
     if array.dtype.char in _PADDED:
         return Unknown(f"{what} of {array.dtype}"), attributes
     return array, attributes

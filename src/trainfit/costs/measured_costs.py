@@ -23,7 +23,7 @@ from trainfit.timing.load import LoadMeter, busiest, busy_warning, is_busy
 from trainfit.traces.trace import Signature, Trace
 
 if TYPE_CHECKING:
-    from trainfit.timing.bench import Bench, Situation
+    from trainfit.timing.bench import Situation
 
 BUDGET_SECONDS = 5.0
 """Measuring takes about this long, if every operator can run a few times within it."""
@@ -89,11 +89,7 @@ def _look_up(
     keys = {situation: _key(situation) for found in situations for situation in found}
     stored = {} if refresh else cache.entries(keys.values())
     known = {situation: stored[key] for situation, key in keys.items() if key in stored}
-    missing = [
-        situation
-        for situation in keys
-        if situation not in known or meter.should_repeat(known[situation].load)
-    ]
+    missing = [s for s in keys if s not in known or meter.should_repeat(known[s].load)]
     if not missing:
         return known
     bench = Bench(device.kind)
@@ -103,14 +99,14 @@ def _look_up(
         company = company[: max(_COMPANY - len(batch), 0)]
         budget = budget_seconds * len(batch) / len(keys)
         with meter.watching() as watch:
-            measured = _measure(bench, batch, company, budget, progress, between)
+            timings = bench.time(batch, budget, company=company, progress=progress, between=between)
         measured = {
-            situation: replace(entry, load=watch.share)
-            for situation, entry in measured.items()
-            if situation not in known or (watch.share or 0.0) <= (known[situation].load or 0.0)
+            situation: Entry(situation.signature.name, timing.seconds, timing.spread, load=watch.share)
+            for situation, timing in zip(batch, timings)
+            if timing is not None
+            and (situation not in known or (watch.share or 0.0) <= (known[situation].load or 0.0))
         }
-        steady = {situation: entry for situation, entry in measured.items() if entry.spread < _STEADY}
-        cache.store({keys[situation]: entry for situation, entry in steady.items()})
+        cache.store({keys[situation]: e for situation, e in measured.items() if e.spread < _STEADY})
         known |= measured
     return known
 
@@ -130,22 +126,6 @@ def _cost(formula: OpCost, situations: Counter[Situation], known: dict[Situation
         return formula
     seconds = sum(known[situation].seconds * count for situation, count in situations.items())
     return replace(formula, seconds=seconds / situations.total(), source="measured")
-
-
-def _measure(
-    bench: Bench,
-    batch: Sequence[Situation],
-    company: Sequence[Situation],
-    budget_seconds: float,
-    progress: Measuring | None,
-    between: Callable[[], object] | None,
-) -> dict[Situation, Entry]:
-    timings = bench.time(batch, budget_seconds, company=company, progress=progress, between=between)
-    return {
-        situation: Entry(situation.signature.name, timing.seconds, timing.spread)
-        for situation, timing in zip(batch, timings)
-        if timing is not None
-    }
 
 
 def _key(situation: Situation) -> str:

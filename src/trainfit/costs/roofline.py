@@ -7,7 +7,7 @@ achieves (`constants.py`), and at least a kernel's latency. Matrix products are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from trainfit.costs.constants import CALIBRATED, Constants
@@ -53,20 +53,8 @@ def _uncertainty(device: Device, constants: Constants) -> float:
 
 def host_of(constants: Constants) -> Host:
     """Return the host that usually sits beside a GPU."""
-    return Host(
-        runs_kernels=False,
-        forward_op=constants.forward_op,
-        backward_op=constants.backward_op,
-        optimizer_op=constants.optimizer_op,
-        view_op=constants.view_op,
-        module_call=constants.module_call,
-        tensor=constants.tensor,
-        region_call=constants.region_call,
-        region_op=constants.region_op,
-        checkpoint_call=constants.checkpoint_call,
-        checkpoint_op=constants.checkpoint_op,
-        launch=constants.launch,
-    )
+    names = {field.name for field in fields(Host)} & {field.name for field in fields(Constants)}
+    return Host(runs_kernels=False, **{name: getattr(constants, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -79,15 +67,8 @@ class Roofline:
 
     def __post_init__(self) -> None:
         """Refuse a device whose speed is not known."""
-        missing = [
-            name
-            for name, value in (
-                ("bandwidth_bytes_per_second", self.device.bandwidth_bytes_per_second),
-                ("flops", self.device.flops),
-                ("sm_count", self.device.sm_count),
-            )
-            if not value
-        ]
+        needed = ("bandwidth_bytes_per_second", "flops", "sm_count")
+        missing = [name for name in needed if not getattr(self.device, name)]
         if missing:
             raise DeviceError(
                 f"{self.device.name} has no {' and no '.join(missing)}, so its time cannot be predicted; "
@@ -109,9 +90,9 @@ class Roofline:
         kernels = self._kernels(signature)
         latency = kernels * self.constants.kernel_seconds
         seconds = max(computing, moving) + latency
-        bound = (
-            "latency" if latency > max(computing, moving) else "compute" if computing > moving else "memory"
-        )
+        bound = "compute" if computing > moving else "memory"
+        if latency > max(computing, moving):
+            bound = "latency"
         source = "bandwidth" if signature.work_source == "traffic" else "formula"
         return OpCost(seconds, source, bound, kernels)
 
@@ -159,12 +140,10 @@ class Roofline:
 
     def _product_seconds(self, signature: Signature, product: Product) -> float:
         constants = self.constants
-        dtype = signature.inputs[0].dtype
         convolution = is_convolution(signature)
         if convolution and product.batch > 1 and min(product.m, product.n, product.k) < _NARROW_GROUP:
             return product.flops / self._depthwise_rate(signature)
-        kind = "convolution" if convolution else "matmul"
-        rate = self._matmul_rate(dtype, kind)
+        rate = self._matmul_rate(signature.inputs[0].dtype, "convolution" if convolution else "matmul")
         if convolution:
             rate *= constants.convolution_share if product.batch == 1 else constants.grouped_convolution_share
         assert self.device.sm_count is not None
@@ -196,9 +175,8 @@ class Roofline:
         name = self.device.rate_of(dtype, self.tf32, kind)
         if not self._on_tensor_cores(dtype, kind):
             return self._simt_rate(name)
-        rate = self._flops(name)
         best = self.device.matmul_share or self.constants.best_share
-        return rate * best * self.constants.in_step_share
+        return self._flops(name) * best * self.constants.in_step_share
 
     def _on_tensor_cores(self, dtype: str, kind: str) -> bool:
         return self.device.rate_of(dtype, self.tf32, kind) not in ("fp32", "fp64")

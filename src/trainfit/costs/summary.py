@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,15 +130,13 @@ def _is_product(trace: Trace, number: int) -> bool:
 
 def _peak(trace: Trace, schedule: Schedule) -> float | None:
     """Return the peak FLOP/s of the rate at which most of the products run."""
-    by_rate: dict[str, int] = {}
+    by_rate: Counter[str] = Counter()
     for op in trace.ops:
         signature = trace.signatures[op.signature]
         if signature.flops and _is_product(trace, op.signature):
             rate = schedule.costs.device.rate_of(signature.inputs[0].dtype, trace.tf32)
-            by_rate[rate] = by_rate.get(rate, 0) + signature.flops
-    if not by_rate:
-        return None
-    return schedule.costs.device.flops.get(max(by_rate, key=lambda rate: by_rate[rate]))
+            by_rate[rate] += signature.flops
+    return schedule.costs.device.flops.get(by_rate.most_common(1)[0][0]) if by_rate else None
 
 
 def _operators(schedule: Schedule) -> tuple[OperatorTime, ...]:
@@ -146,10 +145,10 @@ def _operators(schedule: Schedule) -> tuple[OperatorTime, ...]:
     numbers = np.fromiter((op.signature for op in trace.ops), dtype=np.int64, count=len(trace.ops))
     calls = np.bincount(numbers, minlength=count)
     seconds = np.bincount(numbers, weights=schedule.device_seconds, minlength=count)
-    by_name: dict[str, list[int]] = {}
+    by_name: defaultdict[str, list[int]] = defaultdict(list)
     for number, signature in enumerate(trace.signatures):
         if not signature.view and calls[number]:
-            by_name.setdefault(signature.name, []).append(number)
+            by_name[signature.name].append(number)
     busy = schedule.busy_seconds or 1.0
     found: list[OperatorTime] = []
     for name, members in by_name.items():
@@ -171,10 +170,9 @@ def _operators(schedule: Schedule) -> tuple[OperatorTime, ...]:
 
 
 def _sources(schedule: Schedule) -> dict[str, float]:
-    totals: dict[str, float] = {}
+    totals: defaultdict[str, float] = defaultdict(float)
     for op, seconds in zip(schedule.trace.ops, schedule.device_seconds.tolist()):
-        source = schedule.costs.costs[op.signature].source
-        totals[source] = totals.get(source, 0.0) + seconds
+        totals[schedule.costs.costs[op.signature].source] += seconds
     busy = schedule.busy_seconds or 1.0
     return {source: seconds / busy for source, seconds in totals.items() if seconds}
 

@@ -111,9 +111,7 @@ class Device:
     @property
     def usable_bytes(self) -> int:
         """What is left for tensors: on a GPU the CUDA context takes its part first."""
-        if self.kind == "cuda":
-            return max(self.memory_bytes - CONTEXT_BYTES, 0)
-        return self.memory_bytes
+        return max(self.memory_bytes - CONTEXT_BYTES, 0) if self.kind == "cuda" else self.memory_bytes
 
     @property
     def margin_bytes(self) -> int:
@@ -142,9 +140,9 @@ def find_device(name: str) -> Device:
     lowered = text.lower()
     if lowered == "cpu":
         return this_cpu()
-    if lowered == "mps" or re.fullmatch(r"mps:[0-9]+", lowered):
+    if re.fullmatch(r"mps(:[0-9]+)?", lowered):
         raise DeviceError(_MPS)
-    if lowered == "cuda" or re.fullmatch(r"cuda:[0-9]+", lowered):
+    if re.fullmatch(r"cuda(:[0-9]+)?", lowered):
         return present_gpu(int(lowered.partition(":")[2] or 0))
     if lowered.endswith(".json") or "/" in text or os.sep in text:
         return read_device(Path(os.path.expanduser(text)))
@@ -199,12 +197,10 @@ def present_gpu(number: int = 0, cuda: Cuda = CUDA) -> Device:
 def read_device(path: Path) -> Device:
     """Read a device from a JSON file that has the fields of `Device`, sizes as bytes or as `24GiB`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        entry = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise DeviceError(f"the device file {str(path)!r} cannot be read: {reason}.") from None
-    try:
-        entry = parse_json(text)
     except Malformed as error:
         raise DeviceError(f"the device file {str(path)!r} is {error}.") from None
     return _device(entry, str(path))
@@ -225,18 +221,15 @@ def _unknown(name: str) -> str:
 
 def _match(name: str) -> tuple[Device, ...]:
     """Return the devices whose name or alias is `name`, else those whose words include all of its words."""
-    words = _words(name)
-    if not words:
+    if not _words(name):
         return ()
+    names = {device: (device.name, *device.aliases) for device in known_devices()}
     for squash in (_squashed, _without_series):
-        found = [
-            device
-            for device in known_devices()
-            if any(squash(known) == squash(name) for known in (device.name, *device.aliases))
-        ]
+        found = [device for device, known in names.items() if squash(name) in map(squash, known)]
         if len(found) == 1:
             return (found[0],)
-    return tuple(device for device in known_devices() if set(words) <= _vocabulary(device))
+    words = set(_words(name))
+    return tuple(device for device, known in names.items() if words.issubset(_words(" ".join(known))))
 
 
 def _squashed(name: str) -> str:
@@ -246,10 +239,6 @@ def _squashed(name: str) -> str:
 def _without_series(name: str) -> str:
     """Return the name as those write it who leave the series away: `3080` is an RTX 3080, not a 3080 Ti."""
     return "".join(word for word in _words(name) if word != "rtx") or _squashed(name)
-
-
-def _vocabulary(device: Device) -> set[str]:
-    return {word for known in (device.name, *device.aliases) for word in _words(known)}
 
 
 def _words(name: str) -> list[str]:
@@ -293,6 +282,5 @@ def _check(device: Device) -> None:
         if type(value) in (int, float) and not 0 < value < _LARGEST_RATE:
             raise expected("a number above zero", value).inside(known.name)
     if (device.matmul_share or 0.0) > _LARGEST_SHARE:
-        raise expected(f"a share of the peak, at most {_LARGEST_SHARE}", device.matmul_share).inside(
-            "matmul_share"
-        )
+        share = f"a share of the peak, at most {_LARGEST_SHARE}"
+        raise expected(share, device.matmul_share).inside("matmul_share")

@@ -9,20 +9,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-
-class QueueMark(Protocol):
-    """A mark in the GPU's queue, as `torch.cuda.Event`."""
-
-    def record(self) -> None:
-        """Put it into the queue."""
-
-    def synchronize(self) -> None:
-        """Wait until the GPU has reached it."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds from this mark to a later one."""
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -82,9 +72,9 @@ class Cuda:
         if self._torch.is_initialized():
             self._torch.synchronize()
 
-    def event(self) -> QueueMark:
+    def event(self) -> torch.cuda.Event:
         """Return a mark that knows the time at which the GPU reaches it."""
-        event: QueueMark = self._torch.Event(enable_timing=True)
+        event: torch.cuda.Event = self._torch.Event(enable_timing=True)
         return event
 
     def sleep(self, cycles: int) -> None:

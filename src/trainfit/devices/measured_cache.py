@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from trainfit.basics.decoding import Malformed, decode, encode, parse_json
@@ -86,24 +85,18 @@ class Machine:
 
 def processor_name() -> str:
     """Return what the processor calls itself, with its architecture and the number of its cores."""
-    name = ""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return f"{name or platform.processor() or 'cpu'} ({platform.machine()}, {os.cpu_count()} cores)"
 
 
 def default_path() -> Path:
     """Return where the cache is: `$TRAINFIT_CACHE`, a folder, else in the user's cache folder."""
-    chosen = os.environ.get("TRAINFIT_CACHE")
-    if chosen:
-        return Path(os.path.expanduser(chosen)) / "costs.sqlite"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base)) / "trainfit" / "costs.sqlite"
+    folder = os.environ.get("TRAINFIT_CACHE")
+    folder = folder or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "trainfit")
+    return Path(os.path.expanduser(folder)) / "costs.sqlite"
 
 
 def key_of(*parts: object) -> str:
@@ -127,9 +120,7 @@ class MeasuredCache:
     def __enter__(self) -> MeasuredCache:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -190,10 +181,8 @@ class MeasuredCache:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        if (
-            _pragma(connection, "application_id") == APPLICATION
-            and _pragma(connection, "user_version") == SCHEMA
-        ):
+        marks = [_pragma(connection, name) for name in ("application_id", "user_version")]
+        if marks == [APPLICATION, SCHEMA]:
             # Reading is enough here, and possible where writing is not.
             if _pragma(connection, "quick_check(1)") != "ok":
                 raise _NotUsable("it is damaged")
@@ -223,31 +212,24 @@ class MeasuredCache:
                     entries[key] = entry
         return entries
 
-    def _select(self, columns: str, table: str, keys: Sequence[str]) -> dict[str, list[Any]]:
+    def _select(self, columns: str, table: str, keys: Sequence[str], by: str = "key") -> dict[str, list[Any]]:
         """Return the rows of this machine that are there, by key."""
         found: dict[str, list[Any]] = {}
         if self._connection is None:
             return found
         for begin in range(0, len(keys), _MOST_KEYS):
             some = keys[begin : begin + _MOST_KEYS]
-            query = f"SELECT key, {columns} FROM {table} WHERE machine = ? AND key IN ({_places(some)})"
+            query = f"SELECT {by}, {columns} FROM {table} WHERE machine = ? AND {by} IN ({_places(some)})"
             for key, *row in self._connection.execute(query, (self._machine, *some)):
                 found[key] = row
         return found
 
     def _read_figures(self, what: str) -> Figures | None:
-        if self._connection is None:
-            return None
-        row = self._connection.execute(
-            "SELECT figures, load FROM machines WHERE machine = ? AND what = ?", (self._machine, what)
-        ).fetchone()
-        if row is None:
-            return None
-        try:
-            figures = decode(Figures, [parse_json(row[0]), row[1]], rows=True)
-        except Malformed:
-            return None
-        return figures if _is_share(figures.load) else None
+        for values, load in self._select("figures, load", "machines", [what], by="what").values():
+            with contextlib.suppress(Malformed):
+                figures = decode(Figures, [parse_json(values), load], rows=True)
+                return figures if _is_share(figures.load) else None
+        return None
 
     def _write(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         if self._connection is None or not rows:

@@ -50,13 +50,13 @@ def advice(timeline: Timeline, *, planned: bool = False) -> tuple[Advice, ...]:
 
 
 def _plan(timeline: Timeline) -> Advice | None:
-    """What autograd alone keeps alive could be computed again."""
+    """What autograd alone keeps alive could be recomputed."""
     now = timeline.peak_op
     spans = _kept_for_backward(timeline)
     freed = sum(size for start, end, size in spans if start <= now and (end is None or now < end))
     least = _peak_without(timeline, spans)
     text = (
-        f"plan: {format_bytes(freed)} of it are kept for backward and could be computed again; trainfit plan "
+        f"plan: {format_bytes(freed)} of it are kept for backward and could be recomputed; trainfit plan "
         f"finds the fastest way. No plan gets below {format_bytes(least)}."
     )
     return Advice("plan", text, freed, least, "bound", changes_results=False) if freed else None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainfit.models.gpt2 import initialise
 from trainfit.models.losses import class_loss
 
 
@@ -107,7 +108,7 @@ class Bert(nn.Module):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.head = MaskedTokenHead(config)
-        self.apply(_initialise)
+        self.apply(initialise)
         self.head.decoder.weight = self.embeddings.token.weight
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -116,10 +117,3 @@ class Bert(nn.Module):
             hidden = layer(hidden)
         logits: Tensor = self.head(hidden)
         return logits if labels is None else class_loss(logits, labels)
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from torch import nn
 
@@ -16,9 +16,7 @@ from trainfit.models.resnet import ResNet, ResNetConfig
 from trainfit.models.vit import ViT, ViTConfig
 
 Family = Literal["gpt2", "llama", "mixtral", "vit", "resnet", "bert"]
-LanguageConfig = GPT2Config | LlamaConfig | MixtralConfig | BertConfig
-VisionConfig = ViTConfig | ResNetConfig
-Config = LanguageConfig | VisionConfig
+Config = GPT2Config | LlamaConfig | MixtralConfig | BertConfig | ViTConfig | ResNetConfig
 
 
 @dataclass(frozen=True)
@@ -42,19 +40,18 @@ class Preset:
 
 def make_model(config: Config) -> nn.Module:
     """Build the model of this shape, with fresh weights, in torch's default dtype and device."""
-    match config:
-        case GPT2Config():
-            return GPT2(config)
-        case LlamaConfig():
-            return Llama(config)
-        case MixtralConfig():
-            return Mixtral(config)
-        case BertConfig():
-            return Bert(config)
-        case ViTConfig():
-            return ViT(config)
-        case ResNetConfig():
-            return ResNet(config)
+    model: nn.Module = _MODELS[type(config)](config)
+    return model
+
+
+_MODELS: dict[type[Config], Any] = {
+    GPT2Config: GPT2,
+    LlamaConfig: Llama,
+    MixtralConfig: Mixtral,
+    BertConfig: Bert,
+    ViTConfig: ViT,
+    ResNetConfig: ResNet,
+}
 
 
 def _gpt2(name: str, description: str, config: GPT2Config, parameter_count: int, batch: int = 8) -> Preset:
@@ -91,6 +88,8 @@ _GPT2_PRESETS = (
     _gpt2("gpt2-xl", "GPT-2 1.5B", GPT2Config(layers=48, heads=25, hidden=1600), 1_557_611_200, batch=4),
 )
 
+_LLAMA_3 = LlamaConfig(vocab_size=128256, kv_heads=8, feed_forward=14336, rope_theta=5e5)
+
 # Counts of the published checkpoints (Hugging Face model cards: TinyLlama/TinyLlama-1.1B, and meta-llama/
 # Llama-2-7b-hf, Meta-Llama-3-8B, Meta-Llama-3-70B, Llama-3.1-405B).
 _LLAMA_PRESETS = (
@@ -111,40 +110,18 @@ _LLAMA_PRESETS = (
         seq=2048,
     ),
     _llama("llama-2-7b", "Llama 2 7B", LlamaConfig(), 6_738_415_616, seq=4096),
-    _llama(
-        "llama-3-8b",
-        "Llama 3 8B",
-        LlamaConfig(vocab_size=128256, kv_heads=8, feed_forward=14336, rope_theta=5e5),
-        8_030_261_248,
-        seq=8192,
-    ),
+    _llama("llama-3-8b", "Llama 3 8B", _LLAMA_3, 8_030_261_248, seq=8192),
     _llama(
         "llama-3-70b",
         "Llama 3 70B",
-        LlamaConfig(
-            vocab_size=128256,
-            layers=80,
-            heads=64,
-            kv_heads=8,
-            hidden=8192,
-            feed_forward=28672,
-            rope_theta=5e5,
-        ),
+        replace(_LLAMA_3, layers=80, heads=64, hidden=8192, feed_forward=28672),
         70_553_706_496,
         seq=8192,
     ),
     _llama(
         "llama-3-405b",
         "Llama 3.1 405B",
-        LlamaConfig(
-            vocab_size=128256,
-            layers=126,
-            heads=128,
-            kv_heads=8,
-            hidden=16384,
-            feed_forward=53248,
-            rope_theta=5e5,
-        ),
+        replace(_LLAMA_3, layers=126, heads=128, hidden=16384, feed_forward=53248),
         405_853_388_800,
         seq=8192,
     ),
@@ -222,13 +199,7 @@ _BERT_PRESETS = (
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset
-    for preset in (
-        *_GPT2_PRESETS,
-        *_LLAMA_PRESETS,
-        *_MIXTRAL_PRESETS,
-        *_VISION_PRESETS,
-        *_BERT_PRESETS,
-    )
+    for preset in (*_GPT2_PRESETS, *_LLAMA_PRESETS, *_MIXTRAL_PRESETS, *_VISION_PRESETS, *_BERT_PRESETS)
 }
 
 

@@ -88,7 +88,7 @@ class GPT2(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden)
         self.head = nn.Linear(config.hidden, config.vocab_size, bias=False)
-        self.apply(_initialise)
+        self.apply(initialise)
         self._shrink_residual_projections()
         self.head.weight = self.token_embedding.weight
 
@@ -108,7 +108,8 @@ class GPT2(nn.Module):
                 nn.init.normal_(parameter, std=std)
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise(module: nn.Module) -> None:
+    """Draw projections and embeddings from a normal distribution; biases start at zero."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainfit.models.gpt2 import initialise
 from trainfit.models.losses import next_token_loss
 
 if TYPE_CHECKING:
@@ -139,9 +140,3 @@ class Llama(nn.Module):
             hidden = block(hidden, rotation)
         logits: Tensor = self.head(self.norm(hidden))
         return logits if labels is None else next_token_loss(logits, labels)
-
-
-def initialise(module: nn.Module) -> None:
-    """Draw projections and embeddings from a normal distribution; there are no biases."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)

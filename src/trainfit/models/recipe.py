@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -23,6 +23,12 @@ _RANGES = {"batch": (1, 1_000_000), "seq": (2, 100_000_000), "image_size": (1, 6
 
 DEFAULT_OPTIMIZER: OptimizerName = "adamw"
 _AUTOCAST_DTYPES = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
+_ADAMW: dict[OptimizerName, dict[str, Any]] = {
+    "adamw": {},
+    "adamw-foreach": {"foreach": True},
+    "adamw-fused": {"fused": True},
+    "adamw-for-loop": {"foreach": False, "fused": False},
+}
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,21 @@ def training_step(
         ):
             return loss_of(model(**inputs))
 
-    if options.dtype == "fp16-autocast":
-        run = _scaled_run(forward, model, optimizer, options.device_type)
-    else:
-        run = _plain_run(forward, model, optimizer)
+    # Scaled so that small float16 gradients do not vanish; steps that overflow are skipped.
+    scaler = torch.amp.GradScaler(options.device_type, enabled=options.dtype == "fp16-autocast")
+
+    def run() -> torch.Tensor:
+        loss = forward()
+        scaler.scale(loss).backward()
+        if optimizer is not None:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        else:
+            model.zero_grad()
+        return loss
+
     samples, tokens = count_inputs(inputs)
     return Step(model=model, optimizer=optimizer, run=run, samples=samples, tokens=tokens)
 
@@ -125,58 +142,12 @@ def _in_parameter_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _make_optimizer(model: nn.Module, name: OptimizerName) -> torch.optim.Optimizer | None:
     # The learning rates are the usual ones; they change no memory and no time.
     match name:
-        case "adamw":
-            return torch.optim.AdamW(model.parameters(), lr=3e-4)
-        case "adamw-foreach":
-            return torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True)
-        case "adamw-fused":
-            return torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-        case "adamw-for-loop":
-            return torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False, fused=False)
         case "sgd":
             return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         case "none":
             return None
-
-
-def _plain_run(
-    forward: Callable[[], torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer | None
-) -> Callable[[], torch.Tensor]:
-    def run() -> torch.Tensor:
-        loss = forward()
-        loss.backward()
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad()
-        else:
-            model.zero_grad()
-        return loss
-
-    return run
-
-
-def _scaled_run(
-    forward: Callable[[], torch.Tensor],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    device_type: str,
-) -> Callable[[], torch.Tensor]:
-    """Scale the loss so that small float16 gradients do not vanish, and skip steps that overflow."""
-    scaler = torch.amp.GradScaler(device_type)
-
-    def run() -> torch.Tensor:
-        loss = forward()
-        scaler.scale(loss).backward()
-        if optimizer is not None:
-            scaler.unscale_(optimizer)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        else:
-            model.zero_grad()
-        return loss
-
-    return run
+        case _:
+            return torch.optim.AdamW(model.parameters(), lr=3e-4, **_ADAMW[name])
 
 
 def _check_range(name: str, value: object, smallest: int, largest: int) -> None:

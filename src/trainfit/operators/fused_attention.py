@@ -64,6 +64,15 @@ def attention_of(signature: Signature) -> FusedAttention | None:
     return _found(signature) if aten_name(signature.name) in _CAUSAL_POSITION else None
 
 
+def draws_random_numbers(signature: Signature) -> bool:
+    """Whether a random operator really draws: fused attention does so for dropout only."""
+    name = aten_name(signature.name)
+    if name not in _CAUSAL_POSITION or name.endswith("_backward"):
+        return signature.random
+    # Everywhere dropout stands before `is_causal`.
+    return bool(RecordedArguments(signature).get(_CAUSAL_POSITION[name] - 1, "dropout_p", 0.0))
+
+
 @lru_cache(maxsize=4096)
 def _found(signature: Signature) -> FusedAttention | None:
     name = aten_name(signature.name)

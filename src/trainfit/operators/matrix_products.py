@@ -27,6 +27,9 @@ class Product:
         return 2 * self.batch * self.m * self.n * self.k
 
 
+_Rule = Callable[[Signature], tuple[Product, ...]]
+
+
 def products_of(signature: Signature) -> tuple[Product, ...]:
     """Return the matrix products of one call; empty if it has none."""
     return _found(signature) if aten_name(signature.name) in _PRODUCTS else ()
@@ -43,7 +46,7 @@ def is_convolution(signature: Signature) -> bool:
     return aten_name(signature.name) in _CONVOLUTIONS
 
 
-def _matrices(first: int) -> Callable[[Signature], tuple[Product, ...]]:
+def _matrices(first: int) -> _Rule:
     """Return the rule for `[..., m, k] @ [..., k, n]`; the factors are inputs `first` and the next."""
 
     def find(signature: Signature) -> tuple[Product, ...]:
@@ -130,50 +133,30 @@ def _convolution_backward(signature: Signature) -> tuple[Product, ...]:
     return tuple(found)
 
 
-def _recurrent(backward: bool) -> Callable[[Signature], tuple[Product, ...]]:
-    """Return the rule for a fused recurrent layer: every weight matrix meets every time step."""
+def _recurrent(times: int) -> _Rule:
+    """Return the rule for a fused recurrent layer: each weight matrix meets each time step so often."""
 
     def find(signature: Signature) -> tuple[Product, ...]:
         rows = math.prod(signature.inputs[0].shape[:-1])
         weights = [spec.shape for spec in signature.inputs[1:] if len(spec.shape) == 2]
-        once = [Product(1, rows, shape[0], shape[1]) for shape in weights]
-        return tuple(once * (2 if backward else 1))
+        return tuple(Product(1, rows, *shape) for shape in weights) * times
 
     return find
 
 
-_CONVOLUTIONS: dict[str, Callable[[Signature], tuple[Product, ...]]] = {
-    "convolution": _convolution,
-    "convolution_overrideable": _convolution,
-    "_convolution": _convolution,
+_CONVOLUTIONS: dict[str, _Rule] = {
+    **dict.fromkeys(("convolution", "convolution_overrideable", "_convolution"), _convolution),
     "cudnn_convolution": _convolution,
-    "convolution_backward": _convolution_backward,
-    "convolution_backward_overrideable": _convolution_backward,
+    **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), _convolution_backward),
 }
-_PRODUCTS: dict[str, Callable[[Signature], tuple[Product, ...]]] = {
+_PRODUCTS: dict[str, _Rule] = {
     **_CONVOLUTIONS,
-    "mm": _matrices(0),
-    "bmm": _matrices(0),
-    "matmul": _matrices(0),
-    "_int_mm": _matrices(0),
-    "_scaled_mm": _matrices(0),
-    "addmm": _matrices(1),
-    "addmm_": _matrices(1),
-    "_addmm_activation": _matrices(1),
-    "baddbmm": _matrices(1),
-    "baddbmm_": _matrices(1),
-    "addbmm": _matrices(1),
-    "linear": _linear,
-    "mkldnn_linear": _linear,
-    "mv": _vector,
-    "dot": _vector,
-    "vdot": _vector,
-    "addmv": _vector,
-    "addmv_": _vector,
+    **dict.fromkeys(("mm", "bmm", "matmul", "_int_mm", "_scaled_mm"), _matrices(0)),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm"), _matrices(1)),
+    **dict.fromkeys(("linear", "mkldnn_linear"), _linear),
+    **dict.fromkeys(("mv", "dot", "vdot", "addmv", "addmv_"), _vector),
     "addr": _outer,
     "_grouped_mm": _grouped,
-    "mkldnn_rnn_layer": _recurrent(backward=False),
-    "mkldnn_rnn_layer_backward": _recurrent(backward=True),
-    "_cudnn_rnn": _recurrent(backward=False),
-    "_cudnn_rnn_backward": _recurrent(backward=True),
+    **dict.fromkeys(("mkldnn_rnn_layer", "_cudnn_rnn"), _recurrent(1)),
+    **dict.fromkeys(("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward"), _recurrent(2)),
 }

@@ -44,6 +44,6 @@ STATISTICS = ("running_mean", "running_var")
 def moves_statistics(name: str) -> bool:
     """Whether an operator moves running statistics, which its schema does not say.
 
-    Computed again, it moves a copy of them.
+    Recomputed, it moves a copy of them.
     """
     return name in _MOVE_STATISTICS

@@ -89,10 +89,8 @@ def _sort(signature: Signature) -> int:
 
 _RULES: dict[str, Callable[[Signature], int]] = {
     **dict.fromkeys(("embedding", "index_select", "gather", "index", "take", "_embedding_bag"), _rows_picked),
-    **dict.fromkeys(
-        ("index_add_", "scatter_add_", "index_put_", "_index_put_impl_", "scatter_"), _rows_changed
-    ),
-    **dict.fromkeys(("index_copy_", "scatter_reduce_"), _rows_changed),
+    **dict.fromkeys(("index_add_", "scatter_add_", "index_put_", "_index_put_impl_"), _rows_changed),
+    **dict.fromkeys(("scatter_", "index_copy_", "scatter_reduce_"), _rows_changed),
     **dict.fromkeys(("index_add", "scatter_add", "index_put", "scatter"), _copy_with_rows_changed),
     "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _picked_loss),

@@ -23,8 +23,8 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomSchedulerPass
 
 from trainfit.order_fronts.reuse import live_bytes_with_reuse
+from trainfit.order_fronts.scheduler_graph import Nodes
 from trainfit.order_fronts.scheduler_memory import (
-    Nodes,
     kinds_of_buffers,
     nodes_with_unknown_workspace,
     planned_graph,

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch._inductor import config, ir, memory
+from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.wrapper import buffer_reuse_key, can_match_buffer_size
 from torch._inductor.scheduler import SchedulerNode
@@ -21,35 +21,16 @@ from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
 from trainfit.operators.families import PLAIN_PRODUCTS
-from trainfit.ordering.graph import Buffer, BufferGraph, Node
-
-Nodes = list[Any]
-"""Nodes of inductor's scheduler, whose types are private to inductor."""
+from trainfit.order_fronts.scheduler_graph import Nodes, freeable_inputs, graph_of_uses, made_buffers
+from trainfit.ordering.graph import Buffer, BufferGraph
 
 
 def planned_graph(nodes: Nodes) -> BufferGraph:
     """Return what inductor is about to order, as inductor counts it; only while it compiles a graph."""
     scheduler: Any = V.graph.scheduler
-    outputs = OrderedSet(V.graph.get_output_names())
-    _, inputs = memory.prepare_planning_info(
-        nodes,
-        scheduler.name_to_buf,
-        scheduler.name_to_fused_node,
-        OrderedSet(V.graph.graph_inputs.keys()),
-        outputs,
-    )
-    made = [
-        Buffer(name, entry.mpi_buffer.size_free, entry.mpi_buffer.size_free, name in outputs)
-        for name, entry in inputs.items()
-    ]
-    found = []
-    for node in nodes:
-        sizes = {buffer.get_name(): buffer.mpi_buffer for buffer in node.get_outputs()}
-        made += [Buffer(name, s.size_alloc, s.size_free, name in outputs) for name, s in sizes.items()]
-        reads = tuple(buffer.get_name() for buffer in node.mpi_node.pred_buffers)
-        after = tuple(other.get_name() for other in node.mpi_node.pred_nodes)
-        found.append(Node(node.get_name(), tuple(sizes), reads, after))
-    return BufferGraph(tuple(found), tuple(made), tuple(inputs))
+    made = made_buffers(nodes, scheduler.name_to_buf)
+    inputs = freeable_inputs(nodes, V.graph.graph_inputs)
+    return graph_of_uses(nodes, made, inputs, set(V.graph.get_output_names()))
 
 
 def precise_graph(nodes: Nodes, planned: BufferGraph) -> BufferGraph:

@@ -51,10 +51,9 @@ _MOST_EFFORT = 1 << 20
 
 def heuristic_orders(graph: BufferGraph, problem: OrderingProblem) -> dict[str, list[int]]:
     """Return the given order and the three that torch would try, by torch's names for them."""
-    output_bytes = sum(b.size_free for number, b in enumerate(graph.buffers) if graph.kept[number])
     return {
         "baseline": list(graph.baseline),
-        "lpmf": least_peak_first(problem, output_bytes),
+        "lpmf": least_peak_first(problem, graph.output_bytes),
         "bfs": breadth_first(problem),
         "dfs": depth_first(problem, visit_order_of(graph, problem)),
     }

@@ -94,6 +94,11 @@ class BufferGraph:
                 found[number] = found[self.root[number]] = True
         return tuple(found)
 
+    @property
+    def output_bytes(self) -> int:
+        """What is alive in the end whatever the order, because it is never released."""
+        return sum(buffer.size_free for buffer, kept in zip(self.buffers, self.kept) if kept)
+
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """The buffers each node reads, and those whose memory it reads or changes under another name."""

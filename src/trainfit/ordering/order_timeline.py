@@ -6,7 +6,7 @@ and nothing of its inputs released yet, and `after_alloc` / `after_free`, the tw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,26 +47,17 @@ class OrderTimeline:
     @cached_property
     def allocated_and_freed(self) -> tuple[tuple[int, int], ...]:
         """Bytes that each step allocates and releases; inputs count as allocated by the first step."""
-        steps = [[0, 0] for _ in self.order]
-        for life in self.lifetimes if steps else ():
-            steps[life.start][0] += life.size_alloc
-            if life.end is not None:
-                steps[life.end][1] += life.size_free
-        return tuple((allocated, freed) for allocated, freed in steps)
+        return allocated_and_freed(self.lifetimes if self.order else (), len(self.order))
 
     @cached_property
     def after_alloc(self) -> tuple[int, ...]:
         """Memory when each step has allocated its results."""
-        found, memory = [], 0
-        for allocated, freed in self.allocated_and_freed:
-            found.append(memory + allocated)
-            memory += allocated - freed
-        return tuple(found)
+        return tuple(memory for memory, _ in memory_over(self.allocated_and_freed))
 
     @cached_property
     def after_free(self) -> tuple[int, ...]:
         """Memory when each step has released what no later step reads."""
-        return tuple(a - freed for a, (_, freed) in zip(self.after_alloc, self.allocated_and_freed))
+        return tuple(memory for _, memory in memory_over(self.allocated_and_freed))
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
@@ -77,6 +68,25 @@ class OrderTimeline:
     def peak_bytes(self) -> int:
         """The most bytes alive at any time."""
         return max(self.live_bytes)
+
+
+def allocated_and_freed(lifetimes: Iterable[Lifetime], steps: int) -> tuple[tuple[int, int], ...]:
+    """Return the bytes that each of so many steps allocates and releases."""
+    found = [[0, 0] for _ in range(steps)]
+    for life in lifetimes:
+        found[life.start][0] += life.size_alloc
+        if life.end is not None:
+            found[life.end][1] += life.size_free
+    return tuple((allocated, freed) for allocated, freed in found)
+
+
+def memory_over(steps: Iterable[tuple[int, int]], memory: int = 0) -> list[tuple[int, int]]:
+    """Return memory after each step's allocation and after its release; steps are (allocated, released)."""
+    found = []
+    for allocated, freed in steps:
+        found.append((memory + allocated, memory + allocated - freed))
+        memory += allocated - freed
+    return found
 
 
 def order_timeline(graph: BufferGraph, order: Sequence[int] | Sequence[str] | None = None) -> OrderTimeline:

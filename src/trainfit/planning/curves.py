@@ -9,12 +9,12 @@ found one by one, each as the fastest choice within so many bytes.
 
 Sets        groups g of ops, values v that they make (`regions.py`)
 Data        seconds[g], bytes[v], the bytes that may be kept
-Variables   repeated[g]    whether the group is computed again (binary)
+Variables   repeated[g]    whether the group is recomputed (binary)
             kept[v]        whether the value is kept
-Constraints saved          a value that autograd saved is kept if its group is not computed again
-            read           so is one that a group reads which is computed again
+Constraints saved          a value that autograd saved is kept if its group is not recomputed
+            read           so is one that a group reads which is recomputed
             within         the bytes of what is kept are within the limit
-Objective   minimise the seconds of what is computed again
+Objective   minimise the seconds of what is recomputed
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Regions that are computed again as a whole: nothing is kept, and torch alone can do it.
+"""Regions that are recomputed as a whole: nothing is kept, and torch alone can do it.
 
 That costs the host less than following a plan op by op (`applying/plain_checkpoint.py`), but all ops run
 again up to the last value that backward needs, also those whose results nothing needs.
@@ -13,7 +13,7 @@ from trainfit.traces.trace import Trace
 
 
 def full_recompute(region: RegionGraph) -> Choice:
-    """Return what plain checkpointing does: nothing is kept but what cannot be computed again.
+    """Return what plain checkpointing does: nothing is kept but what cannot be recomputed.
 
     It stops at the last value that backward needs.
     """

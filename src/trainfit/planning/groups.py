@@ -1,7 +1,7 @@
-"""Ops of a region that are kept or computed again together: those that write to one storage.
+"""Ops of a region that are kept or recomputed together: those that write to one storage.
 
 That is its creator and the in-place ops after it. A group with effects outside of the region (running
-statistics) is never computed again.
+statistics) is never recomputed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainfit.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ops of a region that make one value: computed again, or kept, together."""
+    """Ops of a region that make one value: recomputed, or kept, together."""
 
     ops: tuple[int, ...]
     reads: frozenset[tuple[int, int]]
@@ -28,7 +28,7 @@ class Group:
     """For each storage whether autograd saved it inside the region."""
     keepable: bool
     repeatable: bool
-    """Whether it can be computed again: it has no effect outside, and what it reads will still be there."""
+    """Whether it can be recomputed: it has no effect outside, and what it reads will still be there."""
     free: bool = False
     """Views: they cost nothing and are made again."""
 

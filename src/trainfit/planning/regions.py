@@ -37,7 +37,7 @@ class RegionGraph:
     ends: dict[int, int | None] = field(default_factory=dict)
     """When each storage that it makes, reads or saves would die without these holds; None: after the step."""
     released: dict[int, int] = field(default_factory=dict)
-    """When autograd lets go of what was saved inside, if that was computed again."""
+    """When autograd lets go of what was saved inside, if that was recomputed."""
     first_unpack: int = -1
     """The first op of backward that needs something saved inside."""
     overwritten: tuple[tuple[int, int], ...] = ()
@@ -50,7 +50,7 @@ class RegionGraph:
 
     @property
     def freeable_bytes(self) -> int:
-        """What autograd saved inside and would not have to keep if everything were computed again."""
+        """What autograd saved inside and would not have to keep if everything were recomputed."""
         return sum(group.bytes for group in self.groups if group.needed)
 
     @property
@@ -95,7 +95,7 @@ def region_graph(trace: Trace, call_number: int, op_seconds: list[float]) -> Reg
 def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -> RegionGraph | None:
     """Return the graph of calls in a row, or None if they cannot be a region.
 
-    What one of them hands to the next is needed: the next one is computed again from it.
+    What one of them hands to the next is needed: the next one is recomputed from it.
     """
     first, last = trace.calls[calls[0]], trace.calls[calls[-1]]
     start, end = first.forward_start, last.forward_end

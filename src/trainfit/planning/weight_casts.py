@@ -1,7 +1,7 @@
-"""Weights that autocast has cast already: a region that is computed again casts them again.
+"""Weights that autocast has cast already: a region that is recomputed casts them again.
 
 Autocast casts a weight where it is first used, and keeps the result while it is on. A module that is called
-again finds it there. In backward that cache is empty: what is computed again casts the weight for itself, and
+again finds it there. In backward that cache is empty: what is recomputed casts the weight for itself, and
 holds nothing of the first cast.
 """
 
@@ -27,7 +27,7 @@ def is_kept_by_autocast(trace: Trace, number: int) -> bool:
 def with_casts(trace: Trace, ops: Iterable[int], repeated: set[int], casts: frozenset[int]) -> Iterator[int]:
     """Yield the ops of a region that run again, and each cast before the first op that needs it.
 
-    Autocast casts before an op is looked at, so also for one that is not computed again.
+    Autocast casts before an op is looked at, so also for one that is not recomputed.
     """
     missing = set(casts)
     for number in ops:

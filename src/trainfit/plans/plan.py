@@ -3,9 +3,9 @@
 A `Region` is one call of a module that runs under `torch.utils.checkpoint`. For each op of its forward, in
 order, the plan has a decision:
 
-- `save`: the results are kept from forward to backward and not computed again,
-- `recompute`: computed again in backward, before its results are needed,
-- `skip`: neither kept nor computed again, because nothing in backward needs its results.
+- `save`: the results are kept from forward to backward and not recomputed,
+- `recompute`: run again in backward, before its results are needed,
+- `skip`: neither kept nor recomputed, because nothing in backward needs its results.
 
 Regions whose ops and decisions are the same share one `RegionKind`. Ops are matched by name and position when
 the plan is applied; shapes say what the plan was made for, and may differ in another batch.
@@ -54,10 +54,9 @@ class Region:
     """What it keeps from forward to backward, besides its inputs."""
     recompute_seconds: float
     continues: bool = False
-    """Whether it belongs together with the region before it in the plan: its input is not held, but computed
-    again there."""
+    """Whether its input is not held, but recomputed by the region before it in the plan."""
     whole: bool = False
-    """Whether it keeps nothing and is computed again as a whole: then torch alone can do it."""
+    """Whether it keeps nothing and is recomputed as a whole: then torch alone can do it."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def other_model(plan: Plan, here: Settings) -> str:
         return ""
     return (
         f"the plan was made for {_model(there, planned)}, and this is {_model(here, found)}. Results stay "
-        "the same, but only what the plan names is computed again, and the peak and time that it promises do "
+        "the same, but only what the plan names is recomputed, and the peak and time that it promises do "
         "not hold: plan again for this model."
     )
 

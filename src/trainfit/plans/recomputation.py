@@ -4,8 +4,8 @@ The executor asks this about what it saw in forward, the planner about what it r
 
 A storage changes when an op writes to it in place, so what is needed is a *version* of it: version 0 is what
 its creator left, each write makes the next one. A kept storage is restored with its last version, and nothing
-that wrote to it runs again; if an earlier version is needed as well, it cannot be restored and is computed
-again like the rest.
+that wrote to it runs again; if an earlier version is needed as well, it cannot be restored and is recomputed
+like the rest.
 """
 
 from __future__ import annotations

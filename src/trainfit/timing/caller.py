@@ -52,7 +52,7 @@ class Caller:
         self._memory = memory
         with _tensors_on(memory.device):
             made = make_arguments(signature)
-        numbered = dict(_numbered(signature, *made))
+        numbered = _numbered(signature, *made)
         _draw_indices(signature, numbered)
         self._cuts = self._choose_cuts(signature, locality, numbered, made)
         self._template = tree_map(lambda leaf: self._cuts.get(id(leaf), leaf), made)
@@ -134,20 +134,16 @@ def storage_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _numbered(
     signature: Signature, positional: list[Any], keyword: dict[str, Any]
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the made-up tensors with their input number."""
+) -> dict[int, torch.Tensor]:
+    """Return the made-up tensors by their input number."""
     encoded, encoded_keyword = arguments.decode(signature.arguments)
-
-    def walk(code: Any, value: Any) -> Iterator[tuple[int, torch.Tensor]]:
-        if isinstance(code, list):
-            for inner in zip(code, value):
-                yield from walk(*inner)
-        elif isinstance(code, dict) and "tensor" in code and isinstance(value, torch.Tensor):
-            yield code["tensor"], value
-
-    yield from walk(encoded, positional)
-    for name, code in encoded_keyword.items():
-        yield from walk(code, keyword[name])
+    codes = tree_leaves([encoded, [*encoded_keyword.values()]], is_leaf=lambda code: isinstance(code, dict))
+    values = tree_leaves([positional, [keyword[name] for name in encoded_keyword]])
+    return {
+        code["tensor"]: value
+        for code, value in zip(codes, values, strict=True)
+        if isinstance(code, dict) and isinstance(value, torch.Tensor)
+    }
 
 
 def _draw_indices(signature: Signature, numbered: dict[int, torch.Tensor]) -> None:

@@ -17,11 +17,10 @@ from typing import Any
 from torch import nn
 
 from trainfit.applying import applied
-from trainfit.basics.doing import doing, unheard
-from trainfit.capturing import capture
+from trainfit.basics.doing import doing
 from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
 from trainfit.timing.clocks import cpu_clock
-from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
+from trainfit.timing.samples import MEDIUM, TINY, Sample, captured
 from trainfit.traces.trace import Trace
 
 _FAMILIES = ("gpt2", "llama")
@@ -49,8 +48,7 @@ def region_seconds() -> dict[str, float]:
     But an op that is followed is measured among operators that fill that cache, as in a step that is worth a
     plan: following it is most of what a region takes.
     """
-    tiny = [_captured(family, TINY) for family in _FAMILIES]
-    medium = [_captured(family, MEDIUM) for family in _FAMILIES]
+    tiny, medium = ([captured(family, sizes) for family in _FAMILIES] for sizes in (TINY, MEDIUM))
     doing("measuring what running regions takes, once")
     call, _ = _call_and_op(tiny, _FOLLOWED)
     followed = _longer(medium, is_block, _MEDIUM_ROUNDS, _FOLLOWED)
@@ -69,11 +67,6 @@ def _call_and_op(samples: Sequence[tuple[Sample, Trace]], decision: str) -> tupl
     calls = small.seconds * large.ops - large.seconds * small.ops
     call = max(calls / (small.regions * large.ops - large.regions * small.ops), 0.0)
     return call, max((large.seconds - call * large.regions) / large.ops, 0.0)
-
-
-def _captured(family: str, sizes: Sizes) -> tuple[Sample, Trace]:
-    with unheard():
-        return Sample(family, sizes), capture(lambda: Sample(family, sizes).as_step())
 
 
 def is_block(module: nn.Module, name: str) -> bool:

@@ -18,14 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainfit.basics.doing import unheard
-from trainfit.capturing import capture
 from trainfit.operators.recorded_calls import filled_shares, tensors_of
-from trainfit.steps.step import Step
 from trainfit.timing.bench import Bench, situations_of
 from trainfit.timing.executor_seconds import region_seconds
 from trainfit.timing.locality import this_machines_caches
-from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes
+from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes, captured
 from trainfit.traces.trace import PHASES, Trace
 
 _BUDGET_SECONDS = 1.0
@@ -81,14 +78,8 @@ _OPERATOR = {"forward": "forward_op", "backward": "backward_op", "optimizer": "o
 def _measure(samples: Sequence[tuple[str, Sizes, bool]]) -> dict[str, _Phase]:
     phases = {phase: _Phase() for phase in PHASES}
     for sample in samples:
-        with unheard():
-            trace = capture(_step_of(*sample))
-        _add_sample(phases, Sample(*sample), trace)
+        _add_sample(phases, *captured(*sample))
     return phases
-
-
-def _step_of(family: str, sizes: Sizes, foreach: bool) -> Callable[[], Step]:
-    return lambda: Sample(family, sizes, foreach).as_step()
 
 
 def _add_sample(phases: dict[str, _Phase], sample: Sample, trace: Trace) -> None:

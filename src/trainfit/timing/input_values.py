@@ -25,50 +25,43 @@ def index_bounds(signature: Signature) -> Bounds:
     rule = _RULES.get(functional_name(signature.name))
     if rule is None:
         return {}
-    positional, keyword = arguments.decode(signature.arguments)
+    positional, _ = arguments.decode(signature.arguments)
     return {
         number: bound
-        for number, bound in rule(signature, positional, keyword)
+        for number, bound in rule(signature, positional)
         if signature.inputs[number].dtype in ("int64", "int32") and bound > 0
     }
 
 
-_Rule = Callable[[Signature, list[Any], dict[str, Any]], Iterator[tuple[int, int]]]
+_Rule = Callable[[Signature, list[Any]], Iterator[tuple[int, int]]]
 
 
 def _number(value: Any) -> int | None:
     return value["tensor"] if isinstance(value, dict) and "tensor" in value else None
 
 
-def _rows_of(table: int, indices: int, dim: int | None = None) -> _Rule:
-    """Indices at one position into a dimension (named by an argument, if not given) of another."""
+def _into(table: int, indices: int, bound: Callable[[tuple[int, ...], list[Any]], int]) -> _Rule:
+    """Indices at one position into what is at another, below a bound of its shape and of the arguments."""
 
-    def rule(s: Signature, positional: list[Any], keyword: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    def rule(s: Signature, positional: list[Any]) -> Iterator[tuple[int, int]]:
         number, source = _number(positional[indices]), _number(positional[table])
         if number is not None and source is not None:
-            shape = s.inputs[source].shape
-            axis = dim if dim is not None else positional[1]
-            if isinstance(axis, int) and shape:
-                yield number, shape[axis]
+            yield number, bound(s.inputs[source].shape, positional)
 
     return rule
 
 
-def _classes(scores: int, target: int) -> _Rule:
+def _along(shape: tuple[int, ...], positional: list[Any]) -> int:
+    """The dimension that the second argument says; nothing to draw where that is a name."""
+    return shape[positional[1]] if shape and isinstance(positional[1], int) else 0
+
+
+def _classes(shape: tuple[int, ...], positional: list[Any]) -> int:
     """Targets of a loss: classes are the second dimension, or the only one."""
-
-    def rule(s: Signature, positional: list[Any], keyword: dict[str, Any]) -> Iterator[tuple[int, int]]:
-        number, source = _number(positional[target]), _number(positional[scores])
-        if number is not None and source is not None:
-            shape = s.inputs[source].shape
-            yield number, shape[1] if len(shape) > 1 else shape[0]
-
-    return rule
+    return shape[1] if len(shape) > 1 else shape[0]
 
 
-def _each_dimension(
-    s: Signature, positional: list[Any], keyword: dict[str, Any]
-) -> Iterator[tuple[int, int]]:
+def _each_dimension(s: Signature, positional: list[Any]) -> Iterator[tuple[int, int]]:
     """Advanced indexing: the list's entry number d indexes dimension d."""
     source = _number(positional[0])
     if source is None:
@@ -84,44 +77,22 @@ def _each_dimension(
         dimension += 1
 
 
-def _given_rows(s: Signature, positional: list[Any], keyword: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    number = _number(positional[1])
-    if number is not None:
-        yield number, positional[2]
-
-
-def _plane(s: Signature, positional: list[Any], keyword: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """Max pooling's backward: positions within one image."""
-    source, number = _number(positional[1]), _number(positional[-1])
-    if source is not None and number is not None:
-        yield number, math.prod(s.inputs[source].shape[-2:])
-
-
-def _everything(s: Signature, positional: list[Any], keyword: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    source, number = _number(positional[0]), _number(positional[1])
-    if source is not None and number is not None:
-        yield number, math.prod(s.inputs[source].shape)
-
-
 _RULES: dict[str, _Rule] = {
-    "embedding": _rows_of(0, 1, dim=0),
-    "embedding_dense_backward": _given_rows,
-    "index": _each_dimension,
-    "_unsafe_index": _each_dimension,
-    "index_put": _each_dimension,
-    "_unsafe_index_put": _each_dimension,
-    "_index_put_impl": _each_dimension,
-    "nll_loss_forward": _classes(0, 1),
-    "nll_loss_backward": _classes(1, 2),
-    "nll_loss2d_forward": _classes(0, 1),
-    "nll_loss2d_backward": _classes(1, 2),
-    "max_pool2d_with_indices_backward": _plane,
-    "take": _everything,
+    "embedding": _into(0, 1, lambda shape, _: shape[0]),
+    "embedding_dense_backward": _into(0, 1, lambda _, positional: positional[2]),
+    **dict.fromkeys(
+        ("index", "_unsafe_index", "index_put", "_unsafe_index_put", "_index_put_impl"), _each_dimension
+    ),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _into(0, 1, _classes)),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _into(1, 2, _classes)),
+    # Positions within one image.
+    "max_pool2d_with_indices_backward": _into(1, -1, lambda shape, _: math.prod(shape[-2:])),
+    "take": _into(0, 1, lambda shape, _: math.prod(shape)),
     **dict.fromkeys(
         (
             *("gather", "index_select", "index_add", "index_copy", "index_fill", "index_reduce"),
             *("scatter", "scatter_add", "scatter_reduce"),
         ),
-        _rows_of(0, 2),
+        _into(0, 2, _along),
     ),
 }

@@ -104,12 +104,12 @@ class _Memory:
     def _run(self, op: Op, signature: Signature) -> Locality:
         storages = self._trace.storages
         one_to_one = len(op.reads) == len(signature.inputs)
-        inputs = []
-        for place, spec in enumerate(signature.inputs):
-            if one_to_one and nbytes(spec) >= _UNNOTICED_BYTES:
-                inputs.append(self._level(self._block_of.get(op.reads[place], -1)))
-            else:
-                inputs.append(NEAR)
+        inputs = tuple(
+            self._level(self._block_of.get(op.reads[place], -1))
+            if one_to_one and nbytes(spec) >= _UNNOTICED_BYTES
+            else NEAR
+            for place, spec in enumerate(signature.inputs)
+        )
         created = [s for s in op.creates if storages[s].bytes >= _UNNOTICED_BYTES]
         results = max((self._level(self._block_of[s]) for s in created), default=NEAR)
         if one_to_one:
@@ -117,7 +117,7 @@ class _Memory:
         self._touch((self._block_of[s], storages[s].bytes) for s in op.creates)
         warm_code = signature.name in self._levels[0]
         self._touch([(signature.name, _CODE_BYTES)])
-        return Locality(tuple(inputs), results, warm_code)
+        return Locality(inputs, results, warm_code)
 
     def _level(self, block: Block) -> int:
         return next((level for level, cache in enumerate(self._levels) if block in cache), FAR)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from trainfit.basics.doing import unheard
+from trainfit.capturing import capture
 from trainfit.models.gpt2 import GPT2, GPT2Config
 from trainfit.models.llama import Llama, LlamaConfig
 from trainfit.steps.step import Step
 from trainfit.timing.clocks import cpu_clock
-from trainfit.traces.trace import PHASES
+from trainfit.traces.trace import PHASES, Trace
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class Sample:
     def as_step(self) -> Step:
         """Return the step in the form in which it is captured."""
         return Step(self.model, self.optimizer, self.run)
+
+
+def captured(family: str, sizes: Sizes, foreach: bool = False) -> tuple[Sample, Trace]:
+    """Return a sample, and the trace of one like it."""
+    with unheard():
+        trace = capture(lambda: Sample(family, sizes, foreach).as_step())
+    return Sample(family, sizes, foreach), trace
 
 
 def _make_model(family: str, sizes: Sizes) -> nn.Module:

@@ -117,7 +117,7 @@ def measure_step(
             # There was not enough data for that many runs: what was measured before is all there is.
             if not isinstance(error, StepError) and not data_ended(error):
                 raise
-            found = replace(found, runs=found.runs.after(len(compiler.runs)))
+            found = replace(found, runs=found.runs.after(len(compiler.ran)))
             break
         change = compiler.last_change(again.runs)
         found = replace(again, runs=again.runs.after(found.runs.total))
@@ -139,44 +139,42 @@ def _measured_once(
     stance = torch.compiler.set_stance("force_eager") if eager else noticed(compiler.called)
     gc.collect()  # what earlier runs left behind in cycles would take real memory beside this one
     observe = _observe_cuda if kind == "cuda" else _observe_cpu
-    with _nothing_remembered(), stance, seeded(), no_cycle_collection():
-        doing("warming up and counting allocations")
-        seen = observe(compiler.watching(build), steps, least, cuda)
-        doing("timing it")
-        with (meter or LoadMeter()).watching() as watch:
-            times, notes = _timed_runs(seen, timed, cuda)
+    found = FoundState()
+    try:
+        with stance, seeded(), no_cycle_collection():
+            doing("warming up and counting allocations")
+            seen = observe(compiler.watching(build), steps, least, cuda)
+            doing("timing it")
+            with (meter or LoadMeter()).watching() as watch:
+                times, notes = _timed_runs(seen, timed, cuda)
+    finally:
+        # Function caches that this filled are emptied: a later measurement has to allocate that as well.
+        found.put_back()
     runs = RunCounts(seen.warm_ups, 1, len(times))
     return Measurement(
         peak_bytes=seen.peak_bytes,
         persistent_bytes=seen.persistent_bytes,
         seconds=statistics.median(times) if times else seen.seconds,
         runs=runs,
-        compiled=compiler.runs[runs.warm_up].is_compiled,
+        compiled=compiler.ran[runs.warm_up],
         load=watch.share if times else None,
         notes=notes,
     )
-
-
-@dataclass
-class _Run:
-    """What the compiler did in one run of a step."""
-
-    is_compiled: bool = False
-    """Whether compiled code ran."""
-    compiles: bool = False
-    """Whether something was compiled."""
 
 
 class _Compiler:
     """Watches what is compiled in each run of a step, and whether what is compiled runs at all."""
 
     def __init__(self) -> None:
-        self.runs: list[_Run] = []
+        self.ran: list[bool] = []
+        """For each run whether compiled code ran."""
+        self._compiled: list[bool] = []
+        """For each run whether something was compiled."""
 
     def called(self) -> None:
         """Something compiled is called."""
-        if self.runs:
-            self.runs[-1].is_compiled = True
+        if self.ran:
+            self.ran[-1] = True
 
     def watching(self, build: Callable[[], Step]) -> Callable[[], Step]:
         """Return a function that builds the same step, whose runs are watched."""
@@ -186,11 +184,11 @@ class _Compiler:
 
             def run() -> Any:
                 before = compilations()
-                self.runs.append(_Run())
+                self.ran.append(False)
                 try:
                     return step.run()
                 finally:
-                    self.runs[-1].compiles = compilations() > before
+                    self._compiled.append(compilations() > before)
 
             return replace(step, run=run)
 
@@ -200,20 +198,10 @@ class _Compiler:
         """Return which measured run, from 1 on, was the last that changed what is compiled; 0 if none did."""
         found = 0
         for number in range(runs.warm_up, runs.total):
-            run, before = self.runs[number], self.runs[max(number - 1, runs.warm_up)]
-            if run.compiles or run.is_compiled != before.is_compiled:
+            before = max(number - 1, runs.warm_up)
+            if self._compiled[number] or self.ran[number] != self.ran[before]:
                 found = number + 1
         return found
-
-
-@contextlib.contextmanager
-def _nothing_remembered() -> Iterator[None]:
-    """Empty the function caches that the block filled: a later measurement has to allocate that as well."""
-    before = FoundState()
-    try:
-        yield
-    finally:
-        before.put_back()
 
 
 @dataclass(frozen=True)
@@ -277,20 +265,18 @@ def _warm_up(step: Step, steps: Steps, least: int) -> tuple[int, bool]:
     """
     stepped: set[int] = set()
 
-    def after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        stepped.update(_parameter_ids(optimizer))
-
     def is_steady() -> bool:
         own = (_parameter_ids(optimizer) for optimizer in step.optimizers)
         return not steps.all_stepped or all(not parameters or parameters & stepped for parameters in own)
 
     # Known by their parameters: what the step has may be a wrapper around an optimizer, as in Accelerate.
-    handle = register_optimizer_step_post_hook(after_step)
+    handle = register_optimizer_step_post_hook(
+        lambda optimizer, *_: stepped.update(_parameter_ids(optimizer))
+    )
     runs, compiling, begin = 0, True, StepMarks(step)
+    fewest = max(steps.runs_before, least)
     try:
-        while runs < max(steps.runs_before, least) or (
-            runs < _MOST_WARM_UPS and (compiling or not is_steady())
-        ):
+        while runs < fewest or (runs < _MOST_WARM_UPS and (compiling or not is_steady())):
             before = compilations()
             step.run()
             runs += 1

@@ -49,13 +49,8 @@ class SameResults:
         return self.loss.not_compared + self.gradients.not_compared + self.state.not_compared
 
 
-@dataclass(frozen=True)
-class _Results:
-    """What one run of a step made."""
-
-    loss: Contents
-    gradients: Contents
-    state: Contents
+_Results = tuple[Contents, Contents, Contents]
+"""What one run of a step made: what `run` returned, the gradients, parameters and buffers."""
 
 
 def planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]:
@@ -74,7 +69,7 @@ def compare_results(build: Callable[[], Step], plan: Plan) -> SameResults:
     """Run the first step with and without the plan, from the same seed, and compare their results.
 
     Both run eagerly: a compiler rounds differently by itself, and the question is what the plan does. A
-    region that is computed again as a whole is still followed op by op in the first step, and no longer in
+    region that is recomputed as a whole is still followed op by op in the first step, and no longer in
     the second: then that one is compared, which begins with what the first has made of the weights.
 
     Where something differs, the step runs once more without the plan: what differs then as well is not the
@@ -89,14 +84,12 @@ def compare_results(build: Callable[[], Step], plan: Plan) -> SameResults:
         found = [match.apart_from(other, _BY_ITSELF) for match, other in zip(found, by_itself)]
         builds += 1
     loss, gradients, state = found
-    return SameResults(loss, gradients, state, largest_element(first.gradients), builds * steps)
+    return SameResults(loss, gradients, state, largest_element(first[1]), builds * steps)
 
 
 def _compared(first: _Results, second: _Results, names: tuple[str, str]) -> list[Match]:
     """Compare the loss, the gradients and the state of two runs."""
-    return [
-        compare(getattr(first, what), getattr(second, what), names) for what in ("loss", "gradients", "state")
-    ]
+    return [compare(one, other, names) for one, other in zip(first, second)]
 
 
 def _results(build: Callable[[], Step], steps: int) -> _Results:
@@ -123,7 +116,7 @@ def _results(build: Callable[[], Step], steps: int) -> _Results:
         # The step is done, and nothing writes to them any more.
         state |= contents_of(tensor, name, copies=False)
     parts = {path: part for contents in gradients.values() for path, part in contents.items()}
-    return _Results(loss, parts, state)
+    return loss, parts, state
 
 
 def parameter_names(step: Step) -> dict[torch.Tensor, str]:
@@ -152,11 +145,7 @@ def _keep(gradients: dict[str, Contents], name: str, parameter: torch.Tensor) ->
 
 
 def _keep_all(
-    gradients: dict[str, Contents],
-    names: dict[torch.Tensor, str],
-    optimizer: Any,
-    args: object,
-    kwargs: object,
+    gradients: dict[str, Contents], names: dict[torch.Tensor, str], optimizer: Any, *_: object
 ) -> None:
     """Keep the gradients that backward did not accumulate: the step has put them there itself."""
     for group in optimizer.param_groups:

@@ -88,12 +88,8 @@ class Verification:
     def runs(self) -> dict[str, int]:
         """How often `run` was called on real tensors, and what for."""
         runs = [self.measured.runs, *([self.comparison.baseline.runs] if self.comparison else [])]
-        counts = {
-            "warm_up": sum(run.warm_up for run in runs),
-            "observed": sum(run.observed for run in runs),
-            "timed": sum(run.timed for run in runs),
-            "compared": self.comparison.results.runs if self.comparison else 0,
-        }
+        counts = {what: sum(getattr(run, what) for run in runs) for what in ("warm_up", "observed", "timed")}
+        counts["compared"] = self.comparison.results.runs if self.comparison else 0
         return {"total": sum(counts.values()), **counts}
 
     @property

@@ -153,12 +153,9 @@ _RESULT_SIZES: dict[str, Callable[[Signature, list[Any]], None]] = {
     "aten.masked_select.default": _selected_elements,
     "aten.repeat_interleave.Tensor": _repeats,
     "aten.bincount.default": _bins,
-    "aten._unique2.default": _distinct_elements,
-    "aten.unique_consecutive.default": _distinct_elements,
-    "aten.index.Tensor": _indexed_elements,
-    "aten.index_put.default": _indexed_elements,
-    "aten.index_put_.default": _indexed_elements,
-    "aten._index_put_impl_.default": _indexed_elements,
+    **dict.fromkeys(("aten._unique2.default", "aten.unique_consecutive.default"), _distinct_elements),
+    **dict.fromkeys(("aten.index.Tensor", "aten.index_put.default"), _indexed_elements),
+    **dict.fromkeys(("aten.index_put_.default", "aten._index_put_impl_.default"), _indexed_elements),
 }
 
 

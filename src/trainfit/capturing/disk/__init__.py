@@ -11,30 +11,24 @@ was "saved", and `tensor_files.py` to safetensors.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import io
-import os
-import pickle
-import shutil
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-import torch
-
-from trainfit.capturing.disk.listing import agreeing
-from trainfit.capturing.disk.loops import pretending
-from trainfit.capturing.disk.opening import careful_opening
-from trainfit.capturing.disk.removing import careful_removing
-from trainfit.capturing.disk.tensor_files import MODULES, tensor_files
-from trainfit.capturing.disk.writers import writers_skipped
-from trainfit.capturing.replacing import replaced_by_name
+from trainfit.capturing.disk import listing, loops, opening, removing, tensor_files, writers
+from trainfit.capturing.disk.pretended import careful
+from trainfit.capturing.replacing import replaced, replaced_by_name
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
-_PARTS = (writers_skipped, tensor_files, agreeing, careful_removing, pretending, careful_opening)
-_MODULES = (builtins, io, os, pickle, shutil, torch, *MODULES)
+_INSTEAD = {
+    (owner, name): instead
+    for part in (writers, tensor_files, listing, removing, loops, opening)
+    for (owner, name), instead in part.INSTEAD.items()
+    if hasattr(owner, name)
+}
 
 
 @contextlib.contextmanager
@@ -43,10 +37,14 @@ def untouched(session: Session) -> Iterator[None]:
     disk = session.disk
     try:
         with contextlib.ExitStack() as stack:
-            for part in _PARTS:
-                stack.enter_context(part(disk))
+            stack.enter_context(writers.writers_skipped(disk))
+            for (owner, name), instead in _INSTEAD.items():
+                stack.enter_context(replaced(owner, name, careful(disk, instead)))
+            stack.enter_context(listing.agreeing_globs())
+            stack.enter_context(opening.careful_databases(disk))
             # Scripts import functions by name, and are loaded before a capture begins.
-            stack.enter_context(replaced_by_name(*_MODULES))
+            modules = {owner for owner, _ in _INSTEAD if isinstance(owner, ModuleType)}
+            stack.enter_context(replaced_by_name(*modules))
             yield
     finally:
         disk.end()

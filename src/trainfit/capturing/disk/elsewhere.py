@@ -55,11 +55,6 @@ class Elsewhere:
                 rest = os.sep + last + rest
         return path
 
-    def place(self, path: str) -> str | None:
-        """Return where the content of a path is, if it is elsewhere."""
-        place = self.real(path)
-        return None if place == path else place
-
     def names_in(self, folder: str) -> list[str]:
         """Return the names in a folder whose content is elsewhere."""
         inside = (os.path.split(path) for path, place in self._places.items() if place is not None)
@@ -145,19 +140,20 @@ def is_in(path: str, folder: str) -> bool:
 
 def is_folder(place: str) -> bool:
     """Whether there is a folder on the real disk, and no link to one."""
-    try:
-        return stat.S_ISDIR(_lstat(place).st_mode)
-    except OSError:
-        return False
+    return stat.S_ISDIR(_mode(place))
 
 
 def exists(path: str) -> bool:
     """Whether there is something on the real disk, if only a link that leads nowhere."""
+    return _mode(path) != 0
+
+
+def _mode(place: str) -> int:
+    """Return what kind of thing is on the real disk; 0 for nothing."""
     try:
-        _lstat(path)
+        return _lstat(place).st_mode
     except OSError:
-        return False
-    return True
+        return 0
 
 
 def is_ordinary(path: str) -> bool:

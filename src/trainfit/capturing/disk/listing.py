@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import glob
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainfit.capturing.disk.pretended import failed, missing, path_of
 from trainfit.capturing.replacing import replaced
 
 if TYPE_CHECKING:
-    from trainfit.capturing.disk.pretended import Disk
+    from trainfit.capturing.disk.pretended import Disk, Instead
 
 _listdir, _scandir, _lstat = os.listdir, os.scandir, os.lstat
 
 
 @contextlib.contextmanager
-def agreeing(disk: Disk) -> Iterator[None]:
-    """Let listings and questions about files agree with what the step believes."""
+def agreeing_globs() -> Iterator[None]:
+    """Let `glob` agree as well: since Python 3.13, the classes behind it keep these functions."""
+    stand_ins = {_scandir: os.scandir, _lstat: os.lstat}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(os, "stat", lambda o: _looks(disk, o)))
-        stack.enter_context(replaced(os, "lstat", lambda o: _looks(disk, o, follow=False)))
-        stack.enter_context(replaced(os, "access", lambda o: _asks(disk, o)))
-        stack.enter_context(replaced(os, "listdir", lambda o: _lists(disk, o)))
-        stack.enter_context(replaced(os, "scandir", lambda o: _scans(disk, o)))
-        # Since Python 3.13, the classes behind `glob` keep these functions.
-        stand_ins = {_scandir: os.scandir, _lstat: os.lstat}
         for owner in (one for one in vars(glob).values() if isinstance(one, type)):
             for name in ("scandir", "lstat"):
                 if getattr(vars(owner).get(name), "__func__", None) in stand_ins:
@@ -51,39 +46,22 @@ def names_in(disk: Disk, folder: str, given: Any) -> list[str]:
     return list(dict.fromkeys([*there, *pretended, *disk.elsewhere.names_in(folder)]))
 
 
-def _lists(disk: Disk, original: Any) -> Any:
-    def listdir(path: Any = ".") -> list[Any]:
-        found = _folder(disk, path)
-        if found is None:
-            return original(path)  # type: ignore[no-any-return]
-        names = names_in(disk, found, path)
-        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
-
-    return listdir
+def _list(disk: Disk, original: Any, path: Any = ".") -> Any:
+    folder = path_of(path) if disk.pretends else None
+    if folder is None:
+        return NotImplemented
+    names = names_in(disk, folder, path)
+    return [os.fsencode(name) for name in names] if isinstance(os.fspath(path), bytes) else names
 
 
-def _scans(disk: Disk, original: Any) -> Any:
-    def scandir(path: Any = ".") -> Any:
-        found = _folder(disk, path)
-        if found is None:
-            return original(path)
-        names: list[Any] = names_in(disk, found, path)
-        folder = os.fspath(path)
-        if isinstance(folder, bytes):
-            names = [os.fsencode(name) for name in names]
-        return _Entries(_Entry(name, os.path.join(folder, name)) for name in names)
-
-    return scandir
+def _scan(disk: Disk, original: Any, path: Any = ".") -> Any:
+    names = _list(disk, original, path)
+    if names is NotImplemented:
+        return NotImplemented
+    return _Entries(_Entry(name, os.path.join(os.fspath(path), name)) for name in names)
 
 
-def _folder(disk: Disk, path: Any) -> str | None:
-    """Return the path of a folder that is listed, if the listing may differ from the real one."""
-    if path is None or type(path) is int or not disk.pretends or not disk.in_capture:
-        return None
-    return path_of(path)
-
-
-class _Entries:
+class _Entries(contextlib.AbstractContextManager["_Entries"]):
     """What `os.scandir` returns."""
 
     def __init__(self, entries: Iterator[_Entry]) -> None:
@@ -94,9 +72,6 @@ class _Entries:
 
     def __next__(self) -> _Entry:
         return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -142,23 +117,18 @@ class _Entry:
             return 0
 
 
-def _looks(disk: Disk, original: Callable[..., os.stat_result], *, follow: bool = True) -> Any:
-    def look(path: Any, **kwargs: Any) -> os.stat_result:
-        if type(path) is int or kwargs.get("dir_fd") or not disk.pretends or not disk.in_capture:
-            return original(path, **kwargs)
-        found = path_of(path)
-        if found is None:
-            return original(path, **kwargs)
-        unwritten = disk.files.get(found)
-        if unwritten is None:
-            place = disk.elsewhere.real(found, follow=follow and kwargs.get("follow_symlinks", True))
-            if place is None:
-                raise missing(path)
-            return original(path if place == found else place, **kwargs)
+def _look(disk: Disk, original: Any, path: Any, *, follow: bool = True, **kwargs: Any) -> Any:
+    found = path_of(path) if disk.pretends else None
+    if found is None:
+        return NotImplemented
+    unwritten = disk.files.get(found)
+    if unwritten is not None:
         size = unwritten.snapshot.nbytes if unwritten.snapshot else 0
         return _as_of_a_file(found, size, unwritten.time_ns)
-
-    return look
+    place = disk.elsewhere.real(found, follow=follow and kwargs.get("follow_symlinks", True))
+    if place is None:
+        raise missing(path)
+    return NotImplemented if place == found else original(place, **kwargs)
 
 
 def _as_of_a_file(path: str, nbytes: int, time_ns: int) -> os.stat_result:
@@ -171,14 +141,20 @@ def _as_of_a_file(path: str, nbytes: int, time_ns: int) -> os.stat_result:
     return os.stat_result(numbers, exact)
 
 
-def _asks(disk: Disk, original: Any) -> Any:
-    def access(path: Any, mode: int, **kwargs: Any) -> bool:
-        found = path_of(path) if disk.pretends and disk.in_capture and not kwargs.get("dir_fd") else None
-        if found is None:
-            return original(path, mode, **kwargs)  # type: ignore[no-any-return]
-        if found in disk.files:
-            return not mode & os.X_OK
-        place = disk.elsewhere.real(found)
-        return place is not None and original(place, mode, **kwargs)
+def _ask(disk: Disk, original: Any, path: Any, mode: int, **kwargs: Any) -> Any:
+    found = path_of(path) if disk.pretends else None
+    if found is None:
+        return NotImplemented
+    if found in disk.files:
+        return not mode & os.X_OK
+    place = disk.elsewhere.real(found)
+    return place is not None and original(place, mode, **kwargs)
 
-    return access
+
+INSTEAD: Instead = {
+    (os, "stat"): _look,
+    (os, "lstat"): functools.partial(_look, follow=False),
+    (os, "access"): _ask,
+    (os, "listdir"): _list,
+    (os, "scandir"): _scan,
+}

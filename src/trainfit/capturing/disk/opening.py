@@ -11,9 +11,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dbm.dumb
+import functools
+import inspect
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -24,77 +27,66 @@ from trainfit.capturing.disk.pretended import missing, path_of
 from trainfit.capturing.replacing import replaced
 
 if TYPE_CHECKING:
-    from trainfit.capturing.disk.pretended import Disk
+    from trainfit.capturing.disk.pretended import Disk, Instead
 
-Opener = Callable[[Any, int], int]
 _access, _os_open = os.access, os.open
 
 
 @contextlib.contextmanager
-def careful_opening(disk: Disk) -> Iterator[None]:
-    """Open files in this way for the length of a capture."""
-    with contextlib.ExitStack() as stack:
-        for owner in (builtins, io):
-            stack.enter_context(replaced(owner, "open", lambda original: _open(disk, original)))
-        stack.enter_context(replaced(dbm.dumb, "_io", lambda original: _OfADatabase(disk, original)))
-        stack.enter_context(replaced(os, "open", lambda original: _open_number(disk, original)))
-        stack.enter_context(replaced(os, "truncate", lambda original: _truncate(disk, original)))
-        stack.enter_context(replaced(torch, "from_file", lambda original: _shared(disk, original)))
-        stack.enter_context(replaced(numpy.memmap, "__new__", lambda original: _map(disk, original)))
-        stack.enter_context(replaced(numpy.memmap, "flush", lambda original: _flush(disk, original)))
+def careful_databases(disk: Disk) -> Iterator[None]:
+    """Let a database of Python's own (`shelve`) append to a copy of its index.
+
+    What it appends is text that belongs to binary data, which goes to a copy.
+    """
+
+    def careful_io(module: Any) -> Any:
+        def careful_open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            path = path_of(file)
+            if path is not None and "a" in mode and disk.in_capture:
+                place_to_open(disk, path, "ab", file)
+            return module.open(file, mode, *args, **kwargs)
+
+        return SimpleNamespace(open=careful_open)
+
+    with replaced(dbm.dumb, "_io", careful_io):
         yield
 
 
-def _open(disk: Disk, original: Any) -> Any:
-    def careful_open(
-        file: Any,
-        mode: str = "r",
-        buffering: int = -1,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        closefd: bool = True,
-        opener: Opener | None = None,
-    ) -> Any:
-        def usual(opener: Opener | None) -> Any:
-            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
-
-        path = path_of(file) if isinstance(file, str | bytes | os.PathLike) else None
-        if path is None or not isinstance(mode, str) or not disk.in_capture:
-            return usual(opener)
-        if "r" in mode and path in disk.files:
-            if mode in ("rb", "br"):
-                return io.BufferedReader(_Unwritten(disk, path))
-            raise disk.refused(path)
-        place = place_to_open(disk, path, mode, file)
-        if place is None:
-            return usual(opener)
-        return usual(lambda _, flags: opener(place, flags) if opener else _os_open(place, flags, 0o666))
-
-    return careful_open
+def _open(disk: Disk, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    path = path_of(file) if isinstance(file, str | bytes | os.PathLike) else None
+    if path is None or not isinstance(mode, str):
+        return NotImplemented
+    if "r" in mode and path in disk.files:
+        if mode in ("rb", "br"):
+            return io.BufferedReader(_Unwritten(disk, path))
+        raise disk.refused(path)
+    place = place_to_open(disk, path, mode, file)
+    if place is None:
+        return NotImplemented
+    given = inspect.signature(original).bind(file, mode, *args, **kwargs)
+    opener = given.arguments.get("opener") or functools.partial(_os_open, mode=0o666)
+    given.arguments["opener"] = lambda _, flags: opener(place, flags)
+    return original(*given.args, **given.kwargs)
 
 
-def _open_number(disk: Disk, original: Any) -> Any:
-    def careful_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        found = path_of(path) if dir_fd is None and isinstance(path, str | bytes | os.PathLike) else None
-        if found is None or not disk.in_capture:
-            return original(path, flags, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
-        in_place = disk.elsewhere.real(found) == found
-        if flags & os.O_DIRECTORY or (flags & os.O_EXCL and in_place):
-            return original(disk.place(found, path), flags, mode)  # type: ignore[no-any-return]
-        if not flags & (os.O_WRONLY | os.O_RDWR):
-            kind = "rb"
-        elif flags & os.O_EXCL:
-            kind = "xb"
-        elif flags & os.O_APPEND:
-            kind = "ab" if flags & os.O_CREAT else "r+b"
-        else:
-            kind = "wb" if flags & os.O_TRUNC else "ab" if flags & os.O_CREAT else "r+b"
-        if "r" in kind and found in disk.files:
-            raise disk.refused(found)
-        return original(place_to_open(disk, found, kind, path) or path, flags, mode)  # type: ignore[no-any-return]
-
-    return careful_open
+def _open_number(disk: Disk, original: Any, path: Any, flags: int, mode: int = 0o777) -> Any:
+    found = path_of(path) if isinstance(path, str | bytes | os.PathLike) else None
+    if found is None:
+        return NotImplemented
+    in_place = disk.elsewhere.real(found) == found
+    if flags & os.O_DIRECTORY or (flags & os.O_EXCL and in_place):
+        return original(disk.place(found, path), flags, mode)
+    if not flags & (os.O_WRONLY | os.O_RDWR):
+        kind = "rb"
+    elif flags & os.O_EXCL:
+        kind = "xb"
+    elif flags & os.O_TRUNC and not flags & os.O_APPEND:
+        kind = "wb"
+    else:
+        kind = "ab" if flags & os.O_CREAT else "r+b"
+    if "r" in kind and found in disk.files:
+        raise disk.refused(found)
+    return original(place_to_open(disk, found, kind, path) or path, flags, mode)
 
 
 def place_to_open(disk: Disk, path: str, mode: str, given: Any) -> str | None:
@@ -130,33 +122,13 @@ def _fails(path: str, mode: str, *, there: bool) -> bool:
     return not _access(path if exists(path) else os.path.dirname(path), os.W_OK)
 
 
-class _OfADatabase:
-    """The module `io` for a database of Python's own (`shelve`), which appends text to its index.
-
-    That text belongs to binary data, and goes to a copy as that does.
-    """
-
-    def __init__(self, disk: Disk, module: Any) -> None:
-        self._disk, self._module = disk, module
-
-    def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        path = path_of(file)
-        if path is not None and "a" in mode and self._disk.in_capture:
-            place_to_open(self._disk, path, "ab", file)
-        return self._module.open(file, mode, *args, **kwargs)
-
-
-def _truncate(disk: Disk, original: Any) -> Any:
-    def truncate(path: Any, length: int) -> None:
-        found = None if type(path) is int else path_of(path)
-        if found is None or not disk.in_capture:
-            original(path, length)
-        elif found in disk.files:
-            raise disk.refused(found)
-        else:
-            original(place_to_open(disk, found, "r+b", path) or path, length)
-
-    return truncate
+def _truncate(disk: Disk, original: Any, path: Any, length: int) -> Any:
+    found = path_of(path)
+    if found is None:
+        return NotImplemented
+    if found in disk.files:
+        raise disk.refused(found)
+    return original(place_to_open(disk, found, "r+b", path) or path, length)
 
 
 class _Unwritten(io.RawIOBase):
@@ -173,43 +145,42 @@ class _Unwritten(io.RawIOBase):
         raise self._disk.refused(self.name)
 
 
-def _shared(disk: Disk, original: Any) -> Any:
+def _share(
+    disk: Disk, original: Any, filename: str, shared: bool | None = None, *args: Any, **kwargs: Any
+) -> Any:
     """Let `torch.from_file(shared=True)` share a copy."""
-
-    def from_file(filename: str, shared: bool | None = None, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if shared and disk.in_capture:
-            filename = place_to_open(disk, path_of(filename) or "", "ab", filename) or filename
-        tensor: torch.Tensor = original(filename, shared, *args, **kwargs)
-        return tensor
-
-    return from_file
+    if not shared:
+        return NotImplemented
+    place = place_to_open(disk, path_of(filename) or "", "ab", filename)
+    return original(place or filename, shared, *args, **kwargs)
 
 
-def _map(disk: Disk, original: Any) -> Any:
+def _map(disk: Disk, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Let memory-mapped arrays change in memory only: numpy opens them for writing by default."""
-
-    def mapped(
-        subtype: Any, filename: Any, dtype: Any = numpy.uint8, mode: str = "r+", *args: Any, **kwargs: Any
-    ) -> Any:
-        path = path_of(filename)
-        if (
-            mode in ("r+", "readwrite")
-            and path is not None
-            and disk.in_capture
-            and disk.elsewhere.real(path) == path
-        ):
-            # Where the file would have to grow, a copy of it does.
-            with contextlib.suppress(ValueError):
-                return original(subtype, filename, dtype, "c", *args, **kwargs)
-        return original(subtype, filename, dtype, mode, *args, **kwargs)
-
-    return mapped
+    given = inspect.signature(original).bind(*args, **kwargs)
+    given.apply_defaults()
+    path = path_of(given.arguments["filename"])
+    writes = given.arguments["mode"] in ("r+", "readwrite")
+    if writes and path is not None and disk.elsewhere.real(path) == path:
+        given.arguments["mode"] = "c"
+        # Where the file would have to grow, a copy of it does.
+        with contextlib.suppress(ValueError):
+            return original(*given.args, **given.kwargs)
+    return NotImplemented
 
 
-def _flush(disk: Disk, original: Any) -> Any:
-    def flush(self: Any) -> None:
-        if disk.in_capture and self.mode == "c":
-            disk.note("numpy.memmap.flush")
-        original(self)
+def _flush(disk: Disk, original: Any, array: Any) -> Any:
+    if array.mode == "c":
+        disk.note("numpy.memmap.flush")
+    return NotImplemented
 
-    return flush
+
+INSTEAD: Instead = {
+    (builtins, "open"): _open,
+    (io, "open"): _open,
+    (os, "open"): _open_number,
+    (os, "truncate"): _truncate,
+    (torch, "from_file"): _share,
+    (numpy.memmap, "__new__"): _map,
+    (numpy.memmap, "flush"): _flush,
+}

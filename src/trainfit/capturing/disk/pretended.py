@@ -9,13 +9,13 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from trainfit.capturing.disk.elsewhere import Elsewhere, exists, followed, is_in
+from trainfit.capturing.disk.elsewhere import Elsewhere, exists, followed, is_folder, is_in
 from trainfit.capturing.disk.snapshots import Snapshot, TensorFile, restored, taken, tensors_taken
 from trainfit.capturing.disk.writers import TOKEN
 from trainfit.capturing.left_as_found import file_time
@@ -31,6 +31,8 @@ _BEGINNING = 1 << 16
 _DEEPEST = 8
 """How many links to folders inside of links to folders are followed: there may be cycles."""
 _listdir, _lstat, _unlink = os.listdir, os.lstat, os.unlink
+Instead = dict[tuple[Any, str], Callable[..., Any]]
+"""For functions, by owner and name: what `careful` calls in their place."""
 _folders: dict[float, set[str]] = {}
 """Folders that a capture has made, keyed by when the capture began."""
 
@@ -151,6 +153,10 @@ class Disk:
         place = self.elsewhere.real(path, follow=False)
         return path in self.files or (place is not None and exists(place))
 
+    def is_folder(self, path: str) -> bool:
+        """Whether the step believes that there is a folder."""
+        return path not in self.files and is_folder(self.elsewhere.real(path, follow=False) or "")
+
     def note(self, doing: str) -> Assumption:
         """Say in the result what was not done."""
         return self._session.values.note("skipped", doing, script_line())
@@ -214,7 +220,8 @@ class Disk:
 
     def _read_token(self, place: Any) -> Snapshot | None:
         if isinstance(place, str | os.PathLike):
-            if self.elsewhere.place(path_of(place) or "") is None:
+            path = path_of(place) or ""
+            if self.elsewhere.real(path) in (None, path):
                 return None
             with open(place, "rb") as file:
                 return self.found_in(file.read(len(TOKEN) + 20))
@@ -238,6 +245,27 @@ class Disk:
             "written: a capture writes no tensors to disk. Leave saving and loading out of the step that is "
             "captured."
         )
+
+
+def careful(disk: Disk, instead: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return what makes a function careful: in a capture, `instead(disk, original, ...)` answers for it.
+
+    `NotImplemented` means: what always happens. That also happens to files in folders given by number.
+    """
+
+    def make(original: Any) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            given = {name: value for name, value in kwargs.items() if not name.endswith("dir_fd")}
+            by_number = any(kwargs[name] is not None for name in kwargs.keys() - given)
+            if disk.in_capture and not by_number:
+                answer = instead(disk, original, *args, **given)
+                if answer is not NotImplemented:
+                    return answer
+            return original(*args, **kwargs)
+
+        return function
+
+    return make
 
 
 def path_of(place: Any) -> str | None:

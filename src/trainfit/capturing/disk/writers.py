@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -24,10 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from trainfit.capturing.replacing import replaced
-
 if TYPE_CHECKING:
-    from trainfit.capturing.disk.pretended import Disk
+    from trainfit.capturing.disk.pretended import Disk, Instead
 
 TOKEN = b"tensors that trainfit did not write: "
 """What is written instead of tensors saved to memory (`io.BytesIO`); a number and a line end follow."""
@@ -49,25 +48,6 @@ def _refuse_missing_folder(place: Any) -> None:
         folder = os.path.dirname(os.fspath(place))
         if folder and not os.path.isdir(folder):
             raise RuntimeError(f"Parent directory {folder} does not exist.")
-
-
-def _numpy_save(name: str, place: str) -> Skip:
-    """Skip a writer of arrays, unless it writes to memory, which does no harm and may be read again."""
-
-    def save(disk: Disk, given: Arguments) -> Any:
-        return NotImplemented if in_memory(given[place]) else disk.skip(name, given[place])
-
-    return save
-
-
-def _jit_save(name: str) -> Skip:
-    def save(disk: Disk, given: Arguments) -> Any:
-        if in_memory(given["f"]):
-            return NotImplemented
-        _refuse_missing_folder(given["f"])
-        return disk.skip(name, given["f"])
-
-    return save
 
 
 def _package(disk: Disk, given: Arguments) -> Any:
@@ -106,17 +86,29 @@ def _safetensors_save(disk: Disk, given: Arguments) -> None:
     disk.skip("safetensors' save_file", given["filename"], content)
 
 
-def _skipped(name: str, place: str, answer: Callable[[], Any] = lambda: None) -> Skip:
-    """Skip a writer: `place` is its parameter for the file."""
+def _skipped(name: str, place: str, *, not_memory: bool = False, in_folder: bool = False) -> Skip:
+    """Skip a writer: `place` is its parameter for the file.
+
+    `not_memory`: what it writes to memory does no harm, and may be read again. `in_folder`: it writes only to
+    folders that are there.
+    """
 
     def skip(disk: Disk, given: Arguments) -> Any:
-        disk.skip(name, given.get(place))
-        return answer()
+        if not_memory and in_memory(given[place]):
+            return NotImplemented
+        if in_folder:
+            _refuse_missing_folder(given[place])
+        return disk.skip(name, given.get(place))
 
     return skip
 
 
-def _done() -> concurrent.futures.Future[None]:
+_numpy_save = functools.partial(_skipped, not_memory=True)
+_jit_save = functools.partial(_skipped, place="f", not_memory=True, in_folder=True)
+
+
+def _async_save(disk: Disk, given: Arguments) -> concurrent.futures.Future[None]:
+    disk.skip("torch.distributed.checkpoint.async_save", given.get("checkpoint_id"))
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
     future.set_result(None)
     return future
@@ -135,9 +127,7 @@ _FUNCTIONS: dict[tuple[str, str], Skip] = {
     (_NUMPY, "savez_compressed"): _numpy_save("numpy.savez_compressed", "file"),
     (_NUMPY, "savetxt"): _numpy_save("numpy.savetxt", "fname"),
     (_CHECKPOINT, "save"): _skipped("torch.distributed.checkpoint.save", "checkpoint_id"),
-    (_CHECKPOINT, "async_save"): _skipped(
-        "torch.distributed.checkpoint.async_save", "checkpoint_id", answer=_done
-    ),
+    (_CHECKPOINT, "async_save"): _async_save,
     ("torch.jit._serialization", "save"): _jit_save("torch.jit.save"),
     ("torch.jit._serialization", "load"): _reader("f"),
     # Not replaced in the class: classes of traced modules have the same function.
@@ -162,11 +152,7 @@ def writers_skipped(disk: Disk) -> Iterator[None]:
         for name in swapped.modules:
             if name in sys.modules:
                 swapped.swap(sys.modules[name])
-        with (
-            replaced(pickle, "dump", lambda original: _pickle_dump(disk, original)),
-            replaced(torch.UntypedStorage, "_write_file", lambda original: _write_file(disk, original)),
-        ):
-            yield
+        yield
     finally:
         sys.meta_path.remove(swapped)
         swapped.put_back()
@@ -246,13 +232,8 @@ def _implementation(function: Any) -> FunctionType:
 
 
 def _copy(function: FunctionType) -> FunctionType:
-    copy = FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    code, defaults, closure = function.__code__, function.__defaults__, function.__closure__
+    copy = FunctionType(code, function.__globals__, function.__name__, defaults, closure)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
@@ -271,15 +252,11 @@ def in_memory(file: Any) -> bool:
 # Pickles --------------------------------------------------------------------------------------------------
 
 
-def _pickle_dump(disk: Disk, original: Any) -> Any:
+def _pickle_dump(disk: Disk, original: Any, obj: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
     # Into memory, a tensor's storage is pickled by `torch.save`, and loaded again by `torch.load`.
-    def dump(obj: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        if disk.in_capture and not in_memory(file) and _has_tensors(obj):
-            disk.skip("pickle.dump", file)
-        else:
-            original(obj, file, *args, **kwargs)
-
-    return dump
+    if in_memory(file) or not _has_tensors(obj):
+        return NotImplemented
+    return disk.skip("pickle.dump", file)
 
 
 def _has_tensors(thing: Any) -> bool:
@@ -300,14 +277,11 @@ class _Spotter(pickle.Pickler):
         return None
 
 
-def _write_file(disk: Disk, original: Any) -> Any:
-    def write_file(self: torch.UntypedStorage, file: Any, *args: Any, **kwargs: Any) -> None:
-        if disk.in_capture:
-            disk.skip("UntypedStorage._write_file", file)
-        else:
-            original(self, file, *args, **kwargs)
+def _write_file(disk: Disk, original: Any, storage: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+    disk.skip("UntypedStorage._write_file", file)
 
-    return write_file
+
+INSTEAD: Instead = {(pickle, "dump"): _pickle_dump, (torch.UntypedStorage, "_write_file"): _write_file}
 
 
 # Arrays ---------------------------------------------------------------------------------------------------

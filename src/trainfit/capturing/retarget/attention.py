@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,15 +35,16 @@ _ONE_OF_EACH_GENERATION = ("sm_75", "sm_90", "gfx942")
 
 @dataclass(frozen=True)
 class Attention:
-    """One call of attention: what the choice of the kernel depends on."""
+    """One call of attention: what torch's function is given."""
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    mask: torch.Tensor | None
-    dropout: bool
-    causal: bool
-    grouped: bool
+    attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    enable_gqa: bool = False
+    scale: float | None = None
 
     @property
     def needs_gradient(self) -> bool:
@@ -59,36 +60,24 @@ class Attention:
 def attention_on(gpu: Gpu) -> Callable[..., torch.Tensor]:
     """Return `scaled_dot_product_attention` with the kernel that the GPU would choose."""
 
-    def scaled_dot_product_attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        call = Attention(query, key, value, attn_mask, dropout_p > 0, is_causal, enable_gqa)
+    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        call = Attention(*args, **kwargs)
         kernel = choose(gpu.device.architecture, call)
         if not gpu.architecture_mattered:
             gpu.architecture_mattered = any(
                 choose(other, call) != kernel for other in _ONE_OF_EACH_GENERATION
             )
         if kernel == "flash":
-            return _flash(query, key, value, dropout_p, is_causal, scale)
+            return _flash(call)
         if kernel == "efficient":
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+            return _efficient(call)
         if not torch.backends.cuda.math_sdp_enabled():
             # What torch raises when none of the kernels that it may use (`sdpa_kernel`) supports the call.
             raise RuntimeError(
                 f"No available kernel. Aborting execution. ({gpu.device.name} has none of the allowed ones "
-                f"for this attention in {str(query.dtype).removeprefix('torch.')})"
+                f"for this attention in {str(call.query.dtype).removeprefix('torch.')})"
             )
-        formula: torch.Tensor = aten._scaled_dot_product_attention_math.default(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        formula: torch.Tensor = aten._scaled_dot_product_attention_math.default(*args, **kwargs)[0]
         return formula
 
     return scaled_dot_product_attention
@@ -112,14 +101,14 @@ def _flash_enabled(architecture: str) -> bool:
 def _flash_applies(call: Attention) -> bool:
     query, key, value = call.query, call.key, call.value
     return (
-        call.mask is None
+        call.attn_mask is None
         and query.dtype in LOW
         and query.dim() == key.dim() == value.dim() == 4
         and query.shape[0] == key.shape[0] == value.shape[0]
-        and (call.grouped or query.shape[1] == key.shape[1])
+        and (call.enable_gqa or query.shape[1] == key.shape[1])
         and key.shape[1] == value.shape[1]
         and query.shape[-1] == key.shape[-1] == value.shape[-1]
-        and (not call.causal or query.shape[-2] == key.shape[-2])
+        and (not call.is_causal or query.shape[-2] == key.shape[-2])
         and min(query.numel(), key.numel()) > 0
     )
 
@@ -133,7 +122,7 @@ def flash_runs_on(architecture: str, call: Attention) -> bool:
         return call.head <= _LARGEST_FLASH_HEAD
     # Chips for desktops have too little shared memory for the backward of the largest heads.
     small = (8, 6) <= capability <= (8, 9) or capability[0] == 12
-    too_large = 192 < call.head <= 224 or (call.head > 224 and call.dropout)
+    too_large = 192 < call.head <= 224 or (call.head > 224 and call.dropout_p > 0)
     return (
         capability >= FLASH_CAPABILITY
         and call.head <= _LARGEST_FLASH_HEAD
@@ -142,7 +131,7 @@ def flash_runs_on(architecture: str, call: Attention) -> bool:
 
 
 def _efficient_applies(call: Attention) -> bool:
-    query, key, value, mask = call.query, call.key, call.value, call.mask
+    query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
         and query.dtype in (torch.float32, *LOW)
@@ -173,38 +162,23 @@ def efficient_runs_on(architecture: str, call: Attention) -> bool:
     return all(head % alignment == 0 for head in heads)
 
 
-def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    head = query.shape[-1]
-    scale = head**-0.5 if scale is None else scale
-    padding = -head % _FLASH_HEAD_MULTIPLE
+def _flash(call: Attention) -> torch.Tensor:
+    tensors = [call.query, call.key, call.value]
+    scale = call.head**-0.5 if call.scale is None else call.scale
+    padding = -call.head % _FLASH_HEAD_MULTIPLE
     if padding:
-        query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
+        tensors = [F.pad(tensor, (0, padding)) for tensor in tensors]
     output: torch.Tensor = aten._scaled_dot_product_flash_attention.default(
-        query, key, value, dropout_p, is_causal, False, scale=scale
+        *tensors, call.dropout_p, call.is_causal, False, scale=scale
     )[0]
-    return output[..., :head] if padding else output
+    return output[..., : call.head] if padding else output
 
 
-def _efficient(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    bias = None if attn_mask is None else _aligned_bias(attn_mask, query, key)
-    needs_gradient = query.requires_grad or key.requires_grad or value.requires_grad
+def _efficient(call: Attention) -> torch.Tensor:
+    query, key, value, mask = call.query, call.key, call.value, call.attn_mask
+    bias = None if mask is None else _aligned_bias(mask, query, key)
     output: torch.Tensor = aten._scaled_dot_product_efficient_attention.default(
-        query, key, value, bias, needs_gradient, dropout_p, is_causal, scale=scale
+        query, key, value, bias, call.needs_gradient, call.dropout_p, call.is_causal, scale=call.scale
     )[0]
     return output
 

@@ -9,6 +9,7 @@ grid sampling) is still cast to fp32 here, although a GPU would not.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,16 +20,8 @@ from trainfit.capturing.replacing import replaced
 
 # Run in the lower precision. The rest of this list is in the CPU's autocast as well.
 _LOWER = (
-    "addmv",
-    "addr",
-    "mv",
-    "prelu",
-    "_cudnn_rnn",
-    "lstm_cell",
-    "gru_cell",
-    "rnn_tanh_cell",
-    "rnn_relu_cell",
-)
+    "addmv", "addr", "mv", "prelu", "_cudnn_rnn", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+)  # fmt: skip
 # Run in fp32.
 _FLOAT32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
@@ -48,6 +41,7 @@ _FLOAT32_RESULT = (
 # Run in the widest dtype among their inputs.
 _WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "scatter_add")
 
+_ASKED = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype")
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -102,14 +96,10 @@ def gpu_autocast() -> Iterator[None]:
         _register(library)
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu))
-            for name in (
-                "is_autocast_enabled",
-                "get_autocast_dtype",
-                "set_autocast_enabled",
-                "set_autocast_dtype",
-            ):
+            for name in _ASKED:
                 stack.enter_context(replaced(torch, name, _ask_cpu))
-            stack.enter_context(replaced(torch, "get_autocast_gpu_dtype", _cpu_dtype))
+            cpu_dtype = functools.partial(torch.get_autocast_dtype, "cpu")
+            stack.enter_context(replaced(torch, "get_autocast_gpu_dtype", lambda _: cpu_dtype))
             yield
     finally:
         library._destroy()
@@ -128,17 +118,11 @@ def _register(library: torch.library.Library) -> None:
 
 
 def _autocast_on_cpu(original: Any) -> Any:
-    def __init__(
-        self: Any,
-        device_type: str,
-        dtype: torch.dtype | None = None,
-        enabled: bool = True,
-        cache_enabled: bool | None = None,
-    ) -> None:
+    def __init__(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
             # The GPU's default is fp16, the CPU's bf16.
             device_type, dtype = "cpu", dtype or torch.float16
-        original(self, device_type, dtype, enabled, cache_enabled)
+        original(self, device_type, dtype, *args, **kwargs)
 
     return __init__
 
@@ -147,16 +131,9 @@ def _ask_cpu(original: Any) -> Any:
     def ask(*args: Any) -> Any:
         if not any(isinstance(value, str) for value in args):
             args = ("cuda", *args)  # the old forms without a device mean the GPU
-        if (
-            original.__name__ == "get_autocast_dtype"
-            and "cuda" in args
-            and not torch.is_autocast_enabled("cpu")
-        ):
+        asks_gpu = original.__name__ == "get_autocast_dtype" and "cuda" in args
+        if asks_gpu and not torch.is_autocast_enabled("cpu"):
             return torch.float16  # the GPU's default
         return original(*("cpu" if value == "cuda" else value for value in args))
 
     return ask
-
-
-def _cpu_dtype(original: Any) -> Any:
-    return lambda: torch.get_autocast_dtype("cpu")

@@ -31,6 +31,7 @@ from trainfit.capturing.retarget.gpu import (
     number_of_gpu,
     refuse_second_gpu,
 )
+from trainfit.capturing.retarget.storages import made_on
 from trainfit.capturing.values import user_line
 from trainfit.capturing.waiting import note_synchronisation
 from trainfit.errors import CaptureError
@@ -137,11 +138,8 @@ class LooksLikeCuda(TorchFunctionMode):
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_host: bool) -> Any:
         """Call a function that makes tensors on the host or on the GPU."""
-        before, self._mode.ledger.on_host = self._mode.ledger.on_host, on_host
-        try:
+        with made_on(self._mode, on_host=on_host):
             return func(*args, **kwargs)
-        finally:
-            self._mode.ledger.on_host = before
 
     def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Move a tensor: copy it, unless it is there already."""
@@ -230,23 +228,16 @@ def _constantly(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
-def _synchronize(mode: CaptureMode) -> Callable[..., None]:
-    return lambda *args, **kwargs: note_synchronisation(mode)
-
-
 @contextlib.contextmanager
 def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
     """Let tensors claim to be on a GPU, and `torch.cuda` answer as if there were one."""
     with contextlib.ExitStack() as stack:
-        for module, answers in (
-            (torch.cuda, answers_of_cuda(gpu)),
-            (torch.accelerator, answers_of_accelerator(gpu)),
-        ):
-            for name, answer in answers.items():
+        answers = {torch.cuda: answers_of_cuda(gpu), torch.accelerator: answers_of_accelerator(gpu)}
+        for module, found in answers.items():
+            found["synchronize"] = lambda *args, **kwargs: note_synchronisation(mode)
+            for name, answer in found.items():
                 if hasattr(module, name):
                     stack.enter_context(replaced(module, name, _constantly(answer)))
-        for owner in (torch.cuda, torch.accelerator):
-            stack.enter_context(replaced(owner, "synchronize", lambda original: _synchronize(mode)))
         stack.enter_context(replaced(torch, "Generator", _generator))
         stack.enter_context(replaced(torch._C._nn, "_parse_to", _parse_to))
         stack.enter_context(replaced(torch.Tensor, "_make_wrapper_subclass", _wrapping))
@@ -258,9 +249,8 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         looks = LooksLikeCuda(mode, gpu)
         for owner in (torch.autograd, torch.autograd.graph):
             stack.enter_context(replaced(owner, "_engine_run_backward", looks.heard_in))
-        stack.enter_context(
-            replaced(torch.autograd.graph.saved_tensors_hooks, "__init__", lambda o: _hooks_init(looks, o))
-        )
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        stack.enter_context(replaced(hooks, "__init__", lambda original: _hooks_init(looks, original)))
         stack.enter_context(replaced(torch._C, "_group_tensors_by_device_and_dtype", _groups))
         stack.enter_context(looks)
         yield
@@ -320,14 +310,11 @@ def _patch_default_device(stack: contextlib.ExitStack) -> None:
         refuse_second_gpu(device)
         chosen.append(device)
 
-    stack.enter_context(replaced(torch, "set_default_device", lambda original: choose))
-    stack.enter_context(
-        replaced(
-            torch,
-            "get_default_device",
-            lambda original: lambda: torch.device(chosen[-1]) if chosen and chosen[-1] else original(),
-        )
-    )
+    def answering(original: Any) -> Any:
+        return lambda: torch.device(chosen[-1]) if chosen and chosen[-1] else original()
+
+    stack.enter_context(replaced(torch, "set_default_device", _constantly(choose)))
+    stack.enter_context(replaced(torch, "get_default_device", answering))
 
 
 def _generator(original: Any) -> Any:

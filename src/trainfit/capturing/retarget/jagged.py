@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch.nested._internal.sdpa as jagged
@@ -19,32 +19,20 @@ def jagged_attention_on(gpu: Gpu) -> Iterator[None]:
     architecture = gpu.device.architecture
 
     def can_use_flash(params: Any, debug: bool = False) -> bool:
-        call = _call(params)
-        return call.mask is None and call.query.dtype in LOW and flash_runs_on(architecture, call)
+        low = params.query.dtype in LOW
+        return params.attn_mask is None and low and flash_runs_on(architecture, _call(params))
 
     def can_use_efficient(params: Any, debug: bool = False) -> bool:
-        call = _call(params)
-        return call.mask is None and efficient_runs_on(architecture, call)
+        return params.attn_mask is None and efficient_runs_on(architecture, _call(params))
 
     with (
-        replaced(jagged, "can_use_flash_attention", _constantly(can_use_flash)),
-        replaced(jagged, "can_use_efficient_attention", _constantly(can_use_efficient)),
-        replaced(jagged, "can_use_cudnn_attention", _constantly(lambda params, debug=False: False)),
+        replaced(jagged, "can_use_flash_attention", lambda _: can_use_flash),
+        replaced(jagged, "can_use_efficient_attention", lambda _: can_use_efficient),
+        replaced(jagged, "can_use_cudnn_attention", lambda _: lambda params, debug=False: False),
     ):
         yield
 
 
-def _constantly(answer: Callable[..., bool]) -> Callable[[Any], Callable[..., bool]]:
-    return lambda original: answer
-
-
 def _call(params: Any) -> Attention:
-    return Attention(
-        params.query,
-        params.key,
-        params.value,
-        params.attn_mask,
-        params.dropout > 0,
-        params.is_causal,
-        params.enable_gqa,
-    )
+    """Return what the choice depends on beside the mask."""
+    return Attention(params.query, params.key, params.value, dropout_p=params.dropout)

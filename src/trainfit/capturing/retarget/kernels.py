@@ -84,78 +84,23 @@ def _rms_norm_formula(
     return (upcast * torch.rsqrt(variance + epsilon) * weight).to(torch.result_type(tensor, weight))
 
 
-def lstm(
-    tensor: torch.Tensor,
-    hx: list[torch.Tensor],
-    params: list[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _recurrent(mode: int) -> Callable[..., Any]:
     """One cuDNN call for all layers and steps, with a reserve space instead of saved gates."""
-    output, hy, cy = _cudnn_rnn(
-        _LSTM,
-        tensor,
-        hx[0],
-        hx[1],
-        params,
-        has_biases,
-        num_layers,
-        dropout,
-        train,
-        bidirectional,
-        batch_first,
-    )
-    return output, hy, cy
 
-
-def _plain_recurrent(mode: int) -> Callable[..., Any]:
-    def recurrent(
-        tensor: torch.Tensor,
-        hx: torch.Tensor,
-        params: list[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, hy, _ = _cudnn_rnn(
-            mode, tensor, hx, None, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-        )
-        return output, hy
+    def recurrent(tensor: torch.Tensor, state: Any, params: list[torch.Tensor], *options: Any) -> Any:
+        has_biases, num_layers, dropout, train, bidirectional, batch_first = options
+        hx, cx = state if mode == _LSTM else (state, None)
+        hidden = params[1].shape[1] if cx is None else cx.shape[2]
+        projected = hx.shape[2] if cx is not None and cx.shape[2] != hx.shape[2] else 0
+        # On a GPU the weights lie in one buffer; here any of them stands for it: nothing is allocated.
+        per_layer = (4 if has_biases else 2) + (1 if projected else 0)
+        output, hy, cy, _reserve, _weights = aten._cudnn_rnn.default(
+            tensor, params, per_layer, params[0].detach(), hx, cx, mode, hidden, projected, num_layers,
+            batch_first, dropout, train, bidirectional, [], None,
+        )  # fmt: skip
+        return (output, hy) if cx is None else (output, hy, cy)
 
     return recurrent
-
-
-def _cudnn_rnn(
-    mode: int,
-    tensor: torch.Tensor,
-    hx: torch.Tensor,
-    cx: torch.Tensor | None,
-    params: list[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    hidden = params[1].shape[1]
-    projected = hx.shape[2] if cx is not None and cx.shape[2] != hx.shape[2] else 0
-    if cx is not None:
-        hidden = cx.shape[2]
-    # On a GPU the weights lie in one buffer; here any of them stands for it, so that nothing is allocated.
-    per_layer = (4 if has_biases else 2) + (1 if projected else 0)
-    output, hy, cy, _reserve, _weights = aten._cudnn_rnn.default(
-        tensor, params, per_layer, params[0].detach(), hx, cx, mode, hidden, projected, num_layers,
-        batch_first, dropout, train, bidirectional, [], None,
-    )  # fmt: skip
-    return output, hy, cy
 
 
 def _cudnns_memory_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
@@ -190,10 +135,10 @@ def histogram(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "dropout": dropout,
     "rms_norm": rms_norm,
-    "lstm.input": lstm,
-    "gru.input": _plain_recurrent(_GRU),
-    "rnn_tanh.input": _plain_recurrent(_RNN_TANH),
-    "rnn_relu.input": _plain_recurrent(_RNN_RELU),
+    "lstm.input": _recurrent(_LSTM),
+    "gru.input": _recurrent(_GRU),
+    "rnn_tanh.input": _recurrent(_RNN_TANH),
+    "rnn_relu.input": _recurrent(_RNN_RELU),
 }
 
 

@@ -8,27 +8,20 @@ from typing import Any
 
 import torch
 
+from trainfit.capturing.replacing import replaced
 from trainfit.capturing.retarget.gpu import CUDA
 
 
 @contextlib.contextmanager
 def one_gpu_in_parallel() -> Iterator[None]:
     """Scatter to one GPU and gather from it; without CUDA, torch has no such functions, and no streams."""
-    missing = object()
     scatter = torch.nn.parallel._functions.Scatter
-    owners = {"_scatter": torch._C, "_gather": torch._C, "forward": scatter}
-    before = {name: vars(owner).get(name, missing) for name, owner in owners.items()}
-    stand_ins = {"_scatter": _scatter, "_gather": _gather, "forward": staticmethod(_scatter_without_streams)}
-    for name, owner in owners.items():
-        setattr(owner, name, stand_ins[name])
-    try:
+    with (
+        replaced(torch._C, "_scatter", lambda _: _scatter, may_be_missing=True),
+        replaced(torch._C, "_gather", lambda _: _gather, may_be_missing=True),
+        replaced(scatter, "forward", lambda _: _scatter_without_streams),
+    ):
         yield
-    finally:
-        for name, original in before.items():
-            if original is missing:
-                delattr(owners[name], name)
-            else:
-                setattr(owners[name], name, original)
 
 
 def _scatter_without_streams(ctx: Any, devices: Any, chunk_sizes: Any, dim: int, tensor: torch.Tensor) -> Any:

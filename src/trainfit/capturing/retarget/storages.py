@@ -67,7 +67,7 @@ def _moved(mode: CaptureMode, storage: torch.UntypedStorage, *, on_host: bool) -
         return storage
     if live.on_host == on_host:
         return storage
-    with _made_on(mode, on_host=on_host):
+    with made_on(mode, on_host=on_host):
         return cloned(mode, storage)
 
 
@@ -75,13 +75,14 @@ def _entered(mode: CaptureMode, storage: torch.UntypedStorage, *, on_host: bool)
     if mode.ledger.find_storage(storage) is not None:
         return
     floats = storage.nbytes() // 4
-    with torch.utils._python_dispatch._disable_current_modes(), _made_on(mode, on_host=on_host):
+    with torch.utils._python_dispatch._disable_current_modes(), made_on(mode, on_host=on_host):
         tensor = tensor_over(storage, torch.uint8, (storage.nbytes(),), (1,), 0)
         mode.ledger.register(tensor, OUTSIDE, known=mode.values.worth_knowing(torch.float32, floats))
 
 
 @contextlib.contextmanager
-def _made_on(mode: CaptureMode, *, on_host: bool) -> Iterator[None]:
+def made_on(mode: CaptureMode, *, on_host: bool) -> Iterator[None]:
+    """Count what this thread makes as on the host, or on the GPU."""
     before, mode.ledger.on_host = mode.ledger.on_host, on_host
     try:
         yield

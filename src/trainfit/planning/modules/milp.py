@@ -27,11 +27,15 @@ Objective   minimise sum of seconds[i] * time[i] (or, to find the smallest peak,
 Besides PyTorch's: the optimizer's state and forward count too, a module may be called several times, the
 trade-off is the exact lower hull instead of a fit of two lines, and the peak is not the solver's but that of
 the replayed plan. `rebuilt` is that of a unit that stores nothing, and too much for others.
+
+The data comes from a trace (`candidates.py`), or from PyTorch's own tables (`compat/sac_ilp.py`), where the
+curve is the fit that they have, a stretch is the backward of one module, and a unit is away while modules
+that finished their forward later are in backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainfit.planning.highs import Answer, Program
@@ -58,6 +62,17 @@ class ModuleUnit:
     rebuilt_until: int = 0
     """The first op after its backward."""
     rebuilt_bytes: int = 0
+
+    @property
+    def kept_anyway_bytes(self) -> int:
+        """What has to be discarded before anything is freed: what autograd would not keep, and inputs."""
+        return self.curve.bytes - self.curve.saved_bytes + self.held_bytes
+
+    def change_bytes(self, share: float, op: int) -> float:
+        """Return what discarding a share of the unit adds to (or takes from) the bytes at an op."""
+        if self.away_from <= op < self.away_until:
+            return -max(self.curve.bytes * share - self.kept_anyway_bytes, 0.0)
+        return self.rebuilt_bytes if self.away_until <= op < self.rebuilt_until else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,11 +104,18 @@ class ModuleProblem:
     stretches: Sequence[Stretch]
     processes: int = 1
 
-    def solve(self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float) -> ModuleSolution:
-        """Return the units with the least recomputation whose modelled peak is within the budget."""
+    def solve(
+        self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float, gap_share: float = 0.0
+    ) -> ModuleSolution:
+        """Return the units with the least recomputation whose modelled peak is within the budget.
+
+        It is at most the gap, or this share of it, above the best.
+        """
         model = _Model(self)
         model.fits(budget_bytes)
-        return model.solution(model.program.minimise(seconds_limit=seconds_limit, gap=gap_seconds))
+        return model.solution(
+            model.program.minimise(seconds_limit=seconds_limit, gap=gap_seconds, gap_share=gap_share)
+        )
 
     def smallest_peak(self, *, seconds_limit: float) -> ModuleSolution:
         """Return units with about the smallest modelled peak."""
@@ -108,6 +130,21 @@ class ModuleProblem:
         """Return what a stretch needs without a plan."""
         return stretch.states_bytes / self.processes + stretch.other_bytes
 
+    def planned_peak_bytes(self, shares: Mapping[int, float]) -> float:
+        """Return the largest need of all stretches if these units discard these shares; in this model."""
+        return max(
+            self.peak_bytes(stretch)
+            + sum(self.units[number].change_bytes(share, stretch.op) for number, share in shares.items())
+            for stretch in self.stretches
+        )
+
+    def seconds(self, shares: Mapping[int, float]) -> float:
+        """Return what these units take to compute again what they discard."""
+        curves = {number: self.units[number].curve for number in shares}
+        return sum(
+            curves[number].seconds * curves[number].seconds_share(share) for number, share in shares.items()
+        )
+
 
 class _Model:
     """The program with its columns and constraints."""
@@ -119,7 +156,8 @@ class _Model:
         self.unit = [self.program.binary() for _ in units]
         self.share = [self.program.continuous(0.0, curve.most_share) for curve in curves]
         self.time = [
-            self.program.continuous(0.0, 1.0, cost=curve.seconds if priced else 0.0) for curve in curves
+            self.program.continuous(0.0, curve.most_seconds_share, cost=curve.seconds if priced else 0.0)
+            for curve in curves
         ]
         self.freed = [self.program.continuous(0.0, curve.saved_bytes / _MEBIBYTE) for curve in curves]
         self._not_nested()
@@ -142,8 +180,8 @@ class _Model:
         for line in curve.lines:
             terms = [(share, line.slope), (unit, line.intercept), (time, -1.0)]
             self.program.at_most("curve", terms, 0.0)
-        unsaved = curve.bytes - curve.saved_bytes + module.held_bytes
-        terms = [(freed, 1.0), (share, -curve.bytes / _MEBIBYTE), (unit, unsaved / _MEBIBYTE)]
+        kept_anyway = module.kept_anyway_bytes / _MEBIBYTE
+        terms = [(freed, 1.0), (share, -curve.bytes / _MEBIBYTE), (unit, kept_anyway)]
         self.program.at_most("freed", terms, 0.0)
 
     def fits(self, budget_bytes: int | None) -> None:
@@ -175,7 +213,5 @@ class _Model:
             # A unit that frees nothing may cost nothing in the model, but is none.
             if answer.values[self.unit[number]] > 0.5 and answer.values[self.freed[number]] > _NOTHING
         }
-        seconds = sum(
-            curves[number].seconds * curves[number].seconds_share(share) for number, share in shares.items()
-        )
+        seconds = self.problem.seconds(shares)
         return ModuleSolution(True, answer.proven, shares, seconds, min(max(answer.bound, 0.0), seconds))

@@ -1,12 +1,12 @@
 """Which ops of a module to store when only a share of its bytes may be: a knapsack.
 
 Sets        units u of ops that share a fate (`sac_stats.py`)
-Data        bytes[u], seconds[u]     what storing it takes, what computing it again takes
+Data        bytes[u], seconds[u]     what storing it takes, what recomputing it takes
             share                    of the module's bytes that may be stored
 Variables   stored[u]                whether the unit is stored (binary)
 Constraints always                   stored[u] is fixed where there is no choice
             capacity                 the bytes of what is stored are within the share
-Objective   maximise the seconds of what is stored: it is not computed again
+Objective   maximise the seconds of what is stored: it is not recomputed
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROUNDING = 1e-9
 
 
 def optimal_policy(stats: SacStats, stored_share: float) -> list[int]:
-    """Return 1 (stored) or 0 (computed again) per op: the most seconds saved within a share of the bytes.
+    """Return 1 (stored) or 0 (recomputed) per op: the most seconds saved within a share of the bytes.
 
     What must always be stored is stored even if it alone exceeds the share.
     """

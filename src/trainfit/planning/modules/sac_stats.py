@@ -2,9 +2,9 @@
 
 The statistics of PyTorch's `SACEstimator`, read off a trace: per op its seconds and bytes, whether it is a
 view, random or saved by autograd, and with which op it shares a storage (in-place). An op is stored or
-computed again:
+recomputed:
 
-- views are always computed again, and so is what is overwritten later in the module;
+- views are always recomputed, and so is what is overwritten later in the module;
 - what has effects outside (running statistics) is always stored, and so is what is alive anyway;
 - ops that write to one storage go together, and so do all random ops of the module.
 
@@ -24,7 +24,7 @@ from trainfit.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class OpStats:
-    """One op of a module's forward. Seconds of computing it again, bytes of storing its results."""
+    """One op of a module's forward. Seconds of recomputing it, bytes of storing its results."""
 
     name: str
     seconds: float
@@ -59,13 +59,13 @@ class SacStats:
 
     @property
     def seconds(self) -> float:
-        """What computing everything again would take."""
+        """What recomputing everything would take."""
         return sum(op.seconds for op in self.ops)
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Ops that are stored or computed again together."""
+    """Ops that are stored or recomputed together."""
 
     ops: tuple[int, ...]
     bytes: int
@@ -101,7 +101,7 @@ def _unit(stats: SacStats, ops: tuple[int, ...]) -> Unit:
 
 
 def greedy_order(stats: SacStats) -> tuple[Unit, ...]:
-    """Return the units that may be discarded: what is always computed again, then by bytes per second."""
+    """Return the units that may be discarded: what is always recomputed, then by bytes per second."""
 
     def worth(unit: Unit) -> tuple[bool, float]:
         return unit.always == "recompute", unit.bytes / max(unit.seconds, 1e-15)
@@ -123,7 +123,8 @@ class TradeOff:
     """The curve of a module: share of its bytes discarded against share of its seconds added.
 
     It is the exact lower bound of all policies: discarding by bytes per second, and the last unit in part, is
-    the relaxed knapsack. Convex, so that it is the largest of its lines.
+    the relaxed knapsack. Convex, so that it is the largest of its lines. Lines that someone else has fitted
+    to a curve take its place if they are given.
     """
 
     bytes: int
@@ -131,10 +132,14 @@ class TradeOff:
     seconds: float
     breakpoints: tuple[tuple[float, float], ...]
     """(share discarded, share of the seconds), rising in both."""
+    fitted: tuple[Line, ...] = ()
+    """Lines in the place of those between the breakpoints, of which only the first and last share count."""
 
     @property
     def lines(self) -> tuple[Line, ...]:
         """The lines between the breakpoints; a curve of one point is a level line."""
+        if self.fitted:
+            return self.fitted
         if len(self.breakpoints) == 1:
             return (Line(0.0, self.breakpoints[0][1]),)
         found: list[Line] = []
@@ -154,8 +159,16 @@ class TradeOff:
         return self.breakpoints[-1][0]
 
     def seconds_share(self, share: float) -> float:
-        """Return the share of the seconds that discarding a share of the bytes takes."""
-        return max(line.slope * share + line.intercept for line in self.lines)
+        """Return the share of the seconds that discarding a share of the bytes takes.
+
+        A fit may lie below zero, or above one; nothing takes less than no time.
+        """
+        return max(0.0, *(line.slope * share + line.intercept for line in self.lines))
+
+    @property
+    def most_seconds_share(self) -> float:
+        """The largest share of the seconds, which a convex curve has at one of its ends."""
+        return max(1.0, self.seconds_share(self.least_share), self.seconds_share(self.most_share))
 
 
 def trade_off(stats: SacStats) -> TradeOff:
@@ -215,7 +228,7 @@ def only_saved(stats: SacStats) -> SacStats:
 
 
 def choice_of(region: RegionGraph, policy: list[int]) -> Choice:
-    """Turn a policy (1: stored, 0: computed again, one per counted op) into the choice of a region."""
+    """Turn a policy (1: stored, 0: recomputed, one per counted op) into the choice of a region."""
     repeated = {region.group_of_op[op] for op, stored in zip(_counted(region), policy) if not stored}
     return minimum_cut.choice_of(
         region.groups, frozenset(number for number in repeated if not region.groups[number].free)

@@ -39,17 +39,22 @@ def allowed_modules(trace: Trace, ac_units: Sequence[str] | None, fsdp_units: Se
 
 
 def named(trace: Trace, name: str, role: str) -> list[int]:
-    """Return the modules with this name; `*` is any one part of it, and the root's name may be left out."""
+    """Return the modules of a trace with this name."""
+    return places_of([module.name for module in trace.modules], name, role)
+
+
+def places_of(names: Sequence[str], name: str, role: str) -> list[int]:
+    """Return where this name is; `*` is any one part of it, and the root's name may be left out."""
     pattern = name.split(".")
     found = [
         number
-        for number, module in enumerate(trace.modules)
-        for parts in [module.name.split(".")]
+        for number, other in enumerate(names)
+        for parts in [other.split(".")]
         if _matches(pattern, parts) or _matches(pattern, parts[1:])
     ]
     if not found:
-        names = [module.name.partition(".")[2] for module in trace.modules if "." in module.name]
-        near = difflib.get_close_matches(name, names, n=3) or names[:3]
+        inner = [other.partition(".")[2] for other in names if "." in other]
+        near = difflib.get_close_matches(name, inner, n=3) or inner[:3]
         raise OptionError(
             f"{role} {name!r} is not in the model; it has modules such as {', '.join(near)}. "
             "`trainfit estimate` lists them, and blocks.* means all that are numbered."
