@@ -1,8 +1,10 @@
-"""What all tests share: a processor that runs, and a cache of measurements of their own."""
+"""What all tests share: a processor that runs, measurements of their own, nothing left replaced."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -26,3 +28,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINFIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_replaced() -> Iterator[None]:
+    """A function that stays replaced makes later tests fail, far from the one that is to blame."""
+    yield
+    replacing = sys.modules.get("trainfit.capturing.replacing")
+    assert replacing is None or replacing._installed == []
+    assert {function.__module__ for function in (os.remove, shutil.rmtree)} == {"posix", "shutil"}

@@ -8,7 +8,7 @@ python_state     what Python code may decide by, and so may make runs differ; wi
 growth           memory that grows from run to run; `lbfgs`, whose history does
 left_as_found    what was there before a capture, so that nothing of it is left behind
 random_stream    random numbers come out as in a real run
-interrupts       Ctrl-C waits for destructors
+interrupts       Ctrl-C waits while functions are replaced, and for destructors
 replacing        sets attributes for a while and puts the originals back
 boundaries       where modules, backward and optimizers begin and end
 patches          Python functions of torch that are replaced during a capture

@@ -1,7 +1,9 @@
-"""Ctrl-C during a capture waits for destructors to end: there Python drops an exception and only prints it.
+"""Ctrl-C during a capture ends it wherever it arrives, and leaves nothing replaced behind.
 
-A capture hears of every freed tensor, in `__del__` methods and callbacks of weak references. An interrupt
-that arrives there would be lost, with "Exception ignored in ..." on the terminal. It is sent again a moment
+Two moments are bad for an exception. While functions of torch and of `os` are replaced or put back, it
+would leave some of them replaced for good. In `__del__` methods and callbacks of weak references, by which a
+capture hears of every freed tensor, Python drops it and prints "Exception ignored in ...". So an interrupt
+is raised in what `heard` calls, outside of destructors; anywhere else it waits and is sent again a moment
 later, or raised at the end of a capture that is over by then.
 """
 
@@ -12,19 +14,26 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TypeVar
 
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.modules import ModuleTable
 
 _AGAIN_AFTER_SECONDS = 0.005
 _CALLBACKS = {Ledger._storage_died.__code__, ModuleTable._forget.__code__}
+Answer = TypeVar("Answer")
+
+
+def heard(function: Callable[[], Answer]) -> Answer:
+    """Call a function in which an interrupt of `interrupts_held` may be raised."""
+    return function()
 
 
 @contextlib.contextmanager
-def heard_between_destructors() -> Iterator[None]:
-    """Let interrupts wait until no destructor runs. Only the main thread gets any."""
+def interrupts_held() -> Iterator[None]:
+    """Let interrupts wait, except for those that arrive in `heard`. Only the main thread gets any."""
     usual = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(usual):
         yield
@@ -33,12 +42,12 @@ def heard_between_destructors() -> Iterator[None]:
     waiting = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if _in_destructor(frame):
-            waiting.set()
-            _thread.start_new_thread(_interrupt_later, (waiting,))
-        else:
+        if _may_be_raised(frame):
             waiting.clear()
             usual(number, frame)
+        else:
+            waiting.set()
+            _thread.start_new_thread(_interrupt_later, (waiting,))
 
     signal.signal(signal.SIGINT, handle)
     try:
@@ -50,9 +59,12 @@ def heard_between_destructors() -> Iterator[None]:
             usual(signal.SIGINT, None)
 
 
-def _in_destructor(frame: FrameType | None) -> bool:
+def _may_be_raised(frame: FrameType | None) -> bool:
+    # What runs is asked, not a flag: there would be a moment before it is set.
     while frame is not None:
         if frame.f_code.co_name == "__del__" or frame.f_code in _CALLBACKS:
+            return False
+        if frame.f_code is heard.__code__:
             return True
         frame = frame.f_back
     return False

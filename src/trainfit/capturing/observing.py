@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainfit.capturing.assemble import known_categories, trace_of
 from trainfit.capturing.boundaries import followed
+from trainfit.capturing.interrupts import interrupts_held
 from trainfit.capturing.ledger import OUTSIDE, Hold, Ledger, LiveStorage
 from trainfit.capturing.metadata import Call, Key, call_key, describe_call
 from trainfit.capturing.modules import ModuleTable
@@ -267,7 +268,7 @@ class Observation(TorchDispatchMode):
         """Begin to observe, or go on."""
         if self._depth == 0:
             self._fake_mode = active_fake_mode()
-            with contextlib.ExitStack() as stack:
+            with interrupts_held(), contextlib.ExitStack() as stack:
                 stack.enter_context(self._kernels())
                 stack.enter_context(replaced(nn.Module, "__call__", self._module_call))
                 stack.enter_context(followed(self.recorder, self._stepped))
@@ -293,7 +294,8 @@ class Observation(TorchDispatchMode):
         self._depth -= 1
         if self._depth == 0:
             self._label()
-            self._entered.close()
+            with interrupts_held():
+                self._entered.close()
 
     # What was seen --------------------------------------------------------------------------------------
 

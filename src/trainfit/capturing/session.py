@@ -21,7 +21,7 @@ from trainfit.capturing.counting import counted
 from trainfit.capturing.disk.pretended import Disk
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.explaining import explained, with_assumption
-from trainfit.capturing.interrupts import heard_between_destructors
+from trainfit.capturing.interrupts import heard, interrupts_held
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.metadata import MetadataOracle
@@ -175,9 +175,13 @@ def capture(
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use;
     `guard` may refuse that, for a step that is too large anyway.
     """
+    global _captures_now
     kind = device.kind if isinstance(device, Device) else device
     know_everything, host_by_default = False, kind == "cuda"
-    with _one_at_a_time(), heard_between_destructors(), eager_only():
+    _refuse_nesting()
+    # Captures replace functions of torch for a while: other threads wait.
+    with _lock, interrupts_held(), eager_only():
+        _captures_now = threading.get_ident()
         oracle = MetadataOracle(kind)
         found = FoundState()
         for _ in range(_MOST_CORRECTIONS):
@@ -202,14 +206,18 @@ def capture(
             # Memory depends on values, and a step this small is cheap to run for real.
             know_everything = True
         assert traces is not None, "the layouts of results do not settle"
-        finish = functools.partial(with_measured_workspaces, limits=limits)
-        finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace) for trace in traces]
-        # With workspaces, another run may have the largest peak.
-        trace = counted(max(finished, key=_badness) if len(finished) > 1 else finished[0])
+        trace = heard(functools.partial(_finished, traces, kind, limits))
     refusals.refuse_uncountable(trace)
     trace.check()
     refusals.refuse_nothing_counted(trace)
     return trace
+
+
+def _finished(traces: list[Trace], kind: str, limits: Limits) -> Trace:
+    finish = functools.partial(with_measured_workspaces, limits=limits)
+    finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace) for trace in traces]
+    # With workspaces, another run may have the largest peak.
+    return counted(max(finished, key=_badness) if len(finished) > 1 else finished[0])
 
 
 def _badness(trace: Trace) -> tuple[int, int]:
@@ -225,52 +233,47 @@ def _attempt(
     None if it has to be done again from the start: running its operators alone shows that some results lie
     differently in memory, which may change what follows; or the step names no device.
     """
+    session.disk.begin = found.file_time
+    with seeded(), session.active():
+        return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
 
+
+def _runs_of(
+    build: Build, session: Session, target: str, limits: Limits, found: FoundState, steps: int | None
+) -> list[Trace] | None:
     def settled() -> bool:
         return session.device != "cpu" or not session.correct_outputs(limits)
 
-    session.disk.begin = found.file_time
-    with seeded(), session.active():
-        doing("building the model")
-        with while_set(session.values, "building", True):
-            step = _user_code(session, build, "building the step")
-        refusals.refuse_unusable(step, found)
-        session.modules.begin_with(step.model)
-        runs = Runs(session, step, target, lambda run: _user_code(session, run, "the step"), settled)
-        doing("running the first step")
-        runs.warm_up(steps)
-        if session.names_no_device:
-            return None
-        refusals.refuse_without_backward(runs)
-        if not settled():
-            return None
-        doing("recording a step")
-        try:
-            runs.look(steps)
-        except NotSettled:
-            return None
-        refusals.refuse_without_counted_backward(runs)
-        return runs.traces()
+    doing("building the model")
+    with while_set(session.values, "building", True):
+        step = _user_code(session, build, "building the step")
+    refusals.refuse_unusable(step, found)
+    session.modules.begin_with(step.model)
+    runs = Runs(session, step, target, lambda run: _user_code(session, run, "the step"), settled)
+    doing("running the first step")
+    runs.warm_up(steps)
+    if session.names_no_device:
+        return None
+    refusals.refuse_without_backward(runs)
+    if not settled():
+        return None
+    doing("recording a step")
+    try:
+        runs.look(steps)
+    except NotSettled:
+        return None
+    refusals.refuse_without_counted_backward(runs)
+    return runs.traces()
 
 
-_lock = threading.RLock()
-_running = False
+_lock = threading.Lock()
+_captures_now = 0
+"""The thread that has the lock, while somebody has it."""
 
 
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Captures replace functions of torch for a while: other threads wait, and nesting is refused."""
-    global _running
-    with _lock:
-        if _running:
-            raise CaptureError(
-                "a capture is running already: a step that is captured cannot capture another."
-            )
-        _running = True
-        try:
-            yield
-        finally:
-            _running = False
+def _refuse_nesting() -> None:
+    if _lock.locked() and _captures_now == threading.get_ident():
+        raise CaptureError("a capture is running already: a step that is captured cannot capture another.")
 
 
 def _user_code(session: Session, function: Callable[[], Any], doing: str) -> Any:
