@@ -190,6 +190,14 @@ BREAKAGES: list[tuple[str, Break]] = [
     ("storage 3: it begins when its producer runs", change("storages", SPARE, producer=-2)),
     ("storage 3: it begins when its producer runs", change("storages", SPARE, producer=9, start=9)),
     (
+        "storage 9: what the first step makes is there before the others, and made within the step",
+        change("storages", G, born=2),
+    ),
+    (
+        "storage 3: what the first step makes is there before the others, and made within the step",
+        change("storages", SPARE, born=100),
+    ),
+    (
         "storage 9: it is resized during the step, while it is alive, in order",
         change("storages", G, resizes=((5, 1),)),
     ),

@@ -73,6 +73,7 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
         live.index = number
     signatures, signature_of = _signatures(rows)
     categories = [labels.get(id(live)) or _category_by_origin(live, rows) for live in lives]
+    births = _births(lives, categories, rows)
     queues = _queues([signatures[signature_of[id(row.call)]].collective for row in rows])
     ops = tuple(
         t.Op(
@@ -98,7 +99,9 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
         torch=torch.__version__,
         signatures=signatures,
         ops=ops,
-        storages=tuple(_storage(live, category) for live, category in zip(lives, categories)),
+        storages=tuple(
+            _storage(live, category, born) for live, category, born in zip(lives, categories, births)
+        ),
         modules=_modules(recording),
         calls=tuple(_call(call, len(rows)) for call in recorder.calls),
         forward_post_order=tuple(recorder.forward_post_order),
@@ -265,7 +268,32 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _storage(live: LiveStorage, category: str) -> t.Storage:
+def _births(lives: list[LiveStorage], categories: list[str], rows: list[Row]) -> Iterator[int]:
+    """Yield for each storage before which op of a first step it would be made; -1: before that, or in it.
+
+    The run in which it was made had the same ops, and those that made what has stayed since. A gradient that
+    is never dropped was made where it is added to now.
+    """
+    stays = [live.start < 0 and live.end is None and live.born is not None for live in lives]
+    made = {live.born for live, there in zip(lives, stays) if there and live.born is not None}
+    extra = {phase: sorted(n for other, n in made if other == phase) for phase in t.PHASES}
+    ops = {phase: [n for n, row in enumerate(rows) if row.phase == phase] for phase in t.PHASES}
+    first_write: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        for live in row.writes:
+            first_write.setdefault(live.index, number)
+    for number, (live, category) in enumerate(zip(lives, categories)):
+        if not stays[number] or live.born is None:
+            yield -1
+        elif category == "gradient" and number in first_write:
+            yield first_write[number]
+        else:
+            phase, before = live.born
+            place = before - bisect.bisect_left(extra[phase], before)
+            yield ops[phase][place] if place < len(ops[phase]) else max(ops[phase], default=-1) + 1
+
+
+def _storage(live: LiveStorage, category: str, born: int) -> t.Storage:
     holders = [t.Interval("program", hold.start, hold.end) for hold in live.program]
     holders += [t.Interval("autograd", hold.start, hold.end) for hold in live.saved]
     if category == "gradient":
@@ -281,6 +309,7 @@ def _storage(live: LiveStorage, category: str) -> t.Storage:
         end=live.end,
         holders=tuple(holders),
         resizes=tuple(live.resizes),
+        born=born,
     )
 
 

@@ -43,6 +43,8 @@ class LiveStorage:
     """Size of the torch storage itself; `nbytes` is what it asks of the device: 0 if it is elsewhere."""
     producer_op: int = -1
     index: int = -1
+    born: tuple[str, int] | None = None
+    """In which phase of an earlier run it was made, and after how many of the phase's operators."""
     end: int | None = None
     holders: int = 0
     program: list[Hold] = field(default_factory=list)

@@ -98,15 +98,19 @@ class Recorder:
         self.number = 0
         self.notes_lines = False
         """Whether the user's line is noted for everything that is made; it takes a while to find."""
+        self.rows: list[Row] = []
+        self.is_step = False
+        """Whether a run of the step is recorded, and not how it is built."""
         self.restart()
 
     def restart(self) -> None:
         """Drop what was recorded and begin a new recording at time 0."""
         with self.ledger.lock:
+            self._note_births()
             self.ledger.restart_clock()
             self.start_bytes = self.ledger.live_bytes
             self.number += 1
-            self.rows: list[Row] = []
+            self.rows = []
             self.calls: list[CallInProgress] = []
             self.stack: list[int] = []
             self.forward_post_order: list[int] = []
@@ -118,6 +122,20 @@ class Recorder:
             self.backward_seen = False
             self._boundaries: list[int] = [-1]
             self._boundary_calls: list[int] = [-1]
+
+    def _note_births(self) -> None:
+        """Note where in the recording everything was made that is still alive, before that is forgotten."""
+        made = [live for live in self.ledger.alive.values() if live.start >= 0]
+        if not made or not self.rows or not self.is_step:
+            return
+        passed = dict.fromkeys((FORWARD, BACKWARD, OPTIMIZER), 0)
+        places: list[tuple[str, int]] = []
+        for row in self.rows:
+            places.append((row.phase, passed[row.phase]))
+            passed[row.phase] += 1
+        places.append((self.rows[-1].phase, passed[self.rows[-1].phase]))
+        for live in made:
+            live.born = places[min(live.start, len(self.rows))]
 
     def record(self, call: Call, reads: Lives, writes: Lives, creates: Lives) -> None:
         """Append one operator call and move the clock."""

@@ -149,6 +149,7 @@ class Session:
     def record_step(self, step: Step) -> Any:
         """Record one run of the step; what it returns is the caller's to keep until the end."""
         self.recorder.restart()
+        self.recorder.is_step = True
         self.values.answers = []
         self.recorder.parameter_module = self.modules.owners()
         self.categories_at_start = categories_now(self, step)

@@ -80,6 +80,7 @@ def _moved(storage: Storage, new: Renumbering) -> Storage:
         end=None if storage.end is None else new.end(storage.end),
         holders=tuple(_moved_hold(hold, new) for hold in storage.holders),
         resizes=tuple((new.start(time), size) for time, size in storage.resizes),
+        born=new.start(storage.born),
     )
 
 

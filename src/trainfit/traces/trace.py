@@ -130,6 +130,9 @@ class Storage:
     holders: tuple[Interval, ...]
     resizes: tuple[tuple[int, int], ...] = ()
     """(time, new size) for storages that are resized in place; `bytes` is the size at `start`."""
+    born: int = -1
+    """Of what is there in every step but the first, as optimizer state is: before which op of the first step
+    it is made. -1 for everything else."""
 
     @property
     def persistent(self) -> bool:

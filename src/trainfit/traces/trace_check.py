@@ -142,6 +142,8 @@ def _storage(trace: Trace, number: int, storage: Storage) -> None:
     _require(ends, "it ends after it begins, within the step")
     produced = storage.producer == -1 or 0 <= storage.producer == storage.start < end
     _require(produced, "it begins when its producer runs")
+    born = storage.born == -1 or (storage.persistent and 0 <= storage.born <= end)
+    _require(born, "what the first step makes is there before the others, and made within the step")
     if storage.resizes:
         times = [time for time, _ in storage.resizes]
         times = [max(storage.start, 0), *times, end if storage.end is None else storage.end]
