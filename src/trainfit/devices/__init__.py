@@ -3,5 +3,6 @@
 architectures    what `sm_86` and `gfx942` mean, and which choose the same kernels
 hardware         memory, free memory, statistics and events of this machine and its GPU
 device_table     the built-in table (`devices.json`), this machine, the user's file
+library_handles  what cuBLAS and its like keep on a GPU from their first use on
 measured_cache   what was measured on this machine, on disk
 """
