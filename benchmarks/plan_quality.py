@@ -131,8 +131,9 @@ def run_case(name: str, *, executors: bool) -> list[Row]:
     costs = trainfit.price(trace, DEVICE)
     if not executors:
         costs = replace(costs, host=replace(costs.host, **dict.fromkeys(EXECUTOR, 0.0)))
-    modules = None if executors else ModulePlanner(trace, costs)
-    compare = _Comparison(name, trace, costs, Planner(trace, costs), modules)
+    # PyTorch's planner knows of no allocator: all are compared by the bytes that are asked for.
+    modules = None if executors else ModulePlanner(trace, costs, allocator=None)
+    compare = _Comparison(name, trace, costs, Planner(trace, costs, allocator=None), modules)
     if executors:
         return list(compare.usual_ways())
     rows = [*compare.usual_ways(), *compare.torchs(), *compare.gaps()]
@@ -152,7 +153,7 @@ class _Comparison:
 
         seen: set[tuple[str, int]] = set()
         for share in SHARES[:2]:
-            for way in baselines(self.trace, self.costs, self._budget(share)):
+            for way in baselines(self.regions.step, self._budget(share)):
                 if way.regions and (way.name, way.peak_bytes) not in seen:
                     seen.add((way.name, way.peak_bytes))
                     yield self._row(way.name, way.peak_bytes, way.step_seconds)

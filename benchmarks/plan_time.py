@@ -193,6 +193,7 @@ def run_case(name: str, rounds: int) -> Result:
     from trainfit import StepOptions
     from trainfit.costs.schedule import schedule
     from trainfit.planning.baselines import baselines, blocks_of
+    from trainfit.planning.certify import Unplanned
     from trainfit.planning.planner import Planner
     from trainfit.planning.replay import replayed
     from trainfit.targets.parse import load
@@ -202,7 +203,7 @@ def run_case(name: str, rounds: int) -> Result:
     build = load(name, StepOptions(batch=BATCHES[name])).build
     trace = trainfit.capture(build, device="cpu")
     costs = trainfit.price(trace, "cpu", costs="measured")
-    full = next(way for way in baselines(trace, costs, 0) if way.name == "full")
+    full = next(way for way in baselines(Unplanned.of(trace, costs), 0) if way.name == "full")
     planner = Planner(trace, costs)
     budget = round(full.peak_bytes + BUDGET_SHARE * (planner.step.peak_bytes - full.peak_bytes))
     found = planner.plan(budget)

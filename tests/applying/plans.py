@@ -55,6 +55,7 @@ def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
         kinds=tuple(kinds),
         regions=tuple(regions),
         peak_bytes=0,
+        memory_bytes=0,
         step_seconds=0.0,
         baseline_peak_bytes=0,
         baseline_step_seconds=0.0,

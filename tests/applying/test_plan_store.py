@@ -35,6 +35,7 @@ PLAN = Plan(
     ),
     regions=(Region("GPT.blocks.0", 0, 0, 123, 0.5), Region("GPT.blocks.0", 1, 1, 0, 0.0)),
     peak_bytes=99,
+    memory_bytes=99,
     step_seconds=1.25,
     baseline_peak_bytes=100,
     baseline_step_seconds=1.0,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainfit.allocator.device_memory import DeviceMemory
 from trainfit.costs.estimates import Estimate, Peak
 from trainfit.costs.summary import OperatorTime, StepTime
 from trainfit.devices.device_table import CONTEXT_BYTES, Device
@@ -171,6 +172,7 @@ def make_estimate(
         device=Device("tiny", "cpu", usable),
         trace=trace,
         timeline=timeline,
+        memory=DeviceMemory(peak, peak, peak),
         peak=Peak("aten.mm.default", 1000, "GPT.h.3", "backward"),
         modules=(module("GPT", 200, 100, "GPT"), module("GPT.h", 120, 60), module("GPT.head", 80, 40)),
         costs=None,

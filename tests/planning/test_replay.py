@@ -16,6 +16,7 @@ from trainfit import Step, Trace
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices.device_table import find_device
 from trainfit.planning.baselines import baselines, full_recompute
+from trainfit.planning.certify import Unplanned
 from trainfit.planning.effects import effect_of
 from trainfit.planning.master import MasterProblem, Solution
 from trainfit.planning.model_calls import candidate_calls
@@ -185,7 +186,7 @@ def test_out_of_time_is_not_out_of_memory(planner: Planner, monkeypatch: pytest.
 
 def test_no_baseline_is_better(planner: Planner) -> None:
     """Though this step is so short that following a plan op by op takes longer than all of it."""
-    for baseline in baselines(planner.trace, planner.costs, planner.step.peak_bytes // 2):
+    for baseline in baselines(planner.step, planner.step.peak_bytes // 2):
         found = planner.plan(baseline.peak_bytes)
         plan = found.plan
         assert found.fits
@@ -273,7 +274,7 @@ def test_passes_that_accumulate_gradients_share_their_decisions() -> None:
 def test_a_model_that_is_checkpointed_already_is_no_trouble() -> None:
     trace = trainfit.capture(build(checkpointed=True), device="cpu")
     costs = roofline_costs(trace, PRICES)
-    assert [way.name for way in baselines(trace, costs, 0)] == ["keep everything"]
+    assert [way.name for way in baselines(Unplanned.of(trace, costs), 0)] == ["keep everything"]
     answer = Planner(trace, costs).plan(simulate(trace).peak_bytes // 2)
     assert not answer.fits
 

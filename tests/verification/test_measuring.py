@@ -147,6 +147,7 @@ def no_regions(peak_bytes: int) -> Plan:
         kinds=(),
         regions=(),
         peak_bytes=peak_bytes,
+        memory_bytes=peak_bytes,
         step_seconds=1.0,
         baseline_peak_bytes=peak_bytes,
         baseline_step_seconds=1.0,

@@ -24,6 +24,7 @@ NO_REGIONS = Plan(
     kinds=(),
     regions=(),
     peak_bytes=0,
+    memory_bytes=0,
     step_seconds=0.0,
     baseline_peak_bytes=0,
     baseline_step_seconds=0.0,

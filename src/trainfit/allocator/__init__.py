@@ -14,6 +14,9 @@ event_sequence       sequences as data and as text
 sequence_replay      what becomes of a sequence
 capacity_search      the smallest capacity with which it runs
 conf_strings         `PYTORCH_CUDA_ALLOC_CONF`
+named_options        what `--allocator` says
+training_steps       what is asked of the allocator, from before the first step on
+device_memory        what a step takes of a device: allocated, reserved, the least with which it runs
 __main__             `python -m trainfit.allocator`
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Measuring, Progress, doing, heard_by
 from trainfit.costs.pricing import CostSource
@@ -37,17 +38,19 @@ def plan(
     ac_units: Sequence[str] | None = None,
     fsdp_units: Sequence[str] = (),
     world_size: int = 1,
+    allocator: str | AllocatorOptions | None = "default",
 ) -> Plan:
-    """Return the fastest plan whose peak is within the budget; `BudgetTooSmall` if there is none.
+    """Return the fastest plan that runs within the budget; `BudgetTooSmall` if there is none.
 
-    `budget` is bytes or text such as `24GiB` or `80%` (of the device), and taken literally. Without it, it is
-    what the device has for tensors less its margin (`Device.margin_bytes`).
+    `budget` is bytes or text such as `24GiB` or `80%` (of the device), and taken literally: on a GPU it is
+    the memory of torch's caching allocator, whose setting is `allocator` (see `trainfit.estimate`). Without
+    it, it is what the device has for tensors less its margin (`Device.margin_bytes`).
 
     The solver `modules` is PyTorch's formulation: it takes the names of modules that may be checkpointed
     (`ac_units`), of those that FSDP shards (`fsdp_units`: no AC unit lies around one), and a `world_size`
     that divides parameters, gradients and optimizer state. In names `*` is any one part, as in `blocks.*`.
     """
-    request = Request(target, device, options, task, steps, costs)
+    request = Request(target, device, options, task, steps, costs, allocator=allocator)
     result = plan_step(request, budget, seconds_limit, solver, ac_units, fsdp_units, world_size)
     refuse_infeasible(result)
     return result.plan
@@ -77,17 +80,18 @@ def plan_step(
     doing("finding the trade-offs of every region")
     planner: Planner | ModulePlanner
     if solver == "modules":
-        planner = ModulePlanner(trace, table, ac_units, fsdp_units, world_size)
+        planner = ModulePlanner(trace, table, ac_units, fsdp_units, world_size, request.allocator)
     else:
-        planner = Planner(trace, table)
+        planner = Planner(trace, table, request.allocator)
     doing("solving for the fastest plan")
     found = planner.plan(budget_bytes, seconds_limit=seconds_limit)
+    promised = found.promised()
     watch.lap("solve")
     doing("comparing with the usual ways to checkpoint")
-    compared = baselines(planner.trace, table, budget_bytes)
+    compared = baselines(planner.step, budget_bytes)
     watch.lap("compare")
     return PlanResult(
-        plan=found.plan,
+        plan=promised,
         feasible=found.fits,
         device=device,
         trace=trace,
@@ -95,7 +99,7 @@ def plan_step(
         timeline=found.timeline,
         margin_bytes=device.margin_bytes if budget is None else 0,
         baselines=compared,
-        warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(found.plan, table),
+        warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(promised, table),
         seconds=watch.seconds,
     )
 
@@ -109,13 +113,14 @@ def frontier(
     steps: int | None = None,
     costs: CostSource = "roofline",
     refresh: bool = False,
+    allocator: str | AllocatorOptions | None = "default",
     points: int = 16,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> Frontier:
     """Return the plans between the smallest reachable peak and no plan at all that no other plan beats."""
     with heard_by(progress, measuring):
-        return frontier_step(Request(target, device, options, task, steps, costs, refresh), points)
+        return frontier_step(Request(target, device, options, task, steps, costs, refresh, allocator), points)
 
 
 def frontier_step(request: Request, points: int) -> Frontier:
@@ -125,14 +130,16 @@ def frontier_step(request: Request, points: int) -> Frontier:
     trace = request.trace()
     table = request.price(trace)
     doing("finding the trade-offs of every region")
-    planner = Planner(trace, table)
+    planner = Planner(trace, table, request.allocator)
     doing(f"solving for {points} budgets")
     plans = planner.frontier(points)
     request.watch.lap("solve")
     return Frontier(
         device=request.device,
         trace=trace,
-        points=tuple(FrontierPoint(plan.peak_bytes, plan.step_seconds, plan) for plan in plans),
-        baselines=baselines(trace, table, request.device.default_budget_bytes),
+        points=tuple(
+            FrontierPoint(plan.peak_bytes, plan.memory_bytes, plan.step_seconds, plan) for plan in plans
+        ),
+        baselines=baselines(planner.step, request.device.default_budget_bytes),
         seconds=request.watch.seconds,
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.device_memory import StepMemory
 from trainfit.api.request import Build, Request
-from trainfit.basics.doing import Measuring, Progress, heard_by
+from trainfit.basics.doing import Measuring, Progress, doing, heard_by
 from trainfit.costs.estimates import Estimate, peak_of
 from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
@@ -68,12 +70,17 @@ def estimate(
     steps: int | None = None,
     costs: CostSource = "roofline",
     refresh: bool = False,
+    allocator: str | AllocatorOptions | None = "default",
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> Estimate:
-    """Predict the peak memory of a step on a device and its time, what they consist of and where they go."""
+    """Predict the peak memory of a step on a device and its time, what they consist of and where they go.
+
+    `allocator` is how torch's CUDA caching allocator is set: `default`, `expandable`, the text of
+    `PYTORCH_ALLOC_CONF` or a file with it. With None or `none` only the bytes asked for count.
+    """
     with heard_by(progress, measuring):
-        return estimate_step(Request(target, device, options, task, steps, costs, refresh))
+        return estimate_step(Request(target, device, options, task, steps, costs, refresh, allocator))
 
 
 def estimate_step(request: Request) -> Estimate:
@@ -81,6 +88,10 @@ def estimate_step(request: Request) -> Estimate:
     trace = request.trace()
     timeline = simulate(trace)
     stats = module_stats(timeline)
+    doing("replaying the allocator")
+    memory = StepMemory(timeline, request.device, request.allocator)
+    expandable = memory.with_expandable_segments()
+    figures, expandable_bytes = memory.figures, None if expandable is None else expandable.smallest_bytes
     request.watch.lap("simulate")
     table = step_time = None
     if request.device.has_speed or request.costs == "measured":
@@ -96,6 +107,8 @@ def estimate_step(request: Request) -> Estimate:
         device=request.device,
         trace=trace,
         timeline=timeline,
+        memory=figures,
+        expandable_bytes=expandable_bytes,
         peak=peak_of(timeline),
         modules=stats,
         costs=table,

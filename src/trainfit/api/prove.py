@@ -6,6 +6,7 @@ from trainfit.api.request import Build, Request, default_device
 from trainfit.basics.doing import Measuring, Progress, heard_by
 from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
+from trainfit.devices.library_handles import library_workspaces
 from trainfit.errors import OptionError, PlanError
 from trainfit.models.recipe import StepOptions
 from trainfit.plans.plan import Plan
@@ -86,12 +87,14 @@ def verify_step(
         meter=meter,
     )
     request.watch.lap("measure")
+    # torch's statistics count what libraries keep as well.
+    kept_bytes = sum(library.bytes for library in library_workspaces(trace, device))
     return Verification(
         target=trace.target,
         device=device,
         trace=trace,
-        predicted_peak_bytes=timeline.peak_bytes if plan is None else plan.peak_bytes,
-        predicted_persistent_bytes=timeline.persistent_bytes,
+        predicted_peak_bytes=kept_bytes + (timeline.peak_bytes if plan is None else plan.peak_bytes),
+        predicted_persistent_bytes=kept_bytes + timeline.persistent_bytes,
         predicted_seconds=schedule(trace, table).step_seconds if plan is None else plan.step_seconds,
         measured=measured,
         warnings=said_of_real_runs(trace.assumptions) + table.warnings + notes_on(measured, comparison),

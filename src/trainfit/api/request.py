@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from trainfit import capturing
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.named_options import named_options
 from trainfit.api.stopwatch import Stopwatch
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
@@ -43,11 +45,13 @@ class Request:
         steps: int | None = None,
         costs: CostSource = "roofline",
         refresh: bool = False,
+        allocator: str | AllocatorOptions | None = "default",
     ) -> None:
         """Find the device and start the stopwatch; `trainfit.estimate` says what the rest means."""
         self.watch = Stopwatch()
         self.target = target
         self.device = device if isinstance(device, Device) else find_device(device)
+        self.allocator = named_options(allocator)
         self.costs = costs
         check_source(costs, self.device)
         if steps is not None and (type(steps) is not int or not 1 <= steps <= _MOST_STEPS):

@@ -69,11 +69,19 @@ Budget = Annotated[
     str | None,
     _option(
         "SIZE",
-        "Memory for tensors: 24GiB, 24GB, 80% of the device. Default: what the device has, less a "
-        "margin for what is not simulated.",
+        "Memory that torch's allocator may take: 24GiB, 24GB, 80% of the device. Default: what the device "
+        "has, less a margin for what is not simulated.",
     ),
 ]
 Output = Annotated[str | None, _option("FILE", "Write the plan, to apply it.", "--output", "-o")]
+Allocator = Annotated[
+    str,
+    _option(
+        "SETTING",
+        "How torch's CUDA caching allocator is set: default, expandable (expandable_segments:True), the "
+        "text of PYTORCH_ALLOC_CONF, or a file with it. none: count what is asked for.",
+    ),
+]
 SaveTrace = Annotated[str | None, _option("FILE", "Write the captured trace for later use.")]
 GraphKind = Annotated[
     str,
@@ -153,10 +161,12 @@ class RequestFlags:
     steps: StepsLookedAt = None
     costs: Costs = "roofline"
     refresh: Refresh = False
+    allocator: Allocator = "default"
 
     def request(self, target: str) -> Request:
         """Return the request that the API takes."""
-        return self.step.request(target, self.device, self.steps, self.costs, self.refresh)
+        rest = (self.steps, self.costs, self.refresh, self.allocator)
+        return self.step.request(target, self.device, *rest)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainfit.allocator.device_memory import DeviceMemory
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.summary import StepTime
 from trainfit.costs.table import CostTable
@@ -32,12 +33,16 @@ class Estimate:
     device: Device
     trace: Trace
     timeline: Timeline
+    memory: DeviceMemory
+    """What of the device's memory the step takes."""
     peak: Peak
     modules: tuple[ModuleStats, ...]
     """One entry per module, in the order of the module tree."""
     costs: CostTable | None
     time: StepTime | None
     """None if nothing is known about the device's speed."""
+    expandable_bytes: int | None = None
+    """What it would need of the memory with `expandable_segments:True`; None if that makes no difference."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
 
@@ -51,8 +56,13 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once, on the device."""
+        """The most bytes alive at once, on the device: storages and workspaces of kernels."""
         return self.timeline.peak_bytes
+
+    @property
+    def smallest_memory_bytes(self) -> int:
+        """The least memory with which the step runs, as the device's allocator hands it out."""
+        return self.memory.smallest_memory_bytes
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -66,18 +76,23 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the device's memory and leaves its margin free."""
+        """Whether what the step needs is within the device's memory and leaves its margin free."""
         return self.verdict == "fits"
 
     @property
     def verdict(self) -> Verdict:
         """`fits`, `does not fit`, or between the margin and the limit `too close to call`."""
-        return self.device.verdict(self.peak_bytes)
+        return self.device.verdict(self.smallest_memory_bytes)
 
     @property
     def spare_bytes(self) -> int:
-        """What the peak leaves of the memory that the device has for tensors; negative if it is too large."""
-        return self.device.usable_bytes - self.peak_bytes
+        """What the step leaves of the memory that the device has for tensors; negative if it lacks some."""
+        return self.device.usable_bytes - self.smallest_memory_bytes
+
+    @property
+    def expandable_saves_bytes(self) -> int:
+        """How much less memory would do with `expandable_segments:True`; 0 if no less."""
+        return max(self.smallest_memory_bytes - (self.expandable_bytes or self.smallest_memory_bytes), 0)
 
     @property
     def advice(self) -> tuple[Advice, ...]:

@@ -53,7 +53,7 @@ class LibraryWorkspace:
     """Such as `cuBLAS, backward`: the library, and whose handle it is."""
     bytes: int
     first_op: int
-    """The op of the step before whose results it is allocated, when the step runs for the first time."""
+    """The op of the first step that needs it; it is allocated after the op's results."""
 
 
 def library_workspaces(

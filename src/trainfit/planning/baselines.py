@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from trainfit.allocator.device_memory import StepMemory
 from trainfit.costs.schedule import schedule
-from trainfit.costs.table import CostTable
-from trainfit.planning.certify import reserve_bytes
+from trainfit.planning.certify import Unplanned, reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.full_recompute import full_recompute
 from trainfit.planning.model_calls import block_families
@@ -34,20 +34,23 @@ class Baseline:
     name: str
     regions: int
     peak_bytes: int
+    memory_bytes: int
+    """The least memory with which it runs."""
     step_seconds: float
 
 
-def baselines(trace: Trace, costs: CostTable, budget_bytes: int) -> tuple[Baseline, ...]:
+def baselines(step: Unplanned, budget_bytes: int) -> tuple[Baseline, ...]:
     """Replay each of the usual ways; those that need blocks are left out if the model has none."""
-    seconds = schedule(trace, costs).marginal_seconds.tolist()
+    trace = step.trace
+    seconds = schedule(trace, step.costs).marginal_seconds.tolist()
     blocks = list(blocks_of(trace, seconds))
     full = [effect_of(trace, block, full_recompute(block), by_torch=True) for block in blocks]
-    nothing = _replayed("keep everything", trace, costs, [])
+    nothing = _replayed("keep everything", step, [])
     if not full:
         return (nothing,)
-    everything = _replayed("full", trace, costs, full)
-    every_second = _replayed("every second block", trace, costs, full[::2])
-    return nothing, everything, every_second, _greedy(trace, costs, full, budget_bytes, nothing, everything)
+    everything = _replayed("full", step, full)
+    every_second = _replayed("every second block", step, full[::2])
+    return nothing, everything, every_second, _greedy(step, full, budget_bytes, nothing, everything)
 
 
 def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
@@ -60,16 +63,11 @@ def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
 
 
 def _greedy(
-    trace: Trace,
-    costs: CostTable,
-    full: list[Effect],
-    budget_bytes: int,
-    nothing: Baseline,
-    everything: Baseline,
+    step: Unplanned, full: list[Effect], budget_bytes: int, nothing: Baseline, everything: Baseline
 ) -> Baseline:
     """Return the first blocks that fit, the best first, or all of them.
 
-    More blocks never need more memory. A replay of a large step takes a while, so the number is guessed
+    More blocks never ask for more memory. A replay of a large step takes a while, so the number is guessed
     between two that are known, as if every block freed as much.
     """
 
@@ -78,7 +76,7 @@ def _greedy(
 
     ordered = sorted(full, key=worth, reverse=True)
     too_few, enough = 0, len(ordered)
-    most, least = nothing.peak_bytes, everything.peak_bytes
+    most, least = nothing.memory_bytes, everything.memory_bytes
     if most <= budget_bytes:
         return replace(nothing, name="greedy")
     if least > budget_bytes:
@@ -86,19 +84,22 @@ def _greedy(
     while enough - too_few > 1:
         guess = too_few + math.ceil((most - budget_bytes) / max(most - least, 1) * (enough - too_few))
         number = min(max(guess, too_few + 1), enough - 1)
-        peak = _peak(trace, simulate(rewritten(trace, ordered[:number])))
-        if peak <= budget_bytes:
-            enough, least = number, peak
+        needed = _needed(step, simulate(rewritten(step.trace, ordered[:number])))
+        if needed <= budget_bytes:
+            enough, least = number, needed
         else:
-            too_few, most = number, peak
-    return _replayed("greedy", trace, costs, ordered[:enough])
+            too_few, most = number, needed
+    return _replayed("greedy", step, ordered[:enough])
 
 
-def _peak(trace: Trace, timeline: Timeline) -> int:
-    """Return the peak, with what a plan would set aside too where memory depends on data."""
-    return timeline.peak_bytes + reserve_bytes(trace, timeline)
+def _needed(step: Unplanned, timeline: Timeline) -> int:
+    """Return the least memory, with what a plan would set aside too where memory depends on data."""
+    memory = StepMemory(timeline, step.costs.device, step.allocator)
+    return memory.smallest_bytes + reserve_bytes(step.trace, timeline)
 
 
-def _replayed(name: str, trace: Trace, costs: CostTable, effects: list[Effect]) -> Baseline:
-    replay = replayed(trace, costs, effects)
-    return Baseline(name, len(effects), _peak(trace, replay.timeline), replay.step_seconds)
+def _replayed(name: str, step: Unplanned, effects: list[Effect]) -> Baseline:
+    replay = replayed(step.trace, step.costs, effects)
+    peak_bytes = replay.timeline.peak_bytes + reserve_bytes(step.trace, replay.timeline)
+    needed = _needed(step, replay.timeline)
+    return Baseline(name, len(effects), peak_bytes, needed, replay.step_seconds)

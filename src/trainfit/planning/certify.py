@@ -6,14 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.device_memory import StepMemory
+from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.units import format_seconds
+from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
 from trainfit.planning.replay import replayed
 from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
-from trainfit.traces.simulate import Timeline
+from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
+from trainfit.traces.trace_store import operators_hash
 
 _DATA_SHARE = 0.05
 """The bound on the error of a capture whose memory depends on data (docs/benchmarks.md)."""
@@ -34,6 +39,16 @@ class Unplanned:
     step_seconds: float
     world_size: int = 1
     """How many processes divide parameters, gradients and optimizer state, in this trace too."""
+    allocator: AllocatorOptions | None = DEFAULT_OPTIONS
+
+    @classmethod
+    def of(
+        cls, trace: Trace, costs: CostTable, allocator: AllocatorOptions | None = DEFAULT_OPTIONS
+    ) -> Unplanned:
+        """Return the step of one process."""
+        seconds = schedule(trace, costs).step_seconds
+        peak_bytes = simulate(trace).peak_bytes
+        return cls(trace, costs, operators_hash(trace), peak_bytes, seconds, allocator=allocator)
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,7 @@ class Certified:
     plan: Plan
     timeline: Timeline = field(repr=False)
     effects: tuple[Effect, ...] = field(repr=False)
+    memory: StepMemory = field(repr=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -56,8 +72,21 @@ class Certified:
 
     @property
     def fits(self) -> bool:
-        """Whether it is within its budget; if not, it has the smallest peak that was found."""
-        return self.plan.peak_bytes <= self.plan.budget_bytes
+        """Whether it runs within its budget, as the device's allocator hands memory out."""
+        plan = self.plan
+        beside_bytes = plan.peak_bytes - self.timeline.peak_bytes
+        return plan.peak_bytes <= plan.budget_bytes and self.memory.runs_within(
+            plan.budget_bytes - beside_bytes
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """The least memory with which the step runs under the plan, with what the plan sets aside."""
+        return self.memory.smallest_bytes + self.plan.peak_bytes - self.timeline.peak_bytes
+
+    def promised(self) -> Plan:
+        """Return the plan with the memory that it needs, which takes a while to find."""
+        return replace(self.plan, memory_bytes=self.memory_bytes)
 
 
 def certified(
@@ -85,6 +114,7 @@ def certified(
     # The share of the summed seconds by which the step really gets longer.
     not_overlapped = min(max(added / summed_seconds, 0.0), 1.0) if summed_seconds else 1.0
     reserve = reserve_bytes(trace, timeline)
+    peak_bytes = timeline.peak_bytes + reserve + (_numbers_bytes(trace) if effects else 0)
     plan = Plan(
         target=trace.target,
         device=step.costs.device.name,
@@ -93,7 +123,8 @@ def certified(
         budget_bytes=budget_bytes,
         kinds=kinds,
         regions=regions,
-        peak_bytes=timeline.peak_bytes + reserve + (_numbers_bytes(trace) if effects else 0),
+        peak_bytes=peak_bytes,
+        memory_bytes=peak_bytes,
         step_seconds=step_seconds,
         baseline_peak_bytes=step.peak_bytes,
         baseline_step_seconds=step.step_seconds,
@@ -103,7 +134,8 @@ def certified(
         world_size=step.world_size,
         settings=trace.settings,
     )
-    return Certified(plan, timeline, tuple(effects))
+    memory = StepMemory(timeline, step.costs.device, step.allocator)
+    return Certified(plan, timeline, tuple(effects), memory)
 
 
 def host_warnings(plan: Plan, costs: CostTable) -> tuple[str, ...]:

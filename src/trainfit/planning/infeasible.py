@@ -15,10 +15,17 @@ def too_small(result: PlanResult) -> str:
     peak = peak_of(result.timeline)
     return (
         f"no plan fits into {format_bytes(result.plan.budget_bytes)}{_without_margin(result)}. "
-        "The smallest peak that was found is "
+        f"{_least(result)}The smallest peak that was found is "
         f"{format_bytes(result.plan.peak_bytes)} ({parts}), "
         f"in the {peak.phase} of {peak.module} at {peak.op}.{_within_margin(result)}{_what_would(result)}"
     )
+
+
+def _least(result: PlanResult) -> str:
+    """Say what the allocator needs, where that is more than the peak."""
+    if result.plan.memory_bytes == result.plan.peak_bytes:
+        return ""
+    return f"The least that was found to run needs {format_bytes(result.plan.memory_bytes)}. "
 
 
 def _what_would(result: PlanResult) -> str:
@@ -33,12 +40,12 @@ def _without_margin(result: PlanResult) -> str:
     if not result.margin_bytes:
         return ""
     usable, margin = format_bytes(result.device.usable_bytes), format_bytes(result.margin_bytes)
-    return f" ({usable} less a margin of {margin} for the allocator's fragmentation and workspaces)"
+    return f" ({usable} less a margin of {margin} for what is not simulated)"
 
 
 def _within_margin(result: PlanResult) -> str:
     """Say how to plan without the margin where that would do."""
-    if not result.margin_bytes or result.plan.peak_bytes > result.device.usable_bytes:
+    if not result.margin_bytes or result.plan.memory_bytes > result.device.usable_bytes:
         return ""
     return (
         " Without the margin it would fit: --budget 100% plans so. Whether that runs is too close to call; "

@@ -44,13 +44,15 @@ class FrontierPoint:
     """One plan that no other beats in both memory and time."""
 
     peak_bytes: int
+    memory_bytes: int
+    """The least memory with which it runs."""
     step_seconds: float
     plan: Plan
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """All such plans that were found, smallest peak first."""
+    """All such plans that were found, the one that needs the least memory first."""
 
     device: Device
     trace: Trace
@@ -60,6 +62,6 @@ class Frontier:
 
     def __repr__(self) -> str:
         """One line; the points have the rest."""
-        peaks = [format_bytes(point.peak_bytes) for point in self.points]
-        between = f" from {peaks[0]} to {peaks[-1]}" if peaks else ""
-        return f"<Frontier of {self.trace.target} on {self.device.name}: {len(peaks)} plans{between}>"
+        sizes = [format_bytes(point.memory_bytes) for point in self.points]
+        between = f" from {sizes[0]} to {sizes[-1]}" if sizes else ""
+        return f"<Frontier of {self.trace.target} on {self.device.name}: {len(sizes)} plans{between}>"

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.doing import doing
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
@@ -20,11 +22,12 @@ from trainfit.planning.options import options_of
 from trainfit.plans.plan import Plan
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
-from trainfit.traces.trace_store import operators_hash
 
 _MOST_ROUNDS = 8
 _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 """Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
+_ROOM_SHARE = 0.005
+"""Of the budget: less room than this is not worth another attempt."""
 _FEW_OPTIONS = 400
 """So few are solved to the end, if that is quick."""
 _FINE_SECONDS = 2.0
@@ -37,17 +40,16 @@ class Planner:
 
     trace: Trace
     costs: CostTable
+    allocator: AllocatorOptions | None = DEFAULT_OPTIONS
     problem: MasterProblem = field(init=False)
     step: Unplanned = field(init=False)
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Find the regions and their curves."""
-        timeline = simulate(self.trace)
-        times = schedule(self.trace, self.costs)
-        trace_hash, peak_bytes = operators_hash(self.trace), timeline.peak_bytes
-        self.step = Unplanned(self.trace, self.costs, trace_hash, peak_bytes, times.step_seconds)
-        options, exclusive = options_of(times, peak_bytes)
+        self.step = Unplanned.of(self.trace, self.costs, self.allocator)
+        timeline, times = simulate(self.trace), schedule(self.trace, self.costs)
+        options, exclusive = options_of(times, timeline.peak_bytes)
         # Where the host runs the kernels too, all that it does is in the options.
         spare_seconds = math.inf if self.costs.host.runs_kernels else times.spare_seconds
         self.problem = master.build(timeline, options, exclusive, spare_seconds)
@@ -58,7 +60,24 @@ class Planner:
         if nothing.fits:
             return nothing
         deadline = time.monotonic() + seconds_limit
+        found = self._search(budget_bytes, deadline)
+        if found is not None:
+            return found
+        smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
+        if smallest.fits:
+            return smallest
+        # The solver may have run out of time before it found anything; full recomputation needs none.
+        return min(smallest, self._all_blocks(budget_bytes), key=lambda plan: plan.memory_bytes)
+
+    def _search(self, budget_bytes: int, deadline: float) -> Certified | None:
+        """Return the fastest plan that was found to run within the budget.
+
+        The replay is the truth: the model is asked for as much less as it was wrong by. What an allocator
+        adds differs from plan to plan, so that there may be room left; then for some of that more.
+        """
+        best: Certified | None = None
         modelled, bound = certify.peak_within(self.trace, budget_bytes), 0.0
+        exceeds = modelled + 1
         for number in range(_MOST_ROUNDS):
             found = self._solved(modelled, max(deadline - time.monotonic(), 1.0))
             if number == 0:
@@ -67,15 +86,19 @@ class Planner:
             if not found.feasible:
                 break
             plan = self.certified(found.options, budget_bytes, bound)
-            if plan.fits:
-                return plan
-            # The replay is the truth: ask the model for as much less as it was wrong by.
-            modelled -= plan.peak_bytes - budget_bytes
-        smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
-        if smallest.fits:
-            return smallest
-        # The solver may have run out of time before it found anything; full recomputation needs none.
-        return min(smallest, self._all_blocks(budget_bytes), key=lambda plan: plan.peak_bytes)
+            if not plan.fits:
+                exceeds = min(exceeds, modelled)
+                modelled -= max(plan.memory_bytes - budget_bytes, 1)
+                if best is not None:
+                    break
+                continue
+            if best is None or plan.step_seconds < best.step_seconds:
+                best = plan
+            spare = budget_bytes - plan.memory_bytes if number else 0
+            if spare < _ROOM_SHARE * budget_bytes or time.monotonic() > deadline:
+                break
+            modelled = min(modelled + spare, (modelled + exceeds) // 2)
+        return best
 
     def nothing(self, budget_bytes: int = 0) -> Certified:
         """Return the plan without a region."""
@@ -108,18 +131,18 @@ class Planner:
         deadline = time.monotonic() + seconds_limit
         smallest = self.smallest()
         nothing = self.nothing(self.step.peak_bytes)
-        found = [smallest.plan, nothing.plan]
-        span = nothing.peak_bytes - smallest.peak_bytes
+        found = [smallest.promised(), nothing.promised()]
+        span = nothing.memory_bytes - smallest.memory_bytes
         for number in range(1, points):
-            budget = smallest.peak_bytes + span * number // points
+            budget = smallest.memory_bytes + span * number // points
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             doing(f"solving for budget {number} of {points - 1}")
             planned = self.plan(budget, seconds_limit=max(left / (points - number), 1.0))
-            found += [planned.plan] if planned.fits else []
-        tightest = self.plan(smallest.peak_bytes, seconds_limit=5.0)
-        return _not_beaten([*found, tightest.plan] if tightest.fits else found)
+            found += [planned.promised()] if planned.fits else []
+        tightest = self.plan(smallest.memory_bytes, seconds_limit=5.0)
+        return _not_beaten([*found, tightest.promised()] if tightest.fits else found)
 
     def _all_blocks(self, budget_bytes: int) -> Certified:
         """Return the plan that computes every block again."""
@@ -138,7 +161,7 @@ class Planner:
 
 def _not_beaten(plans: list[Plan]) -> list[Plan]:
     kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.step_seconds)):
+    for plan in sorted(plans, key=lambda plan: (plan.memory_bytes, plan.step_seconds)):
         if not kept or plan.step_seconds < kept[-1].step_seconds:
             kept.append(plan)
     return kept

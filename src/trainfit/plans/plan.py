@@ -73,6 +73,9 @@ class Plan:
     regions: tuple[Region, ...]
     peak_bytes: int
     """Certified by replaying the plan on the trace; with the reserve."""
+    memory_bytes: int
+    """The least memory with which the step runs, as the device's allocator hands it out; with the reserve. On
+    a CPU it is the peak."""
     step_seconds: float
     baseline_peak_bytes: int
     baseline_step_seconds: float

@@ -18,7 +18,7 @@ from trainfit.errors import FileFormatError
 from trainfit.plans.plan import DECISIONS, Plan
 from trainfit.traces.settings import is_sound
 
-FILE = FileKind("plan", schema=3, remedy="make it again with trainfit plan")
+FILE = FileKind("plan", schema=4, remedy="make it again with trainfit plan")
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:

@@ -110,6 +110,15 @@ class EstimateData:
     subject: Subject
     peak_bytes: int
     persistent_bytes: int
+    allocated_peak_bytes: int
+    reserved_peak_bytes: int
+    smallest_memory_bytes: int
+    libraries: dict[str, int]
+    """What cuBLAS and its like keep, by handle; it is in the three figures before."""
+    expandable_saves_bytes: int
+    """How much less memory would do with `expandable_segments:True`."""
+    context_bytes: int
+    """What lies outside of the allocator."""
     fits: bool
     verdict: Verdict
     spare_bytes: int
@@ -134,6 +143,8 @@ class Way:
 
     name: str
     peak_bytes: int
+    memory_bytes: int
+    """The least memory with which it runs."""
     step_seconds: float
     added: float
     """What it adds to the step's time, as a share of the step as it is."""
@@ -165,6 +176,8 @@ class PlanData:
     baseline: dict[str, float]
     """The peak and the time of the step as it is."""
     peak_bytes: int
+    smallest_memory_bytes: int
+    """The least memory with which the step runs under the plan."""
     reserve_bytes: int
     step_seconds: float
     recompute_seconds: float
@@ -180,6 +193,8 @@ class PlanData:
     advice: tuple[Advice, ...]
     minimum_peak_bytes: int | None
     """The smallest reachable peak, if nothing fits."""
+    minimum_memory_bytes: int | None
+    """The least memory with which any plan runs that was found, if nothing fits."""
     added: float
     groups: tuple[RegionGroup, ...]
     """The most regions first."""
@@ -193,6 +208,7 @@ class PointRow:
     """One point of a frontier."""
 
     peak_bytes: int
+    smallest_memory_bytes: int
     step_seconds: float
     bound_seconds: float
     regions: int
@@ -203,7 +219,7 @@ class PointRow:
 
 @dataclass(frozen=True)
 class FrontierData:
-    """A frontier: the least time for every peak, smallest peak first."""
+    """A frontier: the least time for every amount of memory, the least memory first."""
 
     subject: Subject
     points: tuple[PointRow, ...]

@@ -51,6 +51,12 @@ def estimate_data(estimate: Estimate) -> EstimateData:
         subject=_subject(trace, estimate.device, estimate.seconds, estimate.warnings),
         peak_bytes=peak,
         persistent_bytes=estimate.timeline.persistent_bytes,
+        allocated_peak_bytes=estimate.memory.allocated_peak_bytes,
+        reserved_peak_bytes=estimate.memory.reserved_peak_bytes,
+        smallest_memory_bytes=estimate.smallest_memory_bytes,
+        libraries={one.name: one.bytes for one in estimate.memory.libraries},
+        expandable_saves_bytes=estimate.expandable_saves_bytes,
+        context_bytes=estimate.device.memory_bytes - estimate.device.usable_bytes,
         fits=estimate.fits,
         verdict=estimate.verdict,
         spare_bytes=estimate.spare_bytes,
@@ -103,6 +109,7 @@ def plan_data(result: PlanResult) -> PlanData:
         margin_bytes=result.margin_bytes,
         baseline={"peak_bytes": plan.baseline_peak_bytes, "step_seconds": base},
         peak_bytes=plan.peak_bytes,
+        smallest_memory_bytes=plan.memory_bytes,
         reserve_bytes=plan.reserve_bytes,
         step_seconds=plan.step_seconds,
         recompute_seconds=sum(region.recompute_seconds for region in plan.regions),
@@ -116,6 +123,7 @@ def plan_data(result: PlanResult) -> PlanData:
         by_category=dict(result.timeline.peak_by_category),
         advice=() if result.feasible else advice(result.timeline, planned=True),
         minimum_peak_bytes=None if result.feasible else plan.peak_bytes,
+        minimum_memory_bytes=None if result.feasible else plan.memory_bytes,
         added=plan.added_seconds / base if base else 0.0,
         groups=_groups(plan, decided),
         ways=_ways(plan, result.baselines),
@@ -141,12 +149,12 @@ def _groups(plan: Plan, decided: Sequence[dict[str, int]]) -> tuple[RegionGroup,
 
 
 def _ways(plan: Plan, baselines: Sequence[Baseline]) -> tuple[Way, ...]:
-    rows = [("this plan", plan.peak_bytes, plan.step_seconds)]
-    rows += [(baseline.name, baseline.peak_bytes, baseline.step_seconds) for baseline in baselines]
+    rows = [("this plan", plan.peak_bytes, plan.memory_bytes, plan.step_seconds)]
+    rows += [(way.name, way.peak_bytes, way.memory_bytes, way.step_seconds) for way in baselines]
     base = plan.baseline_step_seconds
     return tuple(
-        Way(name, peak, step, step / base - 1 if base else 0.0, peak <= plan.budget_bytes)
-        for name, peak, step in rows
+        Way(name, peak, memory, step, step / base - 1 if base else 0.0, memory <= plan.budget_bytes)
+        for name, peak, memory, step in rows
     )
 
 
@@ -156,10 +164,11 @@ def frontier_data(frontier: Frontier) -> FrontierData:
     points = tuple(
         PointRow(
             peak_bytes=point.peak_bytes,
+            smallest_memory_bytes=point.memory_bytes,
             step_seconds=point.step_seconds,
             bound_seconds=point.plan.bound_seconds,
             regions=len(point.plan.regions),
-            verdict=device.verdict(point.peak_bytes),
+            verdict=device.verdict(point.memory_bytes),
             added=point.step_seconds / fastest - 1 if fastest else None,
         )
         for point in frontier.points

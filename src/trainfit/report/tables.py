@@ -78,7 +78,7 @@ class NumberTable:
 
 def margin_words(margin_bytes: int) -> str:
     """Say what the margin is for."""
-    return f"the margin of {format_bytes(margin_bytes)} for the allocator's fragmentation and workspaces"
+    return f"the margin of {format_bytes(margin_bytes)} for what is not simulated"
 
 
 def settings_lines(subject: Subject) -> list[Text]:

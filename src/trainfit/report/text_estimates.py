@@ -19,6 +19,8 @@ _BAR_WIDTH = 24
 _MOST_OPERATORS = 8
 _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
+_WORTH_SAYING = 0.01
+"""Of the memory that a step needs: what would save less is not mentioned."""
 _STYLES = {"fits": "bold green", "too close to call": "bold yellow", "does not fit": "bold red"}
 
 
@@ -29,6 +31,7 @@ def estimate_view(data: EstimateData) -> RenderableType:
     return stacked(
         [_headline(data), *settings_lines(subject)],
         [_where(data)],
+        [_device_memory(data)] if data.subject.captured_for == "cuda" else [],
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
         [_modules(data.rows, timed=time is not None)] if data.rows else [],
@@ -41,7 +44,10 @@ def estimate_view(data: EstimateData) -> RenderableType:
 
 def _headline(data: EstimateData) -> Text:
     line = Text().append_text(safe(data.subject.target, "bold")).append(": peak ")
-    line.append(format_bytes(data.peak_bytes), "bold").append(" (predicted), ")
+    line.append(format_bytes(data.peak_bytes), "bold")
+    if data.smallest_memory_bytes != data.peak_bytes:
+        line.append(", runs in ").append(format_bytes(data.smallest_memory_bytes), "bold")
+    line.append(" (predicted), ")
     line.append_text(safe(f"{data.verdict} in {data.subject.device}", _STYLES[data.verdict]))
     line.append(f": {format_bytes(abs(data.spare_bytes))} {'missing' if data.spare_bytes < 0 else 'free'}")
     if data.verdict == "too close to call":
@@ -62,6 +68,29 @@ def _where(data: EstimateData) -> Text:
     module = "outside of any module" if peak.module == "Global" else f"in {peak.module}"
     place = f"The peak is in the {peak.phase}, {module}, at {peak.op} (op {format_count(peak.op_index)}"
     return safe(f"{place} of {format_count(subject.ops)}). {before}")
+
+
+def _device_memory(data: EstimateData) -> Text:
+    """Say what the allocator makes of the peak, and what lies outside of it."""
+    kept = sum(data.libraries.values())
+    line = Text(
+        f"Allocated {format_bytes(data.allocated_peak_bytes)}, reserved "
+        f"{format_bytes(data.reserved_peak_bytes)} (predicted)"
+    )
+    if kept:
+        line.append(f", {format_bytes(kept)} of it workspaces of {_library_names(data)}")
+    line.append(f"; the CUDA context takes about {format_bytes(data.context_bytes)} besides.")
+    if data.expandable_saves_bytes > _WORTH_SAYING * data.smallest_memory_bytes:
+        line.append(
+            " Set PYTORCH_ALLOC_CONF=expandable_segments:True: it runs with "
+            f"{format_bytes(data.expandable_saves_bytes)} less.",
+            "yellow",
+        )
+    return line
+
+
+def _library_names(data: EstimateData) -> str:
+    return " and ".join(dict.fromkeys(name.partition(",")[0] for name in data.libraries))
 
 
 def _shares(data: EstimateData) -> NumberTable:

@@ -23,7 +23,7 @@ def plan_view(data: PlanData) -> RenderableType:
     """Lay out a plan: does it fit, what it costs, how good it is, the usual ways beside it, its regions."""
     return stacked(
         [_plan_headline(data), *settings_lines(data.subject)],
-        [_ways(data.ways)],
+        [_ways(data.ways, on_gpu=data.subject.captured_for == "cuda")],
         [_regions(data.groups)] if data.groups else [],
         warnings=data.subject.warnings,
         footer=_plan_footer(data),
@@ -33,10 +33,13 @@ def plan_view(data: PlanData) -> RenderableType:
 def frontier_view(data: FrontierData) -> RenderableType:
     """Lay out a frontier: the least time for every peak."""
     subject, best = data.subject, data.best
-    table = NumberTable("peak (predicted)", "step", "added", "regions", "fits")
+    on_gpu = subject.captured_for == "cuda"
+    columns = ("runs in (predicted)", "peak") if on_gpu else ("peak (predicted)",)
+    table = NumberTable(*columns, "step", "added", "regions", "fits")
     for point in data.points:
+        sizes = (point.smallest_memory_bytes, point.peak_bytes) if on_gpu else (point.peak_bytes,)
         table.add_row(
-            format_bytes(point.peak_bytes),
+            *(format_bytes(size) for size in sizes),
             format_seconds(point.step_seconds),
             "-" if point.added is None else f"{point.added:.1%}",
             format_count(point.regions),
@@ -47,7 +50,7 @@ def frontier_view(data: FrontierData) -> RenderableType:
         line.append(": nothing fits", "bold red")
     else:
         line.append(f": the fastest that fits takes {format_seconds(best.step_seconds)} per step and ")
-        line.append(format_bytes(best.peak_bytes), "bold").append(" (predicted)")
+        line.append(format_bytes(best.smallest_memory_bytes), "bold").append(" (predicted)")
     footer = f"close: within {margin_words(data.margin_bytes)}" if data.margin_bytes else ""
     return stacked([line, *settings_lines(subject)], [table], footer=footer)
 
@@ -59,8 +62,9 @@ def _plan_headline(data: PlanData) -> Text:
     line.append(": ")
     if not data.feasible:
         line.append(f"no plan fits into {format_bytes(data.budget_bytes)}", "bold red")
-        return line.append(f"; the smallest peak is {format_bytes(data.peak_bytes)} (predicted)")
-    both = f"{format_bytes(data.peak_bytes)} of {format_bytes(data.budget_bytes)}"
+        least = format_bytes(data.smallest_memory_bytes)
+        return line.append(f"; the least that was found is {least} (predicted)")
+    both = f"{format_bytes(data.smallest_memory_bytes)} of {format_bytes(data.budget_bytes)}"
     if not data.regions:
         return line.append("fits as it is", "bold green").append(f": {both} (predicted)")
     line.append(both, "bold green")
@@ -68,12 +72,14 @@ def _plan_headline(data: PlanData) -> Text:
     return line.append(f"No plan of this kind is more than {data.gap:.2%} faster.")
 
 
-def _ways(ways: Sequence[Way]) -> NumberTable:
-    table = NumberTable("compared (predicted)", "peak", "step", "added", "fits")
+def _ways(ways: Sequence[Way], *, on_gpu: bool) -> NumberTable:
+    """Compare ways; on a GPU the memory that they run in is more than their peak."""
+    columns = ("peak", "runs in") if on_gpu else ("peak",)
+    table = NumberTable("compared (predicted)", *columns, "step", "added", "fits")
     for way in ways:
         table.add_row(
             Text(way.name, "bold" if way is ways[0] else ""),
-            format_bytes(way.peak_bytes),
+            *(format_bytes(size) for size in (way.peak_bytes, way.memory_bytes)[: len(columns)]),
             format_seconds(way.step_seconds),
             f"{way.added:+.1%}",
             _FITS["fits" if way.fits else "does not fit"],

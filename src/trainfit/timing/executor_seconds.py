@@ -138,6 +138,7 @@ def with_regions(trace: Trace, model: nn.Module, is_region: IsRegion, decision: 
         kinds=tuple(kinds),
         regions=tuple(regions),
         peak_bytes=0,
+        memory_bytes=0,
         step_seconds=0.0,
         baseline_peak_bytes=0,
         baseline_step_seconds=0.0,

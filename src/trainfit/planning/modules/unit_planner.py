@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.errors import OptionError
@@ -46,6 +48,7 @@ class ModulePlanner:
     fsdp_units: Sequence[str] = ()
     """Names of the modules that FSDP shards as a unit: no AC unit lies around one."""
     world_size: int = 1
+    allocator: AllocatorOptions | None = DEFAULT_OPTIONS
     trace: Trace = field(init=False)
     """The step of one process."""
     step: Unplanned = field(init=False)
@@ -72,7 +75,8 @@ class ModulePlanner:
         times = schedule(self.trace, self.costs)
         trace_hash, peak_bytes = operators_hash(self.whole_trace), simulate(self.trace).peak_bytes
         self.step = Unplanned(
-            self.trace, self.costs, trace_hash, peak_bytes, times.step_seconds, self.world_size
+            *(self.trace, self.costs, trace_hash, peak_bytes, times.step_seconds),
+            *(self.world_size, self.allocator),
         )
         self.candidates = candidates_of(self.trace, times.marginal_seconds.tolist(), allowed)
         self._everything, self._saved = readings(undivided, self.candidates, self.world_size)
@@ -98,7 +102,7 @@ class ModulePlanner:
             for reading in (self._everything, *self._with_working_sets)
             for solution in [reading.problem.smallest_peak(seconds_limit=seconds_limit)]
         ]
-        return min(found, key=lambda plan: plan.peak_bytes)
+        return min(found, key=lambda plan: plan.memory_bytes)
 
     def _search(self, reading: Reading, budget_bytes: int, bound: float, deadline: float) -> Certified | None:
         """Return the fastest plan that fits.
@@ -114,7 +118,7 @@ class ModulePlanner:
             error = 0
             if found.feasible:
                 plan = self._certified(reading, found.shares, budget_bytes, bound)
-                error = plan.peak_bytes - budget_bytes
+                error = plan.memory_bytes - budget_bytes
                 if error <= 0 and (best is None or plan.step_seconds < best.step_seconds):
                     best = plan
             fits, exceeds = (fits, modelled) if error > 0 else (modelled, exceeds)

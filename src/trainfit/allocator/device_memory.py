@@ -1,0 +1,120 @@
+"""What a step takes of a device's memory: allocated, reserved, and the least with which it runs.
+
+On a GPU torch's caching allocator hands memory out: `TrainingSteps` says what it is asked for from before the
+first step on, and the simulation what it reserves for that. On a CPU a step takes what it asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.caching_allocator import OutOfMemory
+from trainfit.allocator.capacity_search import smallest_capacity
+from trainfit.allocator.event_sequence import AllocationSequence
+from trainfit.allocator.named_options import DEFAULT_OPTIONS
+from trainfit.allocator.sequence_replay import AllocatorReplay, replay
+from trainfit.allocator.training_steps import TrainingSteps
+from trainfit.devices.device_table import Device
+from trainfit.devices.library_handles import LibraryWorkspace, library_workspaces
+from trainfit.traces.simulate import Timeline
+
+_STEPS = 4
+"""How many steps are replayed: the second leaves memory as the later ones find it, in all that were tried."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of a device, predicted. On a CPU all of them are the peak."""
+
+    allocated_peak_bytes: int
+    """What `torch.cuda.max_memory_allocated` says: storages, workspaces of kernels and of libraries."""
+    reserved_peak_bytes: int
+    """What `torch.cuda.max_memory_reserved` says, where there is memory enough."""
+    smallest_memory_bytes: int
+    """The least memory for the allocator with which the step runs."""
+    libraries: tuple[LibraryWorkspace, ...] = ()
+    """What cuBLAS and its like keep; it is in all of the figures."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """A step on a device, replayed as often as somebody asks; each answer is worked out once."""
+
+    timeline: Timeline
+    device: Device
+    options: AllocatorOptions | None = DEFAULT_OPTIONS
+    """None: memory is taken as it is asked for, and never cut up."""
+
+    @property
+    def figures(self) -> DeviceMemory:
+        """All figures."""
+        if not self._simulated:
+            peak = self.timeline.peak_bytes
+            return DeviceMemory(peak, peak, peak)
+        return DeviceMemory(
+            self._unlimited.allocated_peak_bytes,
+            self._unlimited.reserved_peak_bytes,
+            self.smallest_bytes,
+            self._libraries,
+        )
+
+    def with_expandable_segments(self) -> StepMemory | None:
+        """Return the same with expandable segments; None if it has them, or has no such allocator."""
+        if not self._simulated or self.options is None or self.options.expandable_segments:
+            return None
+        return replace(self, options=replace(self.options, expandable_segments=True))
+
+    @cached_property
+    def smallest_bytes(self) -> int:
+        """The least memory with which the step runs."""
+        if not self._simulated:
+            return self.timeline.peak_bytes
+        try:
+            return smallest_capacity(self.sequence, self.options, total_bytes=self.device.memory_bytes)
+        except OutOfMemory:
+            # Expandable segments reserve addresses for little more than the device has: ask a larger one.
+            enough = 2 * self._unlimited.reserved_peak_bytes
+            return smallest_capacity(self.sequence, self.options, total_bytes=enough)
+
+    def runs_within(self, capacity_bytes: int) -> bool:
+        """Whether the step runs with so much memory for the allocator."""
+        if capacity_bytes < self.timeline.peak_bytes:
+            return False
+        if not self._simulated:
+            return True
+        if "smallest_bytes" in vars(self):
+            return self.smallest_bytes <= capacity_bytes
+        if self._unlimited.reserved_peak_bytes <= capacity_bytes:
+            return True
+        return not self._replayed(capacity_bytes).out_of_memory
+
+    @cached_property
+    def sequence(self) -> AllocationSequence:
+        """What the allocator is asked for: everything before the first step, and some steps."""
+        steps = TrainingSteps(self.timeline.trace, self._libraries)
+        found = AllocationSequence()
+        for requests in (steps.before(), steps.first(), *(steps.next() for _ in range(1, _STEPS))):
+            for number, size in requests:
+                if size:
+                    found.allocate(number, size)
+                else:
+                    found.free(number)
+        return found
+
+    @property
+    def _simulated(self) -> bool:
+        return self.timeline.trace.device == "cuda" and self.options is not None
+
+    @cached_property
+    def _libraries(self) -> tuple[LibraryWorkspace, ...]:
+        return library_workspaces(self.timeline.trace, self.device)
+
+    @cached_property
+    def _unlimited(self) -> AllocatorReplay:
+        return replay(self.sequence, self.options)
+
+    def _replayed(self, capacity_bytes: int) -> AllocatorReplay:
+        total = max(self.device.memory_bytes, capacity_bytes)
+        return replay(self.sequence, self.options, capacity_bytes, total_bytes=total)
