@@ -68,6 +68,7 @@ def allocate(state: AllocatorState, asked: int, stream: int) -> MemoryBlock | No
         remaining = block
         block = MemoryBlock(pool, stream, size, remaining.address, state.part_age(remaining))
         block.reservation = remaining.reservation
+        block.home = remaining.home
         block.insert_between(remaining.previous, remaining)
         remaining.address += size
         remaining.size = rest
@@ -221,7 +222,7 @@ def _best_fit(state: AllocatorState, pool: Pool, stream: int, size: int) -> Memo
             return None
         if size >= state.max_split and block.size >= size + state.max_rounding:
             return None
-    pool.remove(block)
+    free.remove(block)
     return block
 
 
