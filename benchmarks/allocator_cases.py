@@ -110,12 +110,14 @@ def random_case(option: str, seed: int, events: int = 0) -> AllocatorCase:
     )
     count = events or draw.choice((30, 100, 300, 600))
     text = "".join(f"{line}\n" for line in _events(draw, count, kind.get("streams", 1)))
-    capacity = draw.choice((1 << 40, draw.randint(100, 1000) * MIB, draw.randint(20 * MIB, 300 * MIB)))
+    # Near the peak, much is released to serve a request; far below it, nothing helps.
+    tight = int(most_alive(text) * draw.uniform(1, 1.4)) + draw.randint(0, 8 * MIB)
+    capacity = draw.choice((1 << 40, tight, draw.randint(20 * MIB, 300 * MIB)))
     if kind.get("tight"):
-        capacity = draw.randint(10 * MIB, 150 * MIB)
+        capacity = tight
     fraction = draw.choice((0.1, 0.5, 0.8, 0.9, 1 / 3, 1.0)) if kind.get("fraction") else None
     if fraction is not None:
-        capacity = draw.randint(100, 1200) * MIB
+        capacity = draw.choice((int(tight / max(fraction, 0.1)), draw.randint(100, 1200) * MIB))
     return AllocatorCase(
         text=text,
         conf=conf,
@@ -150,6 +152,11 @@ def _events(draw: random.Random, count: int, streams: int) -> Iterator[str]:
         else:
             yield f"f {alive.pop() if draw.random() < in_order else alive.pop(draw.randrange(len(alive)))}"
     yield "m end"
+
+
+def most_alive(text: str) -> int:
+    """Return the most bytes that are asked for at once."""
+    return replay(parse_sequence(text)).requested_peak_bytes
 
 
 def _size(draw: random.Random) -> int:

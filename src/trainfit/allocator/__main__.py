@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainfit.allocator import event_sequence
+from trainfit.allocator.caching_allocator import OutOfMemory
 from trainfit.allocator.capacity_search import search_capacity
 from trainfit.allocator.conf_strings import parse_conf
 from trainfit.allocator.event_sequence import AllocationSequence, parse_sequence, read_sequence
@@ -61,14 +62,17 @@ def _run(given: argparse.Namespace) -> int:
     text = sys.stdin.read() if given.sequence == "-" else None
     sequence = read_sequence(given.sequence) if text is None else parse_sequence(text)
     if given.search:
-        found = search_capacity(
-            sequence,
-            options,
-            capacity,
-            total_bytes=total,
-            fraction=given.fraction,
-            manual_events=given.events == "manual",
-        )
+        try:
+            found = search_capacity(
+                sequence,
+                options,
+                capacity,
+                total_bytes=total,
+                fraction=given.fraction,
+                manual_events=given.events == "manual",
+            )
+        except OutOfMemory as reason:
+            raise OptionError(f"it does not even run in {capacity} bytes. {reason}") from None
         print(json.dumps({"event": "search", **asdict(found)}))
         return 0
     begin = time.perf_counter()

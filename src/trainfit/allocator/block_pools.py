@@ -7,7 +7,18 @@ compares instead. A rank is one integer, because comparing integers is cheap.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+
+def position_of(sizes: list[int], size: int) -> int:
+    """Return where a size is in a sorted list, or would be."""
+    low = 0
+    high = len(sizes)
+    while low < high:
+        middle = (low + high) >> 1
+        if sizes[middle] < size:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 class Reservation:
@@ -85,7 +96,7 @@ class FreeBlocks:
         bucket = self.buckets[size]
         if len(bucket) == 1:
             del self.buckets[size]
-            del self.sizes[bisect_left(self.sizes, size)]
+            del self.sizes[position_of(self.sizes, size)]
         elif bucket[0] is block:
             del bucket[0]
         else:
@@ -134,7 +145,7 @@ class Pool:
         bucket = free.buckets.get(size)
         if bucket is None:
             free.buckets[size] = [block]
-            insort(free.sizes, size)
+            free.sizes.insert(position_of(free.sizes, size), size)
             return
         shift = self.rank_shift
         rank = block.age + (block.address >> shift)
