@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
 
-from trainfit.allocator import caching_core
+from trainfit.allocator import fast_core
 from trainfit.allocator.allocator_options import AllocatorOptions
-from trainfit.allocator.allocator_state import BY_ADDRESS, BY_BLOCK, BY_SEGMENT, AllocatorState
-from trainfit.allocator.block_pools import MemoryBlock
-from trainfit.allocator.stand_in_device import StandInDevice
+from trainfit.allocator.allocator_state import BY_ADDRESS, BY_BLOCK, BY_SEGMENT
+from trainfit.allocator.fast_core import AllocatorState, MemoryBlock, StandInDevice
 from trainfit.errors import OptionError
 
 MIB = 1 << 20
@@ -109,7 +108,7 @@ class CachingAllocator:
         if size == 0:
             self._alive[name] = None
             return 0
-        block = caching_core.allocate(self.state, size, stream)
+        block = fast_core.allocate(self.state, size, stream)
         if block is None:
             raise OutOfMemory(out_of_memory_text(self.state, size), name, size, stream, self.statistics())
         self._alive[name] = block
@@ -120,13 +119,13 @@ class CachingAllocator:
         block = self._of(name)
         del self._alive[name]
         if block is not None:
-            caching_core.free(self.state, block)
+            fast_core.free(self.state, block)
 
     def record_stream(self, name: Hashable, stream: int) -> None:
         """Say that another stream uses it: after it is freed, it is not handed out before that is done."""
         block = self._of(name)
         if block is not None:
-            caching_core.record_stream(block, stream)
+            fast_core.record_stream(block, stream)
 
     def complete_events(self) -> None:
         """Let everything that other streams do be done; seen at the next allocation."""
@@ -134,7 +133,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give back to the device what is free and can be given back, as `torch.cuda.empty_cache()`."""
-        caching_core.empty_cache(self.state)
+        fast_core.empty_cache(self.state)
 
     def reset_peaks(self) -> None:
         """Count peaks from now on, as `torch.cuda.reset_peak_memory_stats()`."""
@@ -209,7 +208,7 @@ def statistics_of(state: AllocatorState) -> AllocatorStatistics:
 def out_of_memory_text(state: AllocatorState, size: int) -> str:
     """Return what torch says about a request that it cannot serve, without its advice."""
     device = state.device
-    wanted = caching_core.segment_size(state, caching_core.rounded_size(state, size))
+    wanted = fast_core.segment_size(state, fast_core.rounded_size(state, size))
     allowed = f"{_size_text(state.allowed)} allowed; " if state.allowed >= 0 else ""
     return (
         f"CUDA out of memory. Tried to allocate {_size_text(wanted)}. GPU 0 has a total capacity of "

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainfit.allocator.allocator_options import AllocatorOptions
-from trainfit.allocator.allocator_state import AllocatorState
 from trainfit.allocator.caching_allocator import OutOfMemory, new_state, out_of_memory_text, statistics_of
 from trainfit.allocator.event_sequence import AllocationSequence
+from trainfit.allocator.fast_core import AllocatorState
 from trainfit.allocator.replay_loop import RECORD
 from trainfit.allocator.sequence_replay import UNLIMITED, run_to_end
 from trainfit.allocator.stand_in_device import PAGE

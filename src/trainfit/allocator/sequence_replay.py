@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainfit.allocator.allocator_options import AllocatorOptions
-from trainfit.allocator.allocator_state import AllocatorState
-from trainfit.allocator.block_pools import MemoryBlock
 from trainfit.allocator.caching_allocator import (
     AllocatorStatistics,
     new_state,
@@ -15,7 +13,8 @@ from trainfit.allocator.caching_allocator import (
     statistics_of,
 )
 from trainfit.allocator.event_sequence import AllocationSequence
-from trainfit.allocator.replay_loop import ALLOCATE, MARK, run_events
+from trainfit.allocator.fast_core import AllocatorState, MemoryBlock, run_events
+from trainfit.allocator.replay_loop import ALLOCATE, MARK
 
 UNLIMITED = 16 << 40
 """Bytes of a device on which nothing that is of interest runs out of memory."""
