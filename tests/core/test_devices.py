@@ -142,10 +142,10 @@ def test_a_gpu_keeps_part_of_its_memory_for_the_cuda_context() -> None:
 
 
 def test_a_gpu_keeps_a_margin_and_a_cpu_none() -> None:
-    """15 % of 1,000,000 usable bytes are 150,000: beyond them it fits, within them nobody knows."""
+    """4 % of 1,000,000 usable bytes are 40,000: beyond them it fits, within them nobody knows."""
     device = Device("made up", "cuda", CONTEXT_BYTES + 1_000_000)
-    assert (device.margin_bytes, device.default_budget_bytes) == (150_000, 850_000)
-    peaks = (850_000, 850_001, 1_000_000, 1_000_001)
+    assert (device.margin_bytes, device.default_budget_bytes) == (40_000, 960_000)
+    peaks = (960_000, 960_001, 1_000_000, 1_000_001)
     expected = ["fits", "too close to call", "too close to call", "does not fit"]
     assert [device.verdict(peak) for peak in peaks] == expected
     cpu = Device("cpu", "cpu", 1_000_000)

@@ -130,7 +130,7 @@ def trace() -> Trace:
 def test_they_are_chosen_where_the_device_waits_for_the_host(trace: Trace) -> None:
     """A plan at the peak of full checkpointing: followed op by op it would take three times as long."""
     costs = costs_of(trace)
-    planner = Planner(trace, costs)
+    planner = Planner(trace, costs, allocator=None)
     effects = [
         effect_of(trace, block, full_recompute(block)) for block in blocks_of(trace, [1.0] * len(trace.ops))
     ]

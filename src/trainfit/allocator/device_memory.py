@@ -20,8 +20,9 @@ from trainfit.devices.device_table import Device
 from trainfit.devices.library_handles import LibraryWorkspace, library_workspaces
 from trainfit.traces.simulate import Timeline
 
-_STEPS = 4
-"""How many steps are replayed: the second leaves memory as the later ones find it, in all that were tried."""
+_STEPS = (4, 8, 16)
+"""How many steps are replayed: the least of these in whose last one nothing changes. Mostly the second leaves
+memory as the later ones find it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class DeviceMemory:
     """The least memory for the allocator with which the step runs."""
     libraries: tuple[LibraryWorkspace, ...] = ()
     """What cuBLAS and its like keep; it is in all of the figures."""
+    grows_for_steps: int | None = None
+    """After how many steps the allocator still reserved more than before; None if it does not any more."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class StepMemory:
             self._unlimited.reserved_peak_bytes,
             self.smallest_bytes,
             self._libraries,
+            None if _is_steady(self._unlimited) else _STEPS[-1],
         )
 
     def with_expandable_segments(self) -> StepMemory | None:
@@ -90,17 +94,35 @@ class StepMemory:
             return True
         return not self._replayed(capacity_bytes).out_of_memory
 
-    @cached_property
+    @property
     def sequence(self) -> AllocationSequence:
-        """What the allocator is asked for: everything before the first step, and some steps."""
-        steps = TrainingSteps(self.timeline.trace, self._libraries)
+        """What the allocator is asked for: everything before the first step, and steps until it is steady."""
+        return self._replayed_until_steady[0]
+
+    @property
+    def _unlimited(self) -> AllocatorReplay:
+        return self._replayed_until_steady[1]
+
+    @cached_property
+    def _replayed_until_steady(self) -> tuple[AllocationSequence, AllocatorReplay]:
+        for steps in _STEPS:
+            sequence = self._sequence_of(steps)
+            replayed = replay(sequence, self.options)
+            if _is_steady(replayed):
+                break
+        return sequence, replayed
+
+    def _sequence_of(self, steps: int) -> AllocationSequence:
+        """Return what is asked for before the first step and in so many, with a mark after each."""
+        training = TrainingSteps(self.timeline.trace, self._libraries)
         found = AllocationSequence()
-        for requests in (steps.before(), steps.first(), *(steps.next() for _ in range(1, _STEPS))):
+        for requests in (training.before(), training.first(), *(training.next() for _ in range(1, steps))):
             for number, size in requests:
                 if size:
                     found.allocate(number, size)
                 else:
                     found.free(number)
+            found.mark()
         return found
 
     @property
@@ -111,10 +133,12 @@ class StepMemory:
     def _libraries(self) -> tuple[LibraryWorkspace, ...]:
         return library_workspaces(self.timeline.trace, self.device)
 
-    @cached_property
-    def _unlimited(self) -> AllocatorReplay:
-        return replay(self.sequence, self.options)
-
     def _replayed(self, capacity_bytes: int) -> AllocatorReplay:
         total = max(self.device.memory_bytes, capacity_bytes)
         return replay(self.sequence, self.options, capacity_bytes, total_bytes=total)
+
+
+def _is_steady(replayed: AllocatorReplay) -> bool:
+    """Whether the last step left the device's memory as it found it."""
+    before, after = (moment.statistics for moment in replayed.moments[-2:])
+    return (before.reserved, before.reserved_peak) == (after.reserved, after.reserved_peak)

@@ -72,7 +72,17 @@ class Estimate:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What had to be assumed, and what went wrong while costs were measured."""
-        return self.trace.warnings + (self.costs.warnings if self.costs else ())
+        return self.trace.warnings + self._about_memory + (self.costs.warnings if self.costs else ())
+
+    @property
+    def _about_memory(self) -> tuple[str, ...]:
+        steps = self.memory.grows_for_steps
+        if steps is None:
+            return ()
+        return (
+            f"torch's caching allocator still reserved more memory in step {steps} than before: how memory "
+            "is cut up does not become steady, and later steps may need more than is said here",
+        )
 
     @property
     def fits(self) -> bool:

@@ -32,14 +32,13 @@ CONTEXT_BYTES = 450 * 2**20
 """What the CUDA context and the loaded kernels take of a GPU before the first tensor; 0.3 to 0.6 GiB,
 depending on the driver and on how many kernels the process has loaded."""
 
-MARGIN_SHARE = 0.15
-"""The share of a GPU's usable memory that is left for what is not simulated: how torch's caching allocator
-cuts memory up, and the workspaces of cuBLAS and cuDNN.
+MARGIN_SHARE = 0.04
+"""The share of a GPU's usable memory that is left for what is not simulated: the algorithms that cuDNN chooses
+and their workspaces, kernels that are loaded late, other processes.
 
-Of six training steps whose allocations were replayed through the real allocator (GPT-2, ResNet-50 and Llama,
-with plans and without), the worst needed 16.7 % more memory than it asked for. That is 14.3 % of what it
-needed; the rest is for the libraries, which take 8 to 32 MiB per stream. With
-`PYTORCH_ALLOC_CONF=expandable_segments:True` the worst needed 1.4 % more."""
+`benchmarks/memory_published.py` compares with batches that ran or ran out of memory on a GPU of 24 GB: of those
+that ran, the one closest to the limit is predicted to need 95.8 % of the usable memory, and of those that did
+not, 101.4 %."""
 
 _MPS = (
     "Apple's GPUs (mps) cannot be predicted: what torch's Metal kernels keep and allocate inside Metal is "

@@ -27,7 +27,8 @@ _MOST_ROUNDS = 8
 _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 """Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
 _ROOM_SHARE = 0.005
-"""Of the budget: less room than this is not worth another attempt."""
+"""Of the budget: between one that is enough for the model and one that is too much, less is not worth looking
+for."""
 _FEW_OPTIONS = 400
 """So few are solved to the end, if that is quick."""
 _FINE_SECONDS = 2.0
@@ -73,11 +74,11 @@ class Planner:
         """Return the fastest plan that was found to run within the budget.
 
         The replay is the truth: the model is asked for as much less as it was wrong by. What an allocator
-        adds differs from plan to plan, so that there may be room left; then for some of that more.
+        adds differs from plan to plan: where that leaves room, the model is asked for some of it again.
         """
         best: Certified | None = None
         modelled, bound = certify.peak_within(self.trace, budget_bytes), 0.0
-        exceeds = modelled + 1
+        enough, exceeds = 0, modelled
         for number in range(_MOST_ROUNDS):
             found = self._solved(modelled, max(deadline - time.monotonic(), 1.0))
             if number == 0:
@@ -86,18 +87,18 @@ class Planner:
             if not found.feasible:
                 break
             plan = self.certified(found.options, budget_bytes, bound)
-            if not plan.fits:
-                exceeds = min(exceeds, modelled)
+            if plan.fits:
+                if best is None or plan.step_seconds < best.step_seconds:
+                    best = plan
+                enough = modelled
+            else:
+                exceeds = modelled
+            if best is None:
                 modelled -= max(plan.memory_bytes - budget_bytes, 1)
-                if best is not None:
-                    break
                 continue
-            if best is None or plan.step_seconds < best.step_seconds:
-                best = plan
-            spare = budget_bytes - plan.memory_bytes if number else 0
-            if spare < _ROOM_SHARE * budget_bytes or time.monotonic() > deadline:
+            if exceeds - enough < _ROOM_SHARE * budget_bytes or time.monotonic() > deadline:
                 break
-            modelled = min(modelled + spare, (modelled + exceeds) // 2)
+            modelled = (enough + exceeds) // 2
         return best
 
     def nothing(self, budget_bytes: int = 0) -> Certified:
