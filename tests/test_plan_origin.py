@@ -73,7 +73,7 @@ def test_the_same_settings_but_other_operators() -> None:
 def plan_with(module: str) -> trainfit.Plan:
     """Return a plan with this region; which ones are the fastest depends on how fast this machine is."""
     trace = trainfit.capture(build)
-    planner = Planner(trace, roofline_costs(trace, find_device("h100")))
+    planner = Planner(trace, roofline_costs(trace, find_device("h100")), allocator=None)
     calls = [trace.calls[option.effects[0].region.call] for option in planner.problem.options]
     number = next(n for n, call in enumerate(calls) if trace.module_name(call.module) == module)
     return replace(planner.certified([number], 0, 0.0).plan, device="cpu")
@@ -189,7 +189,7 @@ def test_sizes_that_depend_on_data_say_nothing_about_the_batch() -> None:
     x = torch.ones(16, 8)
     x[3:] = -1.0
     trace = trainfit.capture(lambda: trainfit.Step.of(Routed(), x, loss=lambda loss: loss))
-    planner = Planner(trace, roofline_costs(trace, find_device("h100")))
+    planner = Planner(trace, roofline_costs(trace, find_device("h100")), allocator=None)
     plan = replace(planner.certified([0], 0, 0.0).plan, device="cpu", reserve_bytes=0)
     assert [region.module for region in plan.regions] == ["Routed"]
     model = trainfit.apply(Routed(), plan)

@@ -89,7 +89,7 @@ def random_step(seed: int, device: str = "cuda") -> Callable[[], Step]:
 
 def planner_of(build: Callable[[], Step], device: str = "cuda") -> Planner:
     trace = trainfit.capture(build, device=H100 if device == "cuda" else "cpu")
-    return Planner(trace, roofline_costs(trace, PRICES))
+    return Planner(trace, roofline_costs(trace, PRICES), allocator=None)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -88,7 +88,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
 @pytest.fixture(scope="module")
 def planner() -> Planner:
     trace = trainfit.capture(build(device="cuda"), device=H100)
-    return Planner(trace, roofline_costs(trace, PRICES))
+    return Planner(trace, roofline_costs(trace, PRICES), allocator=None)
 
 
 def test_full_checkpointing_is_what_torch_does(trace: Trace) -> None:
@@ -112,7 +112,7 @@ def test_full_checkpointing_is_what_torch_does(trace: Trace) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 def test_the_promise_is_what_capture_sees_with_the_plan_applied(trace: Trace, share: float) -> None:
-    planner = Planner(trace, roofline_costs(trace, PRICES))
+    planner = Planner(trace, roofline_costs(trace, PRICES), allocator=None)
     smallest = planner.smallest().peak_bytes
     found = planner.plan(smallest + int(share * (planner.step.peak_bytes - smallest)))
     plan = found.plan
@@ -150,7 +150,7 @@ def test_every_promise_is_within_the_budget_and_more_memory_never_costs_time(pla
 
 
 def test_the_same_trace_prices_and_budget_give_the_same_plan(planner: Planner) -> None:
-    again = Planner(planner.trace, planner.costs)
+    again = Planner(planner.trace, planner.costs, allocator=None)
     for share in (0.6, 0.8):
         budget = int(share * planner.step.peak_bytes)
         assert again.plan(budget).plan == planner.plan(budget).plan
@@ -223,7 +223,7 @@ def test_batch_norm_may_run_again() -> None:
         return Step.of(model, (images,), loss=lambda out: out.square().mean(), optimizer=None)
 
     trace = trainfit.capture(make, device="cpu")
-    plan = Planner(trace, roofline_costs(trace, PRICES)).smallest().plan
+    plan = Planner(trace, roofline_costs(trace, PRICES), allocator=None).smallest().plan
     decisions = {op.decision for kind in plan.kinds for op in kind.ops if "batch_norm" in op.name}
     assert "recompute" in decisions
     states: list[dict[str, torch.Tensor]] = []
@@ -255,7 +255,7 @@ def test_passes_that_accumulate_gradients_share_their_decisions() -> None:
         return Step(model=model, optimizer=optimizer, run=run)
 
     trace = trainfit.capture(make, device="cpu")
-    planner = Planner(trace, roofline_costs(trace, PRICES))
+    planner = Planner(trace, roofline_costs(trace, PRICES), allocator=None)
     smallest = planner.smallest().peak_bytes
     found = planner.plan((smallest + planner.step.peak_bytes) // 2)
     plan = found.plan
@@ -303,7 +303,7 @@ def test_what_the_next_call_overwrites_is_kept() -> None:
         return Step.of(model, torch.randn(64, 16), loss=torch.mean, optimizer=optimizer)
 
     trace = trainfit.capture(build)
-    plan = Planner(trace, roofline_costs(trace, PRICES)).smallest().plan
+    plan = Planner(trace, roofline_costs(trace, PRICES), allocator=None).smallest().plan
     assert ("Sequential.1", 0) in [(region.module, region.call) for region in plan.regions]
     assert compare_results(build, plan).differences == ()
 

@@ -67,7 +67,7 @@ def step_of(device: str = "cpu", between: Callable[[torch.Tensor], torch.Tensor]
 def plan_of_rows(device: str, length: int) -> tuple[Planner, Certified]:
     """Return the plan that checkpoints all rows of this length, keeping as little as possible."""
     trace = trainfit.capture(lambda: step_of(device), device="cpu" if device == "cpu" else H100)
-    planner = Planner(trace, roofline_costs(trace, PRICES))
+    planner = Planner(trace, roofline_costs(trace, PRICES), allocator=None)
     chosen: dict[int, int] = {}
     for number, option in enumerate(planner.problem.options):
         if len(option.effects[0].region.calls) == length:

@@ -55,7 +55,7 @@ def test_the_second_call_casts_the_weights_again_when_it_is_computed_again() -> 
 def test_the_promise_is_kept() -> None:
     """For every region by itself, and all that it could keep."""
     trace = capture(build, limits=THOROUGH)
-    planner = Planner(trace, roofline_costs(trace, find_device("h100")))
+    planner = Planner(trace, roofline_costs(trace, find_device("h100")), allocator=None)
     plans = [planner.certified([number], 0, 0.0).plan for number in range(len(planner.problem.options))]
     assert {("Sequential.1", call) for call in range(3)} <= {
         (region.module, region.call) for plan in plans for region in plan.regions

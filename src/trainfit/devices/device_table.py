@@ -33,12 +33,12 @@ CONTEXT_BYTES = 450 * 2**20
 depending on the driver and on how many kernels the process has loaded."""
 
 MARGIN_SHARE = 0.04
-"""The share of a GPU's usable memory that is left for what is not simulated: the algorithms that cuDNN chooses
-and their workspaces, kernels that are loaded late, other processes.
+"""The share of a GPU's usable memory that is left for what is not simulated: the algorithms that cuDNN
+chooses and their workspaces, kernels that are loaded late, other processes.
 
-`benchmarks/memory_published.py` compares with batches that ran or ran out of memory on a GPU of 24 GB: of those
-that ran, the one closest to the limit is predicted to need 95.8 % of the usable memory, and of those that did
-not, 101.4 %."""
+`benchmarks/memory_published.py` compares with batches that ran or ran out of memory on a GPU of 24 GB: of
+those that ran, the one closest to the limit is predicted to need 95.8 % of the usable memory, and of those
+that did not, 101.4 %."""
 
 _MPS = (
     "Apple's GPUs (mps) cannot be predicted: what torch's Metal kernels keep and allocate inside Metal is "
