@@ -23,6 +23,7 @@ LAYERS = (
     "operators",
     "memory",
     "devices",
+    "allocator",
     "plans",
     "ordering",
     "steps",
@@ -174,7 +175,9 @@ def test_other_libraries_stay_where_they_belong(library: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-PARTS_WITHOUT_TORCH = "errors basics traces operators memory devices plans ordering planning report cli"
+PARTS_WITHOUT_TORCH = (
+    "errors basics traces operators memory devices allocator plans ordering planning report cli"
+)
 WITHOUT_TORCH = tuple(
     name for name in FILES if name == "trainfit" or name.split(".")[1] in PARTS_WITHOUT_TORCH.split()
 )
