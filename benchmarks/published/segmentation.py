@@ -8,12 +8,18 @@ with a cross entropy at the resolution of the image.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainfit import Step
+
+from .older_torch import LogSoftmaxWithInput
+
+DEVICE = "cuda"
 CLASSES = 19
 _DEPTHS = {"r18": (2, 2, 2, 2), "r50": (3, 4, 6, 3), "r101": (3, 4, 23, 3)}
 _STRIDES, _DILATIONS = (1, 2, 1, 1), (1, 1, 2, 4)
@@ -99,22 +105,35 @@ class FullyConvolutional(nn.Module):
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     resized = F.interpolate(logits.float(), labels.shape[1:], mode="bilinear", align_corners=False)
-    scores = _LogSoftmaxOf2020.apply(resized)
+    scores = LogSoftmaxWithInput.apply(resized)
     # One loss per pixel first: mmsegmentation weighs them.
     return F.nll_loss(scores, labels, reduction="none", ignore_index=255).mean()
 
 
-class _LogSoftmaxOf2020(torch.autograd.Function):
-    """Up to torch 1.10, autograd kept the input of a log softmax beside its result, only for its dtype."""
+def build_segmentation(config: dict[str, Any]) -> Callable[[], Step]:
+    """Return the function that builds the step of a row.
 
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor) -> Tensor:
-        result = torch.ops.aten._log_softmax.default(scores, 1, False)
-        ctx.save_for_backward(scores, result)
-        return result
+    Each process of data parallel training has a second copy of all gradients, in the buckets that it sends.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        scores, result = ctx.saved_tensors
-        made: Tensor = torch.ops.aten._log_softmax_backward_data.default(gradient, result, 1, scores.dtype)
-        return made
+    def build() -> Step:
+        torch.backends.cudnn.allow_tf32 = False  # no such thing on a V100
+        model = FullyConvolutional(config["depth"]).to(DEVICE).train()
+        images = torch.randn(config["images"], 3, config["height"], config["width"], device=DEVICE)
+        shape = (config["images"], config["height"], config["width"])
+        labels = torch.randint(0, CLASSES, shape, device=DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=False)
+        buckets = [torch.zeros_like(parameter) for parameter in model.parameters()]
+
+        def run() -> Tensor:
+            with torch.autocast(DEVICE, torch.float16, enabled="fp16" in config["precision"]):
+                loss: Tensor = model(images, labels)
+            optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
+            assert buckets
+            return loss
+
+        return Step(model=model, optimizer=optimizer, run=run)
+
+    return build
