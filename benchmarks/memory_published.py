@@ -246,8 +246,9 @@ def as_line(result: Result) -> str:
         )
     return (
         f"{result.kind:9} {result.id:52} {result.device:15} published "
-        f"{result.published_bytes / MIB:10.3f} MiB  predicted {result.predicted_bytes / MIB:10.3f}  {result.error:+8.3%}  libraries "
-        f"{result.library_bytes / MIB:6.3f}  workspace {result.workspace_bytes / MIB:7.3f}"
+        f"{result.published_bytes / MIB:10.3f} MiB  predicted {result.predicted_bytes / MIB:10.3f}  "
+        f"{result.error:+8.3%}  libraries {result.library_bytes / MIB:6.3f}  workspace "
+        f"{result.workspace_bytes / MIB:7.3f}"
     )
 
 

@@ -34,11 +34,11 @@ depending on the driver and on how many kernels the process has loaded."""
 
 MARGIN_SHARE = 0.15
 """The share of a GPU's usable memory that is left for what is not simulated: how torch's caching allocator
-cuts memory up, and the workspaces of cuBLAS and cuDNN.
+cuts memory up, what cuBLAS keeps, and what cuDNN may choose.
 
 Of six training steps whose allocations were replayed through the real allocator (GPT-2, ResNet-50 and Llama,
 with plans and without), the worst needed 16.7 % more memory than it asked for. That is 14.3 % of what it
-needed; the rest is for the libraries, which take 8 to 32 MiB per stream. With
+needed; the rest is for the libraries, which take 8.125 to 128 MiB per thread and stream. With
 `PYTORCH_ALLOC_CONF=expandable_segments:True` the worst needed 1.4 % more."""
 
 _MPS = (
