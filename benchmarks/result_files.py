@@ -59,6 +59,18 @@ TABLES: dict[str, dict[str, str]] = {
         "ops": "operators in the trace",
         "memory_bytes": "largest resident memory of the process",
     },
+    "memory_published": {
+        "id": "the row of published/memory.json; of a bracket the model, the batch and what became of it",
+        "kind": "`allocated`, `reserved`, or `bracket`",
+        "device": "the GPU",
+        "published_bytes": "as published; for a bracket what the GPU has without the CUDA context",
+        "allocated_bytes": "predicted: tensors, workspaces, what libraries keep",
+        "library_bytes": "of that, what cuBLAS keeps",
+        "workspace_bytes": "of that, the workspace of the kernel that runs at the peak",
+        "reserved_bytes": "predicted: what torch's allocator makes of it",
+        "smallest_bytes": "predicted: the smallest memory in which that allocator runs the step",
+        "published_digit_bytes": "what one more in the last published digit is",
+    },
     "time_accuracy_published": {
         "id": "the row of published/step_times.json",
         "family": "model and GPU",

@@ -16,6 +16,8 @@ from trainfit import Step
 from trainfit.models.gpt2 import GPT2, GPT2Config
 from trainfit.models.resnet import ResNet, ResNetConfig
 
+from .image_models import IMAGE_MODELS
+
 DEVICE = "cuda"
 
 
@@ -212,6 +214,7 @@ _RESNETS = {
     "resnet50": ResNetConfig(),
     "resnet101": ResNetConfig(blocks_per_stage=(3, 4, 23, 3)),
     "resnext50_32x4d": ResNetConfig(groups=32, group_width=4),
+    "resnext101_32x8d": ResNetConfig(blocks_per_stage=(3, 4, 23, 3), groups=32, group_width=8),
     "wide_resnet50_2": ResNetConfig(group_width=128),
 }
 _VITS = {
@@ -229,6 +232,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"width_coefficient": 1.0, "depth_coefficient": 1.0, "image_size": 224, "hidden_dim": 1280},
     ),
     "swin_tiny_patch4_window7_224": ("swin", {}),
+    "swinv2_tiny_window8_256": ("swinv2", {"image_size": 256, "window_size": 8}),
     "regnety_032": (
         "regnet",
         {
@@ -279,10 +283,10 @@ class _DenseLayer(nn.Module):
         return made
 
 
-class _DenseNet121(nn.Module):
+class _DenseNet(nn.Module):
     """Huang et al. 2016."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers_per_block: tuple[int, ...]) -> None:
         super().__init__()
         stem = (
             nn.Conv2d(3, 64, 7, 2, 3, bias=False),
@@ -293,7 +297,7 @@ class _DenseNet121(nn.Module):
         self.stem = nn.Sequential(*stem)
         self.blocks, self.transitions = nn.ModuleList(), nn.ModuleList()
         channels = 64
-        for layers in (6, 12, 24, 16):
+        for layers in layers_per_block:
             self.blocks.append(nn.ModuleList(_DenseLayer(channels + 32 * n) for n in range(layers)))
             channels += 32 * layers
             half = channels // 2
@@ -348,6 +352,8 @@ class _Mixer(nn.Module):
 
 _OWN: dict[str, Callable[[], nn.Module]] = {
     "vgg16": _vgg16,
-    "densenet121": _DenseNet121,
+    "densenet121": lambda: _DenseNet((6, 12, 24, 16)),
+    "densenet201": lambda: _DenseNet((6, 12, 48, 32)),
     "mixer_b16_224": _Mixer,
+    **IMAGE_MODELS,
 }

@@ -11,7 +11,6 @@ from torch import nn
 from trainfit.steps.step import Step
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Signature, TensorSpec, Trace
-from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.made_up_arguments import make_arguments
 from trainfit.workspace.measured import (
     QUICK,
@@ -262,72 +261,6 @@ def test_a_step_that_profiles_itself_is_left_alone() -> None:
     trace = captured(build)
     forward = signature(trace, ops(trace, "linalg_matrix_exp", phase="forward")[0])
     assert forward.workspace_bytes == alone(16, 1000.0)
-
-
-# Formulas for a GPU ---------------------------------------------------------------------------------------
-
-
-def _spec(dtype: str, *shape: int) -> TensorSpec:
-    return TensorSpec(dtype, shape, ())
-
-
-def _signature(name: str, *inputs: TensorSpec) -> Signature:
-    return Signature(name, inputs, (), "", view=False, in_place=False, random=False)
-
-
-def _attention(name: str, query: TensorSpec, key: TensorSpec) -> Signature:
-    return _signature(f"aten.{name}_attention_backward.default", query, query, key, key)
-
-
-def test_flash_backward_sums_the_gradient_of_the_query_in_fp32() -> None:
-    # GIVEN 2 sequences, 4 heads of 64, 256 rows: nothing has to be padded
-    query = _spec("bfloat16", 2, 4, 256, 64)
-    # THEN there are 64 fp32 sums and one more value for each row of each head
-    expected = 2 * 4 * 256 * 64 * 4 + 2 * 4 * 256 * 4
-    assert cuda_workspace_bytes(_attention("_scaled_dot_product_flash", query, query)) == expected
-
-
-def test_flash_backward_pads_rows_to_128_and_heads_to_32() -> None:
-    query = _spec("float16", 1, 3, 100, 40)
-    expected = 3 * 128 * 64 * 4 + 3 * 128 * 4
-    assert cuda_workspace_bytes(_attention("_scaled_dot_product_flash", query, query)) == expected
-
-
-def test_flash_backward_makes_gradients_for_every_query_head_where_heads_are_grouped() -> None:
-    query, key = _spec("bfloat16", 1, 8, 128, 64), _spec("bfloat16", 1, 2, 128, 64)
-    sums = 8 * 128 * 64 * 4 + 8 * 128 * 4
-    keys_and_values = 2 * (8 * 128 * 64 * 2)
-    found = cuda_workspace_bytes(_attention("_scaled_dot_product_flash", query, key))
-    assert found == sums + keys_and_values
-
-
-def test_efficient_backward_sums_in_fp32_only_for_lower_precisions() -> None:
-    full, low = _spec("float32", 2, 4, 256, 64), _spec("bfloat16", 2, 4, 256, 64)
-    per_row = 2 * 4 * 256 * 4
-    name = "_scaled_dot_product_efficient"
-    assert cuda_workspace_bytes(_attention(name, full, full)) == per_row
-    assert cuda_workspace_bytes(_attention(name, low, low)) == per_row + 3 * (2 * 4 * 256 * 64 * 4)
-
-
-def test_an_operator_without_a_formula_has_none() -> None:
-    assert cuda_workspace_bytes(_signature("aten.mm.default", _spec("float32", 4, 4))) is None
-
-
-def test_a_gpu_trace_takes_its_workspaces_from_the_formulas() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query = nn.Parameter(torch.zeros(2, 4, 256, 64, dtype=torch.bfloat16))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            query = self.query * 1
-            return F.scaled_dot_product_attention(query, query, query)
-
-    trace = captured(training(Attention, 1, loss=lambda y: y.float().sum()), "cuda")
-    backward = signature(trace, only_op(trace, "_scaled_dot_product_flash_attention_backward"))
-    assert backward.workspace_source == "formula"
-    assert backward.workspace_bytes == 2 * 4 * 256 * (64 + 1) * 4
-    assert {found.workspace_source for found in trace.signatures} == {"none", "formula"}
 
 
 # Results that lie differently than their metadata says ----------------------------------------------------

@@ -22,6 +22,7 @@ from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets import Target, load
 from trainfit.traces.trace import Trace
+from trainfit.workspace.gpu_workspaces import with_gpu_workspaces
 
 Build = Callable[..., Step]
 
@@ -77,7 +78,8 @@ class Request:
         """
         if isinstance(self.target, Trace):
             _refuse_other_device(self.target, self.device)
-            trace = self.target
+            on_gpu = self.device.kind == "cuda"  # where kernels differ from device to device
+            trace = with_gpu_workspaces(self.target, self.device) if on_gpu else self.target
         else:
             trace = capturing.capture(
                 self.resolved.build,

@@ -31,18 +31,19 @@ from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.replacing import while_set
 from trainfit.capturing.retarget import retargeted_to
 from trainfit.capturing.retarget.device import LooksLikeCuda
-from trainfit.capturing.retarget.gpu import ANY_GPU, Gpu
+from trainfit.capturing.retarget.gpu import Gpu
 from trainfit.capturing.retarget.libraries import libraries_on
 from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.values import Values
-from trainfit.devices.device_table import Device
+from trainfit.devices.device_table import ANY_GPU, Device
 from trainfit.errors import CaptureError, TrainfitError, UserCodeError
 from trainfit.steps.step import Step
 from trainfit.traces.memory_model import memory_model
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
-from trainfit.workspace import with_gpu_workspaces, with_measured_workspaces
+from trainfit.workspace import with_measured_workspaces
+from trainfit.workspace.gpu_workspaces import with_gpu_workspaces
 from trainfit.workspace.measured import QUICK, Limits, affordable, measure_operators
 from trainfit.workspace.profiler import no_cycle_collection
 
@@ -207,16 +208,16 @@ def capture(
             # Memory depends on values, and a step this small is cheap to run for real.
             know_everything = True
         assert traces is not None, "the layouts of results do not settle"
-        trace = heard(functools.partial(_finished, traces, kind, limits))
+        trace = heard(functools.partial(_finished, traces, session.gpu.device, kind, limits))
     refusals.refuse_uncountable(trace)
     trace.check()
     refusals.refuse_nothing_counted(trace)
     return trace
 
 
-def _finished(traces: list[Trace], kind: str, limits: Limits) -> Trace:
+def _finished(traces: list[Trace], gpu: Device, kind: str, limits: Limits) -> Trace:
     finish = functools.partial(with_measured_workspaces, limits=limits)
-    finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace) for trace in traces]
+    finished = [finish(trace) if kind == "cpu" else with_gpu_workspaces(trace, gpu) for trace in traces]
     # With workspaces, another run may have the largest peak.
     return counted(max(finished, key=_badness) if len(finished) > 1 else finished[0])
 

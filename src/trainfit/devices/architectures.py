@@ -26,6 +26,16 @@ def capability_of(architecture: str) -> Capability | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
+def threads_per_multiprocessor(architecture: str) -> int:
+    """Return how many threads a multiprocessor holds at once (CUDA C++ Programming Guide, appendix)."""
+    capability = capability_of(architecture)
+    if is_amd(architecture) or capability is None:
+        return 2048
+    if capability == (7, 5):
+        return 1024
+    return 1536 if capability in ((8, 6), (8, 7), (8, 9)) or capability[0] == 12 else 2048
+
+
 def same_kernels(first: str, second: str) -> bool:
     """Whether steps choose the same kernels on both architectures: attention asks for the generation.
 

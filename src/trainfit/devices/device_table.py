@@ -129,6 +129,10 @@ class Device:
         return "too close to call" if peak_bytes <= self.usable_bytes else "does not fit"
 
 
+ANY_GPU = Device("gpu", "cuda", 80 << 30, architecture="sm_90", sm_count=132)
+"""What is assumed of a GPU if only that it is one is known."""
+
+
 def find_device(name: str) -> Device:
     """Return the device that `name` means: a name as people or drivers write it, `cpu`, `cuda`, or a file."""
     if not isinstance(name, str):

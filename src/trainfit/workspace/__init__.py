@@ -3,12 +3,20 @@
 They are a property of (operator signature, device).
 
 - `profiler`: what a run allocates and frees on the CPU, as torch's profiler sees it
-- `formulas`: workspaces of CUDA kernels that are known
+- `kernel_workspace`: what is likely, and the most that it may be
+- `convolution_workspaces`: of convolutions on a GPU
+- `attention_workspaces`: of fused attention on a GPU
+- `sorting_workspaces`: of sorting, and of gradients that sort, on a GPU
+- `reduction_workspaces`: of reductions and norms on a GPU
+- `formulas`: which operator has which of these
+- `gpu_workspaces`: a trace with all of them, and what is said about it
 - `made_up_arguments`: arguments with which an operator can be run alone
 - `measured`: runs operators on this machine's CPU and reads the profiler
 - `remembered`: what was measured, written down for the next process
 - `conditions`: what a measurement holds for
 - `processor_faults`: kernels that would end this process
+
+What libraries keep from call to call is no workspace of a kernel: `devices/library_handles.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +26,6 @@ from dataclasses import replace
 from trainfit.operators.names import is_operator
 from trainfit.traces.assumptions import Assumption
 from trainfit.traces.trace import Signature, Trace
-from trainfit.workspace.formulas import cuda_workspace_bytes
 from trainfit.workspace.measured import Limits, measure_operators
 
 
@@ -44,14 +51,3 @@ def with_measured_workspaces(trace: Trace, limits: Limits) -> Trace:
         )
         assumptions += (Assumption("workspace", text),)
     return replace(trace, signatures=tuple(signatures), assumptions=assumptions)
-
-
-def with_gpu_workspaces(trace: Trace) -> Trace:
-    """Return the trace with the workspaces of a CUDA GPU's kernels, from formulas."""
-    signatures: list[Signature] = []
-    for signature in trace.signatures:
-        nbytes = cuda_workspace_bytes(signature)
-        if nbytes is not None:
-            signature = replace(signature, workspace_bytes=nbytes, workspace_source="formula")
-        signatures.append(signature)
-    return replace(trace, signatures=tuple(signatures))

@@ -1,61 +1,114 @@
-"""Workspaces of CUDA kernels, as formulas of the operator's signature.
+"""Workspaces of a GPU's kernels, as formulas of the operator's signature and the device.
 
-Only what is known and large is here. Convolutions are not: cuDNN chooses an algorithm, and with it a
-workspace, at run time.
+One table says which operator has which formula; what each is, and where it comes from, stands with it. What
+is not in the table allocates nothing inside itself, or nothing that counts (scans, searches for nonzero
+elements: a few bytes per thousand elements), except for those in `_NOT_KNOWN`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from trainfit.operators.recorded_calls import ITEM_BYTES
+from trainfit.devices.device_table import ANY_GPU, Device
+from trainfit.operators.families import FACTORISATIONS, RECURRENT
+from trainfit.operators.names import OperatorSet, aten_name
+from trainfit.operators.recorded_calls import ITEM_BYTES, RecordedArguments, elements
 from trainfit.traces.trace import Signature
+from trainfit.workspace import attention_workspaces as attention
+from trainfit.workspace import reduction_workspaces as reductions
+from trainfit.workspace import sorting_workspaces as sorting
+from trainfit.workspace.convolution_workspaces import convolution_backward_workspace, convolution_workspace
+from trainfit.workspace.kernel_workspace import KernelWorkspace
 
-_FLASH_BLOCK = 128
-_HEAD_BLOCK = 32
+_CHUNK = 65536
+"""Elements of a tensor that one block of an operator on lists works on."""
+
+_NOT_KNOWN = (
+    FACTORISATIONS
+    | RECURRENT
+    | OperatorSet.of(
+        """
+        _fft_r2c _fft_c2r _fft_c2c _grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2 _ctc_loss
+        _ctc_loss_backward _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive mode kthvalue
+        median nanmedian multinomial randperm histc bincount _embedding_bag_dense_backward
+        _embedding_bag_backward _cdist_forward _cdist_backward
+        """
+    )
+)
+"""Operators that allocate inside themselves, by rules that are not public or not written here."""
 
 
-def cuda_workspace_bytes(signature: Signature) -> int | None:
-    """Return the bytes that a CUDA kernel allocates inside itself; None where no formula is known."""
-    formula = _FORMULAS.get(signature.name)
-    return None if formula is None else formula(signature)
+def gpu_workspace(
+    signature: Signature, device: Device = ANY_GPU, tf32: bool = False
+) -> KernelWorkspace | None:
+    """Return what a GPU's kernel allocates inside itself; None where that is not known.
 
-
-def _flash_backward(signature: Signature) -> int:
-    """Flash attention sums the query's gradient in fp32, and keeps one fp32 value per row.
-
-    Rows are padded to 128 and heads to 32 (Dao, FlashAttention-2, 2023). With grouped query heads the key
-    and value gradients are first made for every query head, in the tensors' dtype.
+    `tf32` is whether convolutions in float32 may be rounded.
     """
-    query, key = signature.inputs[1], signature.inputs[2]
-    batch, heads, rows, head = query.shape
-    key_heads, columns = key.shape[1], key.shape[2]
-    padded_rows = -(-rows // _FLASH_BLOCK) * _FLASH_BLOCK
-    padded_head = -(-head // _HEAD_BLOCK) * _HEAD_BLOCK
-    total = 4 * batch * heads * padded_rows * (padded_head + 1)
-    if key_heads != heads:
-        total += 2 * batch * heads * columns * head * ITEM_BYTES[key.dtype]
-    return total
+    name = aten_name(signature.name)
+    if name in _CONVOLUTIONS:
+        return _CONVOLUTIONS[name](signature, device, tf32)
+    formula = _FORMULAS.get(name)
+    found = formula(signature, device) if formula else None if signature.name in _NOT_KNOWN else 0
+    return None if found is None else KernelWorkspace(found, found)
 
 
-def _efficient_backward(signature: Signature) -> int:
-    """The memory-efficient kernel keeps one fp32 value per row, and sums in fp32 for 16-bit dtypes."""
-    query, key, value = signature.inputs[1], signature.inputs[2], signature.inputs[3]
-    batch, heads, rows, _ = query.shape
-    total = 4 * batch * heads * rows
-    if query.dtype != "float32":
-        total += 4 * sum(math.prod(spec.shape) for spec in (query, key, value))
-    return total
+def has_formula(signature: Signature) -> bool:
+    """Whether an operator's workspace is computed, rather than nothing."""
+    name = aten_name(signature.name)
+    return name in _CONVOLUTIONS or name in _FORMULAS
 
 
-def _embedding_backward(signature: Signature) -> int:
-    """The indices are sorted with their positions: two sorted copies and the sort's own two."""
-    return 4 * 8 * math.prod(signature.inputs[1].shape)
+def _reduced_loss(signature: Signature, device: Device) -> int:
+    """A loss that is a mean or a sum first writes what it is the mean of."""
+    spec = signature.inputs[0]
+    if RecordedArguments(signature).get(2, "reduction", 1) == 0:
+        return 0
+    return elements(spec) * ITEM_BYTES.get(spec.dtype, 1)
 
 
-_FORMULAS: dict[str, Callable[[Signature], int]] = {
-    "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
-    "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
-    "aten.embedding_dense_backward.default": _embedding_backward,
+def _list_norm(signature: Signature, device: Device) -> int:
+    """Norms of many tensors: one float32 (or float64) per tensor for each chunk of the largest."""
+    if not signature.inputs:
+        return 0
+    chunks = max(-(-elements(spec) // _CHUNK) for spec in signature.inputs)
+    item = max(max(ITEM_BYTES.get(spec.dtype, 1) for spec in signature.inputs), 4)
+    return item * len(signature.inputs) * chunks
+
+
+_CONVOLUTIONS: dict[str, Callable[[Signature, Device, bool], KernelWorkspace]] = {
+    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), convolution_workspace),
+    "convolution_backward": convolution_backward_workspace,
+}
+_FORMULAS: dict[str, Callable[[Signature, Device], int | None]] = {
+    "_scaled_dot_product_flash_attention": attention.flash_forward,
+    "_scaled_dot_product_flash_attention_backward": attention.flash_backward,
+    "_scaled_dot_product_efficient_attention": attention.efficient_forward,
+    "_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+    "embedding_dense_backward": sorting.embedding_backward,
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), sorting.index_put),
+    "sort": sorting.sort,
+    "topk": sorting.topk,
+    **dict.fromkeys(
+        (
+            *("sum", "nansum", "mean", "prod", "amax", "amin", "any", "all", "argmax", "argmin", "norm"),
+            *("linalg_vector_norm", "var", "std", "var_mean", "std_mean", "max", "min"),
+        ),
+        reductions.reduction,
+    ),
+    **dict.fromkeys(
+        ("native_layer_norm_backward", "_fused_rms_norm_backward"), reductions.layer_norm_backward
+    ),
+    "native_group_norm": reductions.group_norm,
+    "native_group_norm_backward": reductions.group_norm_backward,
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_stats"),
+        reductions.batch_norm,
+    ),
+    **dict.fromkeys(
+        ("native_batch_norm_backward", "batch_norm_backward", "batch_norm_backward_reduce"),
+        reductions.batch_norm_backward,
+    ),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _reduced_loss),
+    "_foreach_norm": _list_norm,
 }

@@ -20,8 +20,6 @@ from trainfit.errors import CaptureError
 from trainfit.traces.assumptions import Assumption
 
 CUDA = torch.device("cuda", 0)
-ANY_GPU = Device("gpu", "cuda", 80 << 30, architecture="sm_90", sm_count=132)
-"""What a step is captured for if only the kind of device is given."""
 _RECENT: Capability = (9, 0)
 
 
