@@ -3,7 +3,7 @@
     TRAINFIT_ALLOCATOR_ORACLE=.../2.9.1/alloc_oracle:... python tests/allocator/recorded_answers.py
 
 records them again. Most of the cases are such that versions differ. An answer is kept once for all versions
-that give it: status, rows of numbers (marks, failures, the end), the first message, and differences of addresses.
+that give it: status, rows of numbers (marks, failures, the end), the first message, steps between addresses.
 """
 
 from __future__ import annotations
