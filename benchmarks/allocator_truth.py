@@ -5,9 +5,10 @@
 
 The oracle is torch's real `libc10_cuda.so` on a device made of a counter; `allocator_cases.py` says how it is
 found. Compared are all statistics at all marks, all placements, messages and exit status. The newest version
-runs `--sequences` random sequences per option, the others `--others`. Each model's step runs four times in a
-row, with and without expandable segments, with enough memory and with the smallest capacity that does; for
-each, the oracle's search for that capacity has to find the same. Exit code 1 if anything differs.
+runs `--sequences` random sequences per option, the others `--others`. Each model is trained from before its
+first step until the allocator is steady, with and without expandable segments, with enough memory and with the
+smallest capacity that does; for each, the oracle's search for that capacity has to find the same. Exit code 1
+if anything differs.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from allocator_cases import (
 )
 from result_files import arguments, write_rows
 from trainfit.allocator import (
-    AllocationSequence,
     parse_conf,
     parse_sequence,
     replay,
     search_capacity,
     sequence_text,
 )
+from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.fast_core import COMPILED
+from trainfit.devices.device_table import find_device
 from trainfit.models.catalog import PRESETS
-from trainfit.traces.trace import Trace
+from trainfit.traces.simulate import simulate
 
-STEPS = 4
 ENOUGH = 1 << 44
 """Bytes of the device, and what it says it has."""
 SHOWN = 3
@@ -103,7 +104,8 @@ def model_rows(model: str, version: str, oracle: Path) -> list[dict[str, Any]]:
     """Compare steps of a built-in model, and how fast both replay them."""
     import trainfit
 
-    sequence = repeated_steps(trainfit.capture(model, device="a100-40gb"))
+    device = find_device("a100-40gb")
+    sequence = StepMemory(simulate(trainfit.capture(model, device=device)), device).sequence
     text = sequence_text(sequence)
     asked = replay(sequence).requested_peak_bytes
     sequence = parse_sequence(text)
@@ -130,40 +132,6 @@ def model_rows(model: str, version: str, oracle: Path) -> list[dict[str, Any]]:
         )
         rows.append(row)
     return rows
-
-
-def repeated_steps(trace: Trace) -> AllocationSequence:
-    """Return a step's events four times over: what it has before it begins is there before each of them.
-
-    What a step leaves is freed after it. That is not quite how a first step goes, and good enough to compare.
-    """
-    sequence = AllocationSequence()
-    begin = {event.storage: event.bytes for event in trace.events if event.time < 0}
-    alive: dict[int, list[tuple[int, int]]] = {}
-
-    def allocate(storage: int, size: int) -> None:
-        name = (storage, len(sequence))
-        sequence.allocate(f"{storage}.{len(sequence)}", size)
-        alive.setdefault(storage, []).append(name)
-
-    def free(storage: int) -> None:
-        owner, number = alive[storage].pop(0)
-        sequence.free(f"{owner}.{number}")
-
-    for _ in range(STEPS):
-        for storage in sorted(alive):
-            for _ in range(len(alive[storage]) - (storage in begin)):
-                free(storage)
-        for storage, size in begin.items():
-            if not alive.get(storage):
-                allocate(storage, size)
-        for event in trace.events:
-            if event.time >= 0 and event.bytes > 0:
-                allocate(event.storage, event.bytes)
-            elif event.time >= 0:
-                free(event.storage)
-        sequence.mark("step")
-    return sequence
 
 
 def own_seconds(version: str, case: AllocatorCase) -> float:

@@ -4,7 +4,7 @@
 
 Rows: `benchmarks/published/memory.json`. Allocated is what the step asks for, in whole blocks, with kernels'
 workspaces and what libraries keep. Reserved is what torch's caching allocator makes of it, simulated
-(`reserved`). Brackets are batches of image models that ran on an RTX 3090 and the next larger ones, which did
+(`memory_of`). Brackets are batches of image models that ran on an RTX 3090 and the next larger ones, which did
 not. Needs the `hf` extra. Exit code 1 if a bound is missed: allocated within 1 % (or within half of the last
 digit that was published), reserved within 3 % in the median, every bracket right.
 """
@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,15 @@ from published.operations import build_operation
 from published.segmentation import build_segmentation
 from published.sequence_classification import build_fine_tuning
 from result_files import arguments, write_rows
-from trainfit.allocator import AllocationSequence, search_capacity
-from trainfit.allocator.capacity_search import CapacitySearch
-from trainfit.devices.device_table import CONTEXT_BYTES, find_device
-from trainfit.devices.library_handles import LibraryWorkspace, library_workspaces
+from trainfit.allocator.device_memory import DeviceMemory, StepMemory
+from trainfit.devices.device_table import CONTEXT_BYTES, Device, find_device
+from trainfit.devices.library_handles import library_workspaces
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 from trainfit.traces.trace_store import load_trace, save_trace
 
 DATA = Path(__file__).parent / "published" / "memory.json"
 ALLOCATED_BOUND, RESERVED_BOUND = 0.01, 0.03
-STEPS = 4
-"""How many steps the allocator is shown: the layout is steady from the second on."""
 GIB, MIB = 2**30, 2**20
 
 
@@ -97,100 +93,21 @@ def trace_of(name: str, build: Callable[[], trainfit.Step], device: str, cache: 
     return trace
 
 
-# ------------------------------------------------------------------------ what the allocator makes of a trace
-
-
-def reserved(trace: Trace, libraries: tuple[LibraryWorkspace, ...]) -> CapacitySearch:
-    """Return what torch's caching allocator reserves for a step, and the smallest memory in which it runs.
-
-    What is there before the steady step is there from the start, except for gradients and optimizer state:
-    the first step allocates them when it first needs them, as libraries do with what they keep.
-    """
-    sequence = AllocationSequence()
-    late = _late(trace)
-    for event in trace.events:
-        if event.time < 0 and trace.storages[event.storage].category not in _MADE_BY_STEPS:
-            sequence.allocate(event.storage, event.bytes)
-    first: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)
-    for workspace in libraries:
-        first[workspace.first_op].append((workspace.name, workspace.bytes))
-    for storage, op in late.items():
-        first[op].append((storage, trace.storages[storage].bytes))
-    handed_on: defaultdict[int, list[Any]] = defaultdict(list)
-    for step in range(STEPS):
-        handed_on = _add_step(sequence, trace, step, first if step == 0 else {}, handed_on)
-    return search_capacity(sequence)
-
-
-_MADE_BY_STEPS = ("gradient", "optimizer_state")
-
-
-def _late(trace: Trace) -> dict[int, int]:
-    """Return gradients and optimizer state that stay, with the op of the first step that makes them."""
-    found: dict[int, int] = {}
-    for number, op in enumerate(trace.ops):
-        for storage in (*op.reads, *op.writes):
-            known = trace.storages[storage]
-            stays = known.persistent and known.end is None and known.category in _MADE_BY_STEPS
-            if stays and op.phase != "forward":
-                found.setdefault(storage, number)
-    return found
-
-
-def _add_step(
-    sequence: AllocationSequence,
-    trace: Trace,
-    step: int,
-    first: Mapping[int, list[tuple[Any, int]]],
-    handed_on: defaultdict[int, list[Any]],
-) -> defaultdict[int, list[Any]]:
-    """Add the events of one step, and return what it leaves to the next, by size.
-
-    What a steady step finds and frees, such as gradients, is what the step before it has left.
-    """
-    names: dict[Any, list[Any]] = {}
-    done = -1
-    for event in trace.events:
-        if event.time < 0:
-            continue
-        for op in range(done + 1, event.time + 1):
-            for name, size in first.get(op, ()):
-                sequence.allocate(name, size)
-        done = max(done, event.time)
-        place = ("workspace", event.time) if event.storage < 0 else event.storage
-        if event.bytes > 0:
-            name = (step, place, len(sequence))
-            names.setdefault(place, []).append(name)
-            sequence.allocate(name, event.bytes)
-        elif names.get(place):
-            sequence.free(names[place].pop(0))
-        elif handed_on[-event.bytes]:
-            sequence.free(handed_on[-event.bytes].pop(0))
-        elif trace.storages[event.storage].category not in _MADE_BY_STEPS:
-            sequence.free(event.storage)  # there from the start
-    left: defaultdict[int, list[Any]] = defaultdict(list)
-    for size, kept in handed_on.items():
-        left[size] += kept
-    for place, kept in names.items():
-        if isinstance(place, int):
-            left[trace.storages[place].bytes] += kept
-    return left
-
-
-# ------------------------------------------------------------------------------------------------------- rows
+def memory_of(trace: Trace, device: Device, torch_version: str) -> DeviceMemory:
+    """Return what a step takes of a device under the torch version of the published run."""
+    return StepMemory(simulate(replace(trace, torch=torch_version)), device).figures
 
 
 def predict(row: dict[str, Any], trace: Trace) -> Result:
     """Compare one row."""
     device = find_device(row["device"])
-    libraries = library_workspaces(trace, device, row["torch"])
     timeline = simulate(trace)
-    kept = sum(one.bytes for one in libraries)
+    kept = sum(one.bytes for one in library_workspaces(trace, device, row["torch"]))
     before = int(row.get("before_mib", 0) * MIB)
     exact = "published_mib" in row
     published = round(row["published_mib"] * MIB if exact else row["published_gib"] * GIB)
     digits = len(str(row["published_mib" if exact else "published_gib"]).partition(".")[2])
-    simulated = reserved(trace, libraries) if row["kind"] != "allocated" else None
+    simulated = memory_of(trace, device, row["torch"]) if row["kind"] != "allocated" else None
     return Result(
         id=row["id"],
         kind="allocated" if row["kind"] == "allocated" else "reserved",
@@ -199,8 +116,8 @@ def predict(row: dict[str, Any], trace: Trace) -> Result:
         allocated_bytes=timeline.peak_bytes + kept + before,
         library_bytes=kept,
         workspace_bytes=int(timeline.workspace_bytes[timeline.peak_op]),
-        reserved_bytes=simulated.reserved_peak if simulated else 0,
-        smallest_bytes=simulated.min_capacity if simulated else 0,
+        reserved_bytes=simulated.reserved_peak_bytes if simulated else 0,
+        smallest_bytes=simulated.smallest_memory_bytes if simulated else 0,
         published_digit_bytes=0 if exact else int(GIB / 10**digits),
     )
 
@@ -213,9 +130,8 @@ def bracket(row: dict[str, Any], batch: int, cache: Path | None) -> Result:
     config["layout"] = row["layout"].upper()
     build = build_row({"model": f"timm {row['model']}", "config": config})
     trace = trace_of(name, build, row["device"], cache)
-    libraries = library_workspaces(trace, device, row["torch"])
-    kept = sum(one.bytes for one in libraries)
-    simulated = reserved(trace, libraries)
+    simulated = memory_of(trace, device, row["torch"])
+    kept = sum(one.bytes for one in simulated.libraries)
     timeline = simulate(trace)
     return Result(
         id=f"{name} {'ran' if batch == row['batch'] else 'ran out of memory'}",
@@ -225,8 +141,8 @@ def bracket(row: dict[str, Any], batch: int, cache: Path | None) -> Result:
         allocated_bytes=timeline.peak_bytes + kept,
         library_bytes=kept,
         workspace_bytes=int(timeline.workspace_bytes[timeline.peak_op]),
-        reserved_bytes=simulated.reserved_peak,
-        smallest_bytes=simulated.min_capacity,
+        reserved_bytes=simulated.reserved_peak_bytes,
+        smallest_bytes=simulated.smallest_memory_bytes,
         published_digit_bytes=0,
     )
 
