@@ -6,9 +6,9 @@
 The oracle is torch's real `libc10_cuda.so` on a device made of a counter; `allocator_cases.py` says how it is
 found. Compared are all statistics at all marks, all placements, messages and exit status. The newest version
 runs `--sequences` random sequences per option, the others `--others`. Each model is trained from before its
-first step until the allocator is steady, with and without expandable segments, with enough memory and with the
-smallest capacity that does; for each, the oracle's search for that capacity has to find the same. Exit code 1
-if anything differs.
+first step until the allocator is steady, with and without expandable segments, with enough memory and with
+the smallest capacity that does; for each, the oracle's search for that capacity has to find the same. Exit
+code 1 if anything differs.
 """
 
 from __future__ import annotations
