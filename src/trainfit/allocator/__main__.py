@@ -6,15 +6,17 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from trainfit.allocator import event_sequence
+from trainfit.allocator.caching_allocator import OutOfMemory
 from trainfit.allocator.capacity_search import search_capacity
 from trainfit.allocator.conf_strings import parse_conf
 from trainfit.allocator.event_sequence import AllocationSequence, parse_sequence, read_sequence
 from trainfit.allocator.replay_loop import ALLOCATE
-from trainfit.allocator.sequence_replay import UNLIMITED, AllocatorReplay, MarkedMoment, replay
+from trainfit.allocator.sequence_replay import UNLIMITED, AllocatorReplay, replay
 from trainfit.errors import OptionError, TrainfitError
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "MB": 10**6, "GB": 10**9}
@@ -60,14 +62,17 @@ def _run(given: argparse.Namespace) -> int:
     text = sys.stdin.read() if given.sequence == "-" else None
     sequence = read_sequence(given.sequence) if text is None else parse_sequence(text)
     if given.search:
-        found = search_capacity(
-            sequence,
-            options,
-            capacity,
-            total_bytes=total,
-            fraction=given.fraction,
-            manual_events=given.events == "manual",
-        )
+        try:
+            found = search_capacity(
+                sequence,
+                options,
+                capacity,
+                total_bytes=total,
+                fraction=given.fraction,
+                manual_events=given.events == "manual",
+            )
+        except OutOfMemory as reason:
+            raise OptionError(f"it does not even run in {capacity} bytes. {reason}") from None
         print(json.dumps({"event": "search", **asdict(found)}))
         return 0
     begin = time.perf_counter()
@@ -82,36 +87,41 @@ def _run(given: argparse.Namespace) -> int:
         keep_placements=given.placements is not None,
     )
     seconds = time.perf_counter() - begin
-    for moment in result.moments:
-        print(json.dumps(_moment_row(sequence, moment)))
+    for row in json_rows(sequence, result, seconds):
+        print(json.dumps(row))
     if given.placements is not None:
-        _write_placements(sequence, result, given.placements)
-    row = {"event": "end", "events": len(sequence), "oom": "yes" if result.out_of_memory else "no"}
-    print(json.dumps({**row, **asdict(result.statistics), "seconds": float(f"{seconds:.6g}")}))
+        lines = placement_lines(sequence, result)
+        given.placements.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 3 if result.out_of_memory else 0
 
 
-def _moment_row(sequence: AllocationSequence, moment: MarkedMoment) -> dict[str, object]:
-    row: dict[str, object] = {"event": moment.kind, "line": sequence.lines[moment.event]}
-    if moment.kind == "oom":
-        row["id"] = sequence.names[sequence.slots[moment.event]]
-        row["bytes"] = sequence.sizes[moment.event]
-        row["stream"] = sequence.streams[moment.event]
-    elif sequence.labels[moment.event]:
-        row["label"] = sequence.labels[moment.event]
-    row |= asdict(moment.statistics)
-    return row | ({"message": moment.message} if moment.message else {})
+def json_rows(
+    sequence: AllocationSequence, result: AllocatorReplay, seconds: float
+) -> Iterator[dict[str, object]]:
+    """Yield what is printed: a row for each mark and each failure, and one at the end."""
+    for moment in result.moments:
+        row: dict[str, object] = {"event": moment.kind, "line": sequence.lines[moment.event]}
+        if moment.kind == "oom":
+            row["id"] = sequence.names[sequence.slots[moment.event]]
+            row["bytes"] = sequence.sizes[moment.event]
+            row["stream"] = sequence.streams[moment.event]
+        elif sequence.labels[moment.event]:
+            row["label"] = sequence.labels[moment.event]
+        row |= asdict(moment.statistics)
+        yield row | ({"message": moment.message} if moment.message else {})
+    end = {"event": "end", "events": len(sequence), "oom": "yes" if result.out_of_memory else "no"}
+    yield {**end, **asdict(result.statistics), "seconds": float(f"{seconds:.6g}")}
 
 
-def _write_placements(sequence: AllocationSequence, result: AllocatorReplay, path: Path) -> None:
+def placement_lines(sequence: AllocationSequence, result: AllocatorReplay) -> list[str]:
+    """Return line and address of every allocation that was served."""
     failed = {moment.event for moment in result.moments if moment.kind == "oom"}
     served = (
         line
         for number, (kind, line) in enumerate(zip(sequence.kinds, sequence.lines))
         if kind == ALLOCATE and number not in failed
     )
-    lines = [f"{line} {address}\n" for line, address in zip(served, result.placements)]
-    path.write_text("".join(lines), encoding="utf-8")
+    return [f"{line} {address}" for line, address in zip(served, result.placements)]
 
 
 def _bytes(text: str) -> int:

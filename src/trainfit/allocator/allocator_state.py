@@ -17,7 +17,7 @@ SMALL_SIZE = 1 << 20
 SMALL_SEGMENT = 2 << 20
 MIN_LARGE_SEGMENT = 10 << 20
 LARGE_ROUNDING = 2 << 20
-NEVER = 1 << 62
+NEVER = 1 << 60
 """A size that no block has."""
 
 # Which blocks of the same size come first, by torch version.

@@ -7,7 +7,18 @@ compares instead. A rank is one integer, because comparing integers is cheap.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+
+def position_of(sizes: list[int], size: int) -> int:
+    """Return where a size is in a sorted list, or would be."""
+    low = 0
+    high = len(sizes)
+    while low < high:
+        middle = (low + high) >> 1
+        if sizes[middle] < size:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 class Reservation:
@@ -29,6 +40,7 @@ class MemoryBlock:
         "busy",
         "events",
         "free_since",
+        "home",
         "mapped",
         "next",
         "pool",
@@ -53,6 +65,7 @@ class MemoryBlock:
         self.events = 0
         self.uses: list[int] | None = None  # other streams, in the order in which they were recorded
         self.free_since = 0  # searches of the pool, when the block became free
+        self.home: FreeBlocks | None = None  # where it is when it is free
         self.previous: MemoryBlock | None = None
         self.next: MemoryBlock | None = None
         self.reservation: Reservation | None = None
@@ -76,6 +89,18 @@ class FreeBlocks:
         """Start empty."""
         self.sizes: list[int] = []  # those in `buckets`, in order
         self.buckets: dict[int, list[MemoryBlock]] = {}  # by rank; never empty
+
+    def remove(self, block: MemoryBlock) -> None:
+        """Take a certain block out."""
+        size = block.size
+        bucket = self.buckets[size]
+        if len(bucket) == 1:
+            del self.buckets[size]
+            del self.sizes[position_of(self.sizes, size)]
+        elif bucket[0] is block:
+            del bucket[0]
+        else:
+            bucket.remove(block)
 
     def in_order(self) -> list[MemoryBlock]:
         """Return all of them, as they are handed out."""
@@ -107,21 +132,20 @@ class Pool:
         self.streams: dict[int, FreeBlocks] = {}
         self.unmapped: dict[int, list[MemoryBlock]] = {}  # by address, of each stream
 
-    def rank(self, block: MemoryBlock) -> int:
-        """Return what decides among free blocks of the same size: the smallest is taken first."""
-        return block.age + (block.address >> self.rank_shift)
-
     def insert(self, block: MemoryBlock) -> None:
         """Put a free block where it belongs."""
         block.free_since = self.searches
-        free = self.streams.get(block.stream)
+        free = block.home
         if free is None:
-            free = self.streams[block.stream] = FreeBlocks()
+            free = self.streams.get(block.stream)
+            if free is None:
+                free = self.streams[block.stream] = FreeBlocks()
+            block.home = free
         size = block.size
         bucket = free.buckets.get(size)
         if bucket is None:
             free.buckets[size] = [block]
-            insort(free.sizes, size)
+            free.sizes.insert(position_of(free.sizes, size), size)
             return
         shift = self.rank_shift
         rank = block.age + (block.address >> shift)
@@ -138,14 +162,7 @@ class Pool:
 
     def remove(self, block: MemoryBlock) -> None:
         """Take a certain free block out."""
-        free = self.streams[block.stream]
-        size = block.size
-        bucket = free.buckets[size]
-        if len(bucket) == 1:
-            del free.buckets[size]
-            del free.sizes[bisect_left(free.sizes, size)]
-        else:
-            bucket.remove(block)
+        self.streams[block.stream].remove(block)
 
     def in_order(self) -> list[MemoryBlock]:
         """Return the free blocks of all streams, stream by stream."""
@@ -168,8 +185,9 @@ def merge(pool: Pool, block: MemoryBlock, neighbour: MemoryBlock | None) -> int:
     """Make a free neighbour a part of the block, and return how large it was; 0 if it is not free."""
     if neighbour is None or neighbour.busy or neighbour.mapped != block.mapped:
         return 0
-    if neighbour.mapped:
-        pool.remove(neighbour)
+    home = neighbour.home
+    if neighbour.mapped and home is not None:
+        home.remove(neighbour)
     else:
         pool.remove_unmapped(neighbour)
     if block.previous is neighbour:

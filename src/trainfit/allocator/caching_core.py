@@ -5,7 +5,6 @@ Everything that happens per tensor is here, and nothing else, because it happens
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 
 from trainfit.allocator.allocator_state import (
@@ -17,7 +16,7 @@ from trainfit.allocator.allocator_state import (
     SMALL_SIZE,
     AllocatorState,
 )
-from trainfit.allocator.block_pools import MemoryBlock, Pool, merge
+from trainfit.allocator.block_pools import FreeBlocks, MemoryBlock, Pool, merge, position_of
 from trainfit.allocator.expandable_memory import expandable_size, grow
 from trainfit.allocator.releasing import collect_garbage, release_cached, release_oversize
 from trainfit.allocator.stream_table import StreamTable
@@ -68,6 +67,7 @@ def allocate(state: AllocatorState, asked: int, stream: int) -> MemoryBlock | No
         remaining = block
         block = MemoryBlock(pool, stream, size, remaining.address, state.part_age(remaining))
         block.reservation = remaining.reservation
+        block.home = remaining.home
         block.insert_between(remaining.previous, remaining)
         remaining.address += size
         remaining.size = rest
@@ -209,28 +209,41 @@ def _best_fit(state: AllocatorState, pool: Pool, stream: int, size: int) -> Memo
         return None
     bucket = free.buckets.get(size)
     if bucket is None:
-        at = bisect_left(free.sizes, size)
+        at = position_of(free.sizes, size)
         if at == len(free.sizes):
             return None
         bucket = free.buckets[free.sizes[at]]
     block = bucket[0]
     if block.reservation is not None and expandable_size(block) > block.size:
-        block = _least_expandable(free.in_order(), block)
+        block = _least_expandable(free, block)
     if state.max_split < NEVER:
         if size < state.max_split <= block.size:
             return None
         if size >= state.max_split and block.size >= size + state.max_rounding:
             return None
-    pool.remove(block)
+    free.remove(block)
     return block
 
 
-def _least_expandable(blocks: list[MemoryBlock], first: MemoryBlock) -> MemoryBlock:
-    """Go on from a block that could grow while the next one would be smaller, grown as far as it goes."""
-    at = blocks.index(first)
-    while at + 1 < len(blocks) and expandable_size(blocks[at + 1]) < expandable_size(blocks[at]):
-        at += 1
-    return blocks[at]
+def _least_expandable(free: FreeBlocks, block: MemoryBlock) -> MemoryBlock:
+    """Go on from a block that could grow while the next one would be smaller, grown as far as it goes.
+
+    The block is the first of its size.
+    """
+    place = 0
+    bucket = free.buckets[block.size]
+    at = position_of(free.sizes, block.size)
+    while True:
+        place += 1
+        if place == len(bucket):
+            at += 1
+            if at == len(free.sizes):
+                return block
+            bucket = free.buckets[free.sizes[at]]
+            place = 0
+        if expandable_size(bucket[place]) >= expandable_size(block):
+            return block
+        block = bucket[place]
 
 
 def _new_memory(state: AllocatorState, pool: Pool, stream: int, size: int) -> MemoryBlock | None:

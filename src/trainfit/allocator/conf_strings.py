@@ -46,7 +46,7 @@ def parse_conf(text: str, torch_version: str = "2.13") -> AllocatorOptions:
         if not since:
             raise OptionError(f"{key!r} is no option of torch's CUDA allocator.")
         if minor < since:
-            raise OptionError(f"{key!r} is no option of torch 2.{minor}; there it is since 2.{since}.")
+            raise OptionError(f"{key!r} is no option of torch 2.{minor}; it exists since 2.{since}.")
         tokens.expect(":", f"after {key!r}")
         if way == "divisions":
             values[key] = _divisions(tokens, minor)
