@@ -151,9 +151,18 @@ def test_the_gradient_of_an_embedding_has_room_for_a_float32_row_per_token() -> 
 
 
 def test_a_small_table_limits_the_rows() -> None:
-    parts = 819 + 2
-    expected = 2 * 8 * 8192 + 8 * (8192 + 2 * 2 + parts) + parts * 64 * 4
-    assert workspace(embedding(8192, 2, 64)) == max(expected, 5 * 8 * 8192)
+    parts = 1638 + 1024
+    expected = 2 * 8 * 16384 + 8 * (16384 + 2 * 1024 + parts) + parts * 768 * 4
+    assert workspace(embedding(16384, 1024, 768)) == expected
+
+
+def test_a_table_too_small_to_fill_the_chip_is_added_to_directly() -> None:
+    # GIVEN 400 rows of 1024, one block each on 108 multiprocessors, and 10000 + 400 parts
+    sorted_tokens, offsets = 2 * 8 * 100000, 8 * (100000 + 2 * 400 + 10400)
+    # THEN parts have a number each, and 16-bit rows a float32 copy of the table
+    expected = sorted_tokens + offsets + 8 * 10400 + 400 * 1024 * 4
+    assert workspace(embedding(100000, 400, 1024, "float16")) == expected
+    assert workspace(embedding(100000, 400, 1024)) == 5 * 8 * 100000  # the sort needs more
 
 
 def test_adding_to_indexed_rows_sorts_the_indices() -> None:

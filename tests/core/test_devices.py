@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trainfit.devices.architectures import threads_per_multiprocessor
 from trainfit.devices.device_table import CONTEXT_BYTES, Device, find_device, known_devices
 from trainfit.errors import DeviceError
 
@@ -151,6 +152,17 @@ def test_a_gpu_keeps_a_margin_and_a_cpu_none() -> None:
     cpu = Device("cpu", "cpu", 1_000_000)
     assert (cpu.margin_bytes, cpu.default_budget_bytes) == (0, 1_000_000)
     assert [cpu.verdict(peak) for peak in (1_000_000, 1_000_001)] == ["fits", "does not fit"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "threads"),
+    [
+        *[("sm_70", 2048), ("sm_75", 1024), ("sm_80", 2048), ("sm_86", 1536), ("sm_89", 1536)],
+        *[("sm_90", 2048), ("sm_100", 2048), ("sm_120", 1536), ("gfx942", 2048), ("", 2048)],
+    ],
+)
+def test_a_multiprocessor_holds_so_many_threads(architecture: str, threads: int) -> None:
+    assert threads_per_multiprocessor(architecture) == threads
 
 
 def test_cpu_is_this_machine() -> None:

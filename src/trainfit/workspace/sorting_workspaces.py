@@ -14,6 +14,7 @@ from trainfit.traces.trace import Signature, TensorSpec
 
 _FEW_INDICES = 3072
 _ROWS_PER_PART = 10
+_WARP, _MOST_THREADS, _FEW_BLOCKS = 32, 1024, 4
 _SMALL_SORT = 4096
 _LONG_ROW, _FEW_ROWS = 1_000_000, 128
 
@@ -22,7 +23,8 @@ def embedding_backward(signature: Signature, device: Device) -> int:
     """Tokens are sorted; rows of the same token are summed in parts of ten, in float32.
 
     There is room for as many parts as there may be: one per token that occurs, or per row of the table. Few
-    tokens are summed without sorting.
+    tokens are summed without sorting. A table so small that its rows would not fill the chip is added to
+    directly (since torch 2.11), 16-bit ones through a table in float32.
     """
     call = RecordedArguments(signature)
     gradient, indices = call.tensor(0), call.tensor(1)
@@ -37,7 +39,12 @@ def embedding_backward(signature: Signature, device: Device) -> int:
     most = min(tokens, rows)
     parts = tokens // _ROWS_PER_PART + most
     offsets = item * (tokens + 2 * most + parts)
-    sums = parts * gradient.shape[-1] * max(ITEM_BYTES[gradient.dtype], 4)
+    width, low = gradient.shape[-1], ITEM_BYTES[gradient.dtype] < 4
+    sums = parts * width * max(ITEM_BYTES[gradient.dtype], 4)
+    warped = -(-width // _WARP) * _WARP
+    blocks = -(-most * warped // min(warped, _MOST_THREADS))
+    if blocks < _FEW_BLOCKS * (device.sm_count or 1) and parts > 4 * blocks:
+        sums = item * parts + (4 * rows * width if low else 0)
     return max(while_sorting, sorted_twice + offsets + counts + sums) + _copy(gradient)
 
 
