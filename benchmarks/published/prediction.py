@@ -8,9 +8,11 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trainfit.costs.constants import CALIBRATED, Constants
+from trainfit.costs.constants import constants_of
 from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.schedule import schedule
+from trainfit.costs.summary import summarise
+from trainfit.devices.efficiency import Constants
 from trainfit.traces.trace import Trace
 
 from .rows import Row
@@ -26,6 +28,14 @@ class Prediction:
 
     row: Row
     seconds: float
+    lower_seconds: float = 0.0
+    upper_seconds: float = 0.0
+    """The range that four of five steps are expected in."""
+
+    @property
+    def within(self) -> bool:
+        """Whether the published time is in the range."""
+        return self.lower_seconds <= self.row.measured_seconds <= self.upper_seconds
 
     @property
     def ratio(self) -> float:
@@ -38,20 +48,28 @@ class Prediction:
         return abs(self.ratio - 1)
 
 
-def predict(row: Row, trace: Trace, constants: Constants = CALIBRATED) -> Prediction:
+def predict(row: Row, trace: Trace, constants: Constants | None = None) -> Prediction:
     """Predict the step of a row.
 
     For sharded rows the micro batch counts `grad_accum` times; the collectives are taken to hide behind the
     computation, and the optimizer works on one shard.
     """
+    constants = constants or constants_of(row.device)
+    time = summarise(schedule(trace, roofline_costs(trace, row.device, constants)))
+    seconds = time.step_seconds * row.data["config"].get("grad_accum", 1)
+    seconds += sharded_optimizer_seconds(row, constants)
+    scale = seconds / time.step_seconds
+    return Prediction(row, seconds, time.lower_seconds * scale, time.upper_seconds * scale)
+
+
+def sharded_optimizer_seconds(row: Row, constants: Constants) -> float:
+    """Return what the optimizer takes where the captured step has none, because it is sharded."""
     config = row.data["config"]
-    seconds = schedule(trace, roofline_costs(trace, row.device, constants)).step_seconds
-    seconds *= config.get("grad_accum", 1)
-    if "sharding" in config:
-        shard = row.data["arch"]["params"] / config["n_gpus"]
-        assert row.device.bandwidth_bytes_per_second is not None
-        seconds += shard * ADAMW_BYTES / (row.device.bandwidth_bytes_per_second * constants.list_share)
-    return Prediction(row, seconds)
+    if "sharding" not in config:
+        return 0.0
+    shard = row.data["arch"]["params"] / config["n_gpus"]
+    assert row.device.bandwidth_bytes_per_second is not None
+    return float(shard * ADAMW_BYTES / (row.device.bandwidth_bytes_per_second * constants.list_share))
 
 
 def is_test(row: Row) -> bool:

@@ -1,0 +1,108 @@
+"""What was calibrated, by architecture: constants that differ from the general ones, and kinds of operators.
+
+`benchmarks/calibrate.py` prints this table. A constant is here only if one value for all architectures does
+not explain the published steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from trainfit.devices.device_table import Device
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What published steps on devices of one architecture say."""
+
+    constants: dict[str, float] = field(default_factory=dict)
+    kinds: frozenset[str] = frozenset()
+    """Kinds of operators (`OpCost.kind`) that took a noticeable share of some step that was fitted on."""
+
+
+def _in_half(*kinds: str) -> frozenset[str]:
+    return frozenset(f"{kind} in 16-bit" for kind in kinds)
+
+
+_CONVOLUTIONS = ("dense convolutions", "grouped convolutions", "depthwise convolutions")
+_USUAL = frozenset({"streams", "strided", "reductions"})
+
+CALIBRATIONS: dict[str, Calibration] = {
+    # MPTs on A100s: products, attention, and what FSDP does not hide.
+    "sm_80": Calibration(
+        constants={"in_step_share": 0.776, "uncertainty": 0.08},
+        kinds=_USUAL | _in_half("products", "attention"),
+    ),
+    # Image models of timm on an RTX 3090.
+    "sm_86": Calibration(
+        constants={"uncertainty": 0.14},
+        kinds=_USUAL | {"transposed", "joined"} | _in_half("products", *_CONVOLUTIONS),
+    ),
+    # BERT, T5, Reformer, ConvNeXt and RegNet on an L40S.
+    "sm_89": Calibration(
+        constants={"uncertainty": 0.14},
+        kinds=_USUAL
+        | {"transposed", "joined", "irregular", "lists", "products in tf32", "products in float32"}
+        | {"attention in tf32", "attention in float32"}
+        | {"depthwise convolutions in tf32", "depthwise convolutions in float32"}
+        | _in_half("products", "attention", *_CONVOLUTIONS),
+    ),
+    # BERT and ConvNeXt on an H100, ConvNeXt and RegNet on an H200.
+    "sm_90": Calibration(
+        constants={"tf32_share": 0.577, "in_step_share": 0.776, "convolution_share": 0.4},
+        kinds=_USUAL
+        | {"lists", "products in tf32", "attention in tf32", "depthwise convolutions in tf32"}
+        | _in_half("products", "attention", *_CONVOLUTIONS),
+    ),
+    # BERT on an MI325X: no convolution.
+    "gfx942": Calibration(
+        constants={
+            "in_step_share": 0.31,
+            "simt_share": 0.394,
+            "memory_share": 0.434,
+            "kernel_seconds": 9.4e-6,
+        },
+        kinds=_USUAL
+        | {"lists", "products in float32", "attention in float32"}
+        | _in_half("products", "attention"),
+    ),
+}
+
+ACCESS_SHARES = {
+    "streams": "stream_share",
+    "strided": "strided_share",
+    "transposed": "transposed_share",
+    "joined": "joined_share",
+    "reductions": "reduction_share",
+    "irregular": "irregular_share",
+    "lists": "list_share",
+}
+"""The constant for each way of walking through memory (`operators.access_patterns`)."""
+_DECIDING = {
+    "products in 16-bit": "in_step_share",
+    "products in tf32": "tf32_share",
+    "products in float32": "simt_share",
+    "dense convolutions in 16-bit": "convolution_share",
+    "dense convolutions in tf32": "convolution_share",
+    "dense convolutions in float32": "plain_convolution_share",
+    "grouped convolutions in 16-bit": "grouped_convolution_share",
+    "depthwise convolutions in 16-bit": "depthwise_cycles",
+    "attention in 16-bit": "attention_share",
+    **ACCESS_SHARES,
+}
+"""The constant that decides about a kind: a device file that has it has measured that kind."""
+
+
+def uncalibrated_kinds(device: Device, kinds: Iterable[str]) -> frozenset[str]:
+    """Return which of these kinds nobody has compared with this device.
+
+    Of a device whose steps were fitted on, those that took little time there; of a device file that says
+    it is calibrated, those whose constants it does not have; of any other device all.
+    """
+    present = frozenset(kind for kind in kinds if kind)
+    if not device.calibrated:
+        return present
+    known = CALIBRATIONS.get(device.architecture, Calibration()).kinds
+    own = {kind for kind, name in _DECIDING.items() if name in device.constants}
+    return present - known - own
