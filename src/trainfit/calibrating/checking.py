@@ -1,0 +1,129 @@
+"""Whole steps, predicted with what was measured and really run: how far apart the two are is the range.
+
+Microbenchmarks run one call at a time. What a step makes of them (colder caches, clocks under load, what the
+host does meanwhile) shows only in steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainfit.basics.doing import doing, unheard
+from trainfit.calibrating.instrument import Instrument
+from trainfit.calibrating.probing import is_want_of_memory
+from trainfit.capturing import capture
+from trainfit.capturing.random_stream import seeded
+from trainfit.costs.pricing import price_trace
+from trainfit.costs.schedule import schedule
+from trainfit.devices.device_table import Device
+from trainfit.models.recipe import StepOptions
+from trainfit.targets import Target, load
+from trainfit.timing.clocks import cpu_clock
+from trainfit.traces.simulate import simulate
+from trainfit.workspace.measured import Limits
+
+_NO_WORKSPACES = Limits(0, 0.0, 0.0)
+_WARM_UPS, _FEWEST, _MOST = 2, 3, 20
+_MEMORY_SHARE = 0.7
+"""Of the free memory: larger steps are not run."""
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckedStep:
+    """A step as predicted and as it ran."""
+
+    target: str
+    options: str
+    predicted_seconds: float
+    measured_seconds: float
+    spread: float
+    """Half the distance between the quartiles of its runs, relative to their median."""
+    runs: int
+
+    @property
+    def ratio(self) -> float:
+        """Predicted by measured."""
+        return self.predicted_seconds / self.measured_seconds
+
+
+CPU_STEPS: tuple[tuple[str, Options], ...] = (
+    ("gpt2-tiny", {"batch": 1}),
+    ("gpt2-tiny", {"batch": 4}),
+    ("llama-tiny", {"batch": 2}),
+    ("vit-tiny", {"batch": 4}),
+    ("resnet-18", {"batch": 2, "image_size": 112}),
+)
+GPU_STEPS: tuple[tuple[str, Options], ...] = (
+    ("gpt2", {"batch": 1, "seq": 128}),
+    ("gpt2", {"batch": 8}),
+    ("gpt2", {"batch": 8, "dtype": "bf16-autocast"}),
+    ("vit-b-16", {"batch": 64, "dtype": "bf16-autocast"}),
+    ("resnet-50", {"batch": 64}),
+    ("resnet-50", {"batch": 64, "dtype": "bf16-autocast"}),
+)
+"""Names of built-in models, and what is asked of their step. The first of each kind waits for the host."""
+
+
+def check_steps(
+    steps: Sequence[tuple[str, Options]], device: Device, instrument: Instrument, seconds: float
+) -> tuple[tuple[CheckedStep, ...], tuple[str, ...]]:
+    """Predict and run steps for about this many seconds; the second result says which could not run, and why."""
+    found: list[CheckedStep] = []
+    left_out: list[str] = []
+    for name, options in steps:
+        words = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in options.items())
+        doing(f"checking against real steps: {name} {words}")
+        if options.get("dtype") == "bf16-autocast" and "bf16" not in instrument.rates:
+            continue
+        checked = _check(name, options, words, device, instrument, seconds / len(steps))
+        if isinstance(checked, CheckedStep):
+            found.append(checked)
+        else:
+            left_out.append(f"{name} {words} was not run to check the figures: {checked}")
+    return tuple(found), tuple(left_out)
+
+
+def _check(
+    name: str, options: Options, words: str, device: Device, instrument: Instrument, seconds: float
+) -> CheckedStep | str:
+    with unheard():
+        target = load(name, StepOptions(**options, device=device.kind))
+        trace = capture(
+            target.build, device=device, target=name, settings=target.settings, limits=_NO_WORKSPACES
+        )
+        needed, free = simulate(trace).peak_bytes, instrument.free_bytes()
+        if needed > _MEMORY_SHARE * free:
+            return "it needs more memory than is free."
+        predicted = schedule(trace, price_trace(trace, device)).step_seconds
+        real = load(name, StepOptions(**options, device=instrument.place))
+        try:
+            times = _run(real, instrument, seconds)
+        except RuntimeError as error:
+            if is_want_of_memory(error):
+                return "there was not enough memory."
+            raise
+        finally:
+            instrument.let_go()
+    middle = statistics.median(times)
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return CheckedStep(name, words, predicted, middle, (high - low) / 2 / middle, len(times))
+
+
+def _run(target: Target, instrument: Instrument, seconds: float) -> list[float]:
+    clock: Callable[[], float] = instrument.wall if instrument.kind == "cuda" else cpu_clock()
+    times: list[float] = []
+    with seeded():
+        run = target.build().run
+        for _ in range(_WARM_UPS):
+            run()
+        end = time.perf_counter() + seconds
+        while len(times) < _FEWEST or (len(times) < _MOST and time.perf_counter() < end):
+            begin = clock()
+            run()
+            times.append(clock() - begin)
+    return times

@@ -1,0 +1,183 @@
+"""Run probes for the clock: all of a group in turn, round after round, smaller ones where memory runs out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainfit.basics.doing import doing, measuring
+from trainfit.calibrating.instrument import Instrument
+from trainfit.calibrating.probes import Probe, Sizes, Wanted
+from trainfit.errors import DeviceError
+from trainfit.timing.rounds import Rounds, Timing
+
+FORWARD, BACKWARD = "forward", "backward"
+Key = tuple[str, str]
+"""A probe's name and the phase: `forward` or `backward`."""
+_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What the clock said about a group of probes."""
+
+    probes: tuple[Probe, ...]
+    timings: dict[Key, Timing]
+    """Of those that could be run."""
+    failures: dict[str, str]
+    """The others, each with the first line of what torch said."""
+    sizes: Sizes
+
+
+def read_group(
+    what: str,
+    make: Callable[[Sizes], Sequence[Probe]],
+    instrument: Instrument,
+    seconds: float,
+) -> Readings:
+    """Measure a group of probes for about this many seconds, with sizes that fit into the memory."""
+    sizes: Sizes | None = instrument.sizes
+    doing(f"measuring {what}")
+    while sizes is not None:
+        found = _unless_memory_ends(tuple(make(sizes)), instrument, seconds, sizes)
+        instrument.let_go()
+        if found is not None:
+            return found
+        sizes = sizes.halved()
+        doing(f"measuring {what}, smaller: there is not enough memory")
+    raise DeviceError(
+        f"{instrument.device.name} has not enough free memory to measure {what}, even with the smallest "
+        "tensors that say something; end what else runs on it."
+    )
+
+
+def _unless_memory_ends(
+    probes: tuple[Probe, ...], instrument: Instrument, seconds: float, sizes: Sizes
+) -> Readings | None:
+    try:
+        return _read(probes, instrument, seconds, sizes)
+    except _NoMemory:
+        return None
+
+
+class _NoMemory(Exception):
+    """The device has too little memory for a probe."""
+
+
+class _Call:
+    """A call of a probe, or of its backward, in the form in which `Rounds` calls operators."""
+
+    warm_code = False
+
+    def __init__(self, key: Key, function: Callable[..., Any], arguments: list[Any], records: bool) -> None:
+        self.key = key
+        self.records = records
+        self.function: Any = self
+        self.failure = ""
+        self._function = function
+        self._arguments = arguments
+
+    def __str__(self) -> str:
+        """Name it for who waits."""
+        return " ".join(self.key).replace("_", " ")
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Do it; remember why it could not be done."""
+        try:
+            return self._function(*arguments)
+        except Exception as error:
+            if is_want_of_memory(error):
+                raise _NoMemory from None
+            self.failure = (str(error).splitlines() or [type(error).__name__])[0]
+            raise
+
+    def prepare(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of the next call."""
+        return self._arguments, {}
+
+    def finish(self, result: Any) -> None:
+        """Let the result go."""
+
+
+def _read(probes: tuple[Probe, ...], instrument: Instrument, seconds: float, sizes: Sizes) -> Readings:
+    calls: list[_Call] = []
+    failures: dict[str, str] = {}
+    with _ordinary_precision():
+        for probe in probes:
+            try:
+                calls += _calls(probe, instrument.place)
+            except RuntimeError as error:
+                if is_want_of_memory(error):
+                    raise _NoMemory from None
+                failures[probe.name] = (str(error).splitlines() or [""])[0]
+        rounds = Rounds(calls, [], instrument.place, instrument.timed)
+        rounds.run(seconds, measuring())
+    timings = {
+        call.key: timing
+        for call, timing in zip(calls, rounds.timings())
+        if timing is not None and timing.seconds > 0
+    }
+    failures |= {call.key[0]: call.failure for call in calls if call.failure}
+    return Readings(probes, timings, failures, sizes)
+
+
+def is_want_of_memory(error: BaseException) -> bool:
+    """Whether torch says that memory ran out, on a GPU or on the host."""
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY)
+
+
+def _calls(probe: Probe, place: str) -> Iterator[_Call]:
+    tensors = [make_tensor(wanted, place) for wanted in probe.tensors]
+    call = _rounded(probe.call) if probe.rate == "tf32" else probe.call
+    yield _Call((probe.name, FORWARD), call, tensors, probe.backward)
+    if probe.backward:
+        with torch.enable_grad():
+            result = probe.call(*tensors)
+        gradient = torch.full_like(result, 0.01)
+        trained = [tensor for tensor in tensors if tensor.requires_grad]
+
+        def backward(result: torch.Tensor, gradient: torch.Tensor) -> Any:
+            return torch.autograd.grad(result, trained, gradient, retain_graph=True)
+
+        yield _Call((probe.name, BACKWARD), backward, [result, gradient], False)
+
+
+def make_tensor(wanted: Wanted, place: str) -> torch.Tensor:
+    """Return a tensor as a probe wants it, with values as they are in training: zeros would be faster."""
+    if wanted.below:
+        return torch.randint(0, wanted.below, wanted.shape, dtype=wanted.dtype, device=place)
+    tensor = torch.empty(wanted.shape, dtype=wanted.dtype, device=place).uniform_(-1, 1)
+    if wanted.channels_last:
+        tensor = tensor.contiguous(memory_format=torch.channels_last)
+    return tensor.requires_grad_(wanted.trained)
+
+
+def _rounded(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call with products of float32 rounded to TF32."""
+
+    def rounded(*arguments: Any) -> Any:
+        with _matmul_tf32(True):
+            return call(*arguments)
+
+    return rounded
+
+
+def _ordinary_precision() -> contextlib.AbstractContextManager[None]:
+    """Let products of float32 be exact, whatever the process has set: TF32 is measured for itself."""
+    return _matmul_tf32(False)
+
+
+@contextlib.contextmanager
+def _matmul_tf32(allowed: bool) -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before

@@ -1,0 +1,160 @@
+"""From times to constants: each constant of the roofline becomes what makes it say what the clock said.
+
+The probes are captured as a step is, so that the roofline prices the very operators that it would find in a
+step. A constant is then looked for, by bisection, with which the prices of its probes agree with their times
+in the geometric mean. Where something else holds all of its probes up, it stays what it is in general.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from trainfit.calibrating.probes import Probe
+from trainfit.calibrating.probing import BACKWARD, FORWARD, Key, make_tensor
+from trainfit.capturing import capture
+from trainfit.costs.constants import Constants
+from trainfit.costs.roofline import Roofline
+from trainfit.devices.device_table import Device
+from trainfit.steps.step import Step
+from trainfit.timing.rounds import Timing
+from trainfit.traces.trace import Trace
+from trainfit.workspace.measured import Limits
+
+_NOTHING = Limits(0, 0.0, 0.0)
+"""Workspaces are of no interest here."""
+_RANGE = 1e4
+"""A constant is looked for from a ten-thousandth to ten thousand times the general one."""
+_BISECTIONS = 60
+_FLAT = 1.05
+"""A constant that changes the prices by less than this over all of its range is not what they depend on."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A constant, and the probes whose times decide it."""
+
+    constant: str
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The value of a constant, and how far the probes are apart that it was found from."""
+
+    value: float
+    spread: float
+    """Relative: of what single probes would give, or of the clock where there is only one."""
+
+
+class _Probes(nn.Module):
+    """All probes as the parts of one model."""
+
+    def __init__(self, probes: Sequence[Probe], place: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, device=place))
+        self.calls = nn.ModuleDict({probe.name: _ProbeCall(probe) for probe in probes})
+
+
+class _ProbeCall(nn.Module):
+    """One probe as a module."""
+
+    def __init__(self, probe: Probe) -> None:
+        super().__init__()
+        self._probe = probe
+
+    def forward(self, *tensors: torch.Tensor) -> object:
+        return self._probe.call(*tensors)
+
+
+class PricedProbes:
+    """Prices probes by the roofline, with any constants."""
+
+    def __init__(self, probes: Sequence[Probe], device: Device) -> None:
+        """Capture the probes for the device: the kernels that it would choose."""
+        self._trace = capture(
+            lambda: _step(probes, device.kind), device=device, target="calibrate", limits=_NOTHING
+        )
+        self._signatures = _signatures(self._trace, {probe.name for probe in probes})
+
+    def seconds(self, key: Key, device: Device, constants: Constants) -> float:
+        """Return what the roofline says that a probe takes."""
+        model = Roofline(device, constants, self._trace.tf32)
+        return sum(model.price(self._trace.signatures[number]).seconds for number in self._signatures[key])
+
+    def solve(
+        self, question: Question, timings: dict[Key, Timing], device: Device, constants: Constants
+    ) -> Solved | None:
+        """Return the value of a constant, all others as given; None if the probes do not tell."""
+        keys = [key for key in question.keys if key in timings and key in self._signatures]
+        if not keys:
+            return None
+        general = getattr(constants, question.constant)
+
+        def excess(value: float, keys: Iterable[Key]) -> float:
+            """Return the mean logarithm of priced by measured."""
+            changed = replace(constants, **{question.constant: value})
+            return statistics.fmean(
+                math.log(self.seconds(key, device, changed) / timings[key].seconds) for key in keys
+            )
+
+        value = _root(lambda value: excess(value, keys), general)
+        if value is None:
+            return None
+        alone = [_root(lambda value, key=key: excess(value, [key]), general) for key in keys]  # type: ignore[misc]
+        found = [math.log(one) for one in alone if one is not None]
+        if len(keys) == 1 or len(found) < 2:
+            return Solved(value, timings[keys[0]].spread)
+        return Solved(value, math.expm1(statistics.pstdev(found)))
+
+
+def _root(excess: object, general: float) -> float | None:
+    """Return where the function of the constant is zero; None if it is nowhere, or hardly changes."""
+    assert callable(excess)
+    low, high = math.log(general / _RANGE), math.log(general * _RANGE)
+    at_low, at_high = excess(math.exp(low)), excess(math.exp(high))
+    if abs(at_high - at_low) < math.log(_FLAT) or at_low * at_high > 0:
+        return None
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if excess(math.exp(middle)) * at_low > 0:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)
+
+
+def _step(probes: Sequence[Probe], place: str) -> Step:
+    """Return a step that calls every probe once. It also trains a number: a step has to train something."""
+    model = _Probes(probes, place)
+    inputs = {
+        probe.name: [make_tensor(wanted, place) for wanted in probe.tensors] for probe in probes
+    }
+
+    def run() -> None:
+        for probe in probes:
+            tensors = inputs[probe.name]
+            with torch.set_grad_enabled(probe.backward):
+                result = model.calls[probe.name](*tensors)
+            if probe.backward:
+                trained = [tensor for tensor in tensors if tensor.requires_grad]
+                torch.autograd.grad(result, trained, torch.empty_like(result))
+        (model.weight * 1).sum().backward()
+        model.weight.grad = None
+
+    return Step(model, None, run)
+
+
+def _signatures(trace: Trace, names: set[str]) -> dict[Key, list[int]]:
+    """Return the operators of each probe by phase, without what was done around it."""
+    found: dict[Key, list[int]] = {}
+    for op in trace.ops:
+        name = trace.module_name(op.module).rpartition(".")[2]
+        if name in names and op.phase in (FORWARD, BACKWARD):
+            found.setdefault((name, op.phase), []).append(op.signature)
+    return found
