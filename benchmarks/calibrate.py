@@ -19,7 +19,8 @@ from pathlib import Path
 
 from published.prediction import is_test, predict
 from published.rows import Row, captured, load_rows
-from trainfit.costs.constants import CALIBRATED, Constants
+from trainfit.costs.constants import CALIBRATED
+from trainfit.devices.efficiency import Constants
 from trainfit.traces.trace import Trace
 
 FITTED = (

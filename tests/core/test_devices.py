@@ -301,6 +301,23 @@ GOOD = {"name": "mine", "memory_bytes": GIB}
         ({**GOOD, "flops": {"bf16": "fast"}}, "flops.bf16: expected a finite number, found 'fast'"),
         ({**GOOD, "sm_count": 0}, "sm_count: expected a number above zero, found 0"),
         ({**GOOD, "aliases": "x"}, "aliases: expected a list, found 'x'"),
+        (
+            {**GOOD, "constants": {"stream_sahre": 0.9}},
+            "constants: there is no constant 'stream_sahre' (did you mean 'stream_share'?)",
+        ),
+        (
+            {**GOOD, "constants": {"xyz": 0.9}},
+            "constants: there is no constant 'xyz' (they are best_share, in",
+        ),
+        (
+            {**GOOD, "constants": {"tile_fill": 0}},
+            "constants.tile_fill: expected a number above zero, found 0",
+        ),
+        (
+            {**GOOD, "constants": {"tile_fill": "a"}},
+            "constants.tile_fill: expected a finite number, found 'a'",
+        ),
+        ({**GOOD, "constants": [1]}, "constants: expected an object, found a list"),
         # What is shown of a value is no longer than a line.
         ({**GOOD, "flops": "x" * 5000}, "flops: expected an object, found 'xxx"),
         ({**GOOD, "memory_bytes": "x" * 5000}, "is not a size"),
@@ -312,7 +329,7 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, content: Any, fragment:
         find_device(path)
     assert path in str(caught.value)
     assert fragment in str(caught.value)
-    assert len(str(caught.value)) < len(path) + 600
+    assert len(str(caught.value)) < len(path) + 1000
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:

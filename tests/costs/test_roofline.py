@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.costs import constants as constants_module
-from trainfit.costs.constants import CALIBRATED, Constants
+from trainfit.costs.constants import CALIBRATED, constants_of
 from trainfit.costs.roofline import Roofline, roofline_costs
 from trainfit.costs.tiling import tiled_seconds
+from trainfit.devices import efficiency
 from trainfit.devices.device_table import Device, find_device, known_devices
+from trainfit.devices.efficiency import Constants
 from trainfit.errors import DeviceError
 from trainfit.operators.matrix_products import Product
 from trainfit.operators.work import with_work
@@ -46,6 +47,9 @@ PLAIN = Constants(
     kernel_seconds=0.0,
 )
 """Every share is one, so that prices are the datasheet's."""
+_TABLES = ("signatures", "ops", "storages", "modules", "calls")
+_ORDERS = ("forward_post_order", "backward_pre_order", "backward_post_order")
+NOTHING = Trace("nothing", "cuda", "2.13.0", **dict.fromkeys((*_TABLES, *_ORDERS), ()), observed_peak_bytes=0)
 
 
 def spec(*shape: int, dtype: str = "bfloat16") -> TensorSpec:
@@ -186,7 +190,7 @@ def test_a_device_without_speed_is_refused() -> None:
 
 
 def test_constants_that_are_called_fitted_are_those_that_the_calibration_fits() -> None:
-    source = ast.parse(Path(constants_module.__file__).read_text(encoding="utf-8"))
+    source = ast.parse(Path(efficiency.__file__).read_text(encoding="utf-8"))
     (body,) = (node.body for node in source.body if isinstance(node, ast.ClassDef))
     called: set[str] = set()
     names: list[str] = []
@@ -217,15 +221,17 @@ def test_constants_that_are_called_fitted_are_those_that_the_calibration_fits() 
 )
 def test_the_range_is_as_wide_as_the_calibration_allows(name: str, width: float) -> None:
     """A measured product alone (the H100 and the MI300X have one) says little about steps."""
-    device = find_device(name)
-    nothing: dict[str, tuple[()]] = dict.fromkeys(
-        (
-            *("signatures", "ops", "storages", "modules", "calls"),
-            *("forward_post_order", "backward_pre_order", "backward_post_order"),
-        ),
-        (),
-    )
-    empty = Trace("nothing", "cuda", "2.13.0", **nothing, observed_peak_bytes=0)
-    costs = roofline_costs(empty, device)
+    costs = roofline_costs(NOTHING, find_device(name))
     assert costs.uncertainty == width
     assert CALIBRATED.uncertainty < CALIBRATED.uncalibrated_uncertainty < CALIBRATED.foreign_uncertainty
+
+
+def test_a_device_may_have_constants_of_its_own() -> None:
+    """Half the bandwidth and a slow host: everything else stays as it is in general."""
+    own = replace(DEVICE, constants={"stream_share": 0.4, "forward_op": 1e-3})
+    assert constants_of(own) == replace(CALIBRATED, stream_share=0.4, forward_op=1e-3)
+    costs = roofline_costs(NOTHING, own)
+    assert costs.host.forward_op == 1e-3
+    adding = call("add.Tensor", [spec(1000, 1000)] * 2, [spec(1000, 1000)])
+    latency = CALIBRATED.kernel_seconds
+    assert price(adding, constants_of(own), own) - latency == pytest.approx(3 * 2e6 / (0.4 * 1e12))

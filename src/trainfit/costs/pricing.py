@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from trainfit.basics.doing import doing, measuring
-from trainfit.costs.constants import CALIBRATED
+from trainfit.costs.constants import constants_of
 from trainfit.costs.roofline import Roofline, host_of, roofline_costs
 from trainfit.costs.table import CostTable
 from trainfit.costs.this_machine import refuse_absent
@@ -35,7 +35,7 @@ def price_trace(
 ) -> CostTable:
     """Return the cost of every signature of the trace, which was captured for this kind of device."""
     check_source(costs, device)
-    host, meter = host_of(CALIBRATED), LoadMeter()
+    host, meter = host_of(constants_of(device)), LoadMeter()
     warnings: tuple[str, ...] = ()
     if device.kind == "cpu":
         from trainfit.costs import this_machine  # needs torch
@@ -52,7 +52,7 @@ def price_trace(
     from trainfit.costs.measured_costs import measured_costs  # needs torch
 
     doing("measuring the step's operators")
-    fallback = Roofline(device, CALIBRATED, trace.tf32).price
+    fallback = Roofline(device, constants_of(device), trace.tf32).price
     table = measured_costs(
         trace, device, host=host, fallback=fallback, refresh=refresh, progress=measuring(), meter=meter
     )

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from trainfit.costs.constants import CALIBRATED, Constants
+from trainfit.costs.constants import constants_of
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.costs.tiling import tiled_seconds
 from trainfit.devices.device_table import Device
+from trainfit.devices.efficiency import Constants
 from trainfit.errors import DeviceError
 from trainfit.operators.families import IRREGULAR, REDUCTIONS, takes_lists
 from trainfit.operators.fused_attention import FusedAttention, attention_of
@@ -32,8 +33,9 @@ _NARROW_GROUP = 8
 """Channels per group below which a convolution is not done on tensor cores."""
 
 
-def roofline_costs(trace: Trace, device: Device, constants: Constants = CALIBRATED) -> CostTable:
-    """Price every signature of a trace on a device, by formulas."""
+def roofline_costs(trace: Trace, device: Device, constants: Constants | None = None) -> CostTable:
+    """Price every signature of a trace on a device, by formulas, with its constants if none are given."""
+    constants = constants or constants_of(device)
     model = Roofline(device, constants, trace.tf32)
     return CostTable(
         device=device,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from trainfit.basics.decoding import Malformed, decode, expected, parse_json
 from trainfit.basics.units import parse_size
+from trainfit.devices.efficiency import Constants
 from trainfit.devices.hardware import CUDA, Cuda, host_bytes
 from trainfit.errors import DeviceError, OptionError
 
@@ -84,6 +85,9 @@ class Device:
     source: str = ""
     """Where the figures come from."""
     aliases: tuple[str, ...] = ()
+    constants: dict[str, float] = field(default_factory=dict, hash=False)
+    """Constants of the roofline (fields of `efficiency.Constants`) that replace the general ones on this
+    device: what somebody measured on it."""
 
     @property
     def clock(self) -> float:
@@ -277,6 +281,14 @@ def _check(device: Device) -> None:
             raise expected(f"one of {', '.join(DTYPES)}", dtype).inside("flops")
         if not 0 < rate < _LARGEST_RATE:
             raise expected("a number above zero", rate).inside(f"flops.{dtype}")
+    names = [known.name for known in fields(Constants)]
+    for name, value in device.constants.items():
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"they are {', '.join(names)}"
+            raise Malformed(f"there is no constant {name!r:.60} ({hint})", "constants")
+        if not 0 < value < _LARGEST_RATE:
+            raise expected("a number above zero", value).inside(f"constants.{name}")
     for known in fields(device):
         value = getattr(device, known.name)
         if type(value) in (int, float) and not 0 < value < _LARGEST_RATE:
