@@ -72,7 +72,7 @@ GPU_STEPS: tuple[tuple[str, Options], ...] = (
 def check_steps(
     steps: Sequence[tuple[str, Options]], device: Device, instrument: Instrument, seconds: float
 ) -> tuple[tuple[CheckedStep, ...], tuple[str, ...]]:
-    """Predict and run steps for about this many seconds; the second result says which could not run, and why."""
+    """Predict and run steps for about this many seconds; also say which could not run, and why."""
     found: list[CheckedStep] = []
     left_out: list[str] = []
     for name, options in steps:

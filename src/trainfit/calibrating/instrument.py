@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from trainfit.calibrating.probes import Sizes
+from trainfit.calibrating.probes import ProbeSizes
 from trainfit.devices.architectures import FLASH_CAPABILITY, capability_of, is_amd
 from trainfit.devices.device_table import Device, Kind, present_gpu, this_cpu
 from trainfit.devices.hardware import CUDA, Cuda, free_bytes
@@ -18,8 +18,8 @@ from trainfit.timing.clocks import Timed, timed_on
 from trainfit.timing.locality import this_machines_caches
 from trainfit.workspace.processor_faults import kernels_die
 
-GPU_SIZES = Sizes(side=8192, stream_bytes=1 << 30, images=64, pixels=56, sequences=16, tokens=1024)
-CPU_SIZES = Sizes(side=1024, stream_bytes=1 << 24, images=2, pixels=28, sequences=1, tokens=256)
+GPU_SIZES = ProbeSizes(side=8192, stream_bytes=1 << 30, images=64, pixels=56, sequences=16, tokens=1024)
+CPU_SIZES = ProbeSizes(side=1024, stream_bytes=1 << 24, images=2, pixels=28, sequences=1, tokens=256)
 _MEMORY_SHARE = 0.5
 """Of the free memory, for the tensors of one group of probes."""
 _TENSORS_OF_A_GROUP = 20
@@ -37,7 +37,7 @@ class Instrument:
     place: str
     """Where its tensors are made, as torch names it."""
     timed: Timed
-    sizes: Sizes
+    sizes: ProbeSizes
     rates: tuple[str, ...]
     """The products that it has."""
     cuda: Cuda = CUDA
@@ -98,16 +98,12 @@ def gpu_instrument(number: int, cuda: Cuda = CUDA) -> Iterator[Instrument]:
     found = cuda.properties(number)
     device = replace(device, cache_bytes=device.cache_bytes or found.cache_bytes or None)
     cache = device.cache_bytes or 0
-    sizes = replace(
-        GPU_SIZES, cache_bytes=cache, stream_bytes=max(GPU_SIZES.stream_bytes, _FAR * cache)
-    )
+    sizes = replace(GPU_SIZES, cache_bytes=cache, stream_bytes=max(GPU_SIZES.stream_bytes, _FAR * cache))
     before = cuda.current()
     cuda.use(number)
     try:
         fitting = _that_fit(sizes, cuda.free_bytes())
-        yield Instrument(
-            device, cuda.place(), timed_on("cuda", cuda), fitting, _gpu_rates(device), cuda
-        )
+        yield Instrument(device, cuda.place(), timed_on("cuda", cuda), fitting, _gpu_rates(device), cuda)
     finally:
         cuda.use(before)
 
@@ -121,7 +117,7 @@ def _gpu_rates(device: Device) -> tuple[str, ...]:
     return ("fp32", "tf32", "bf16", "fp16")
 
 
-def _that_fit(sizes: Sizes, free: int) -> Sizes:
+def _that_fit(sizes: ProbeSizes, free: int) -> ProbeSizes:
     """Return sizes whose tensors take no more than a part of the free memory, if there are any."""
     while _TENSORS_OF_A_GROUP * sizes.stream_bytes > _MEMORY_SHARE * free:
         smaller = sizes.halved()

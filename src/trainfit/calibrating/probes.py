@@ -57,7 +57,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ProbeSizes:
     """How large the probes are."""
 
     side: int
@@ -75,8 +75,8 @@ class Sizes:
     cache_bytes: int = 0
     """Of the last-level cache, an eighth of which one probe fills; without it there is no such probe."""
 
-    def halved(self) -> Sizes | None:
-        """Return sizes that need half the memory or less; None if these are the smallest that say something."""
+    def halved(self) -> ProbeSizes | None:
+        """Return sizes that need half the memory or less; None if smaller ones would say nothing."""
         if self.side // 2 < _LEAST_SIDE:
             return None
         return replace(
@@ -88,7 +88,7 @@ class Sizes:
         )
 
 
-def products(sizes: Sizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
+def products(sizes: ProbeSizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
     """Return products of each dtype: large ones, of the shapes that steps have, and odd ones."""
     side = sizes.side
     shapes = {
@@ -113,7 +113,7 @@ def products(sizes: Sizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
     )
 
 
-def memory(sizes: Sizes) -> tuple[Probe, ...]:
+def memory(sizes: ProbeSizes) -> tuple[Probe, ...]:
     """Return what only moves memory: straight through, reducing, transposing, gathering, over lists."""
     size = sizes.stream_bytes
     rows = max(size // 4 // 1024, 2)
@@ -149,7 +149,7 @@ def _add_again(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         torch.add(a, b, out=out)
 
 
-def convolutions(sizes: Sizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
+def convolutions(sizes: ProbeSizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
     """Return convolutions of each kind in both layouts: plain, in groups, depthwise."""
     # Name, channels per group, side of the kernel.
     kinds = (("plain", 256, 3), ("pointwise", 256, 1), ("grouped", 8, 3), ("depthwise", 1, 7))
@@ -158,7 +158,12 @@ def convolutions(sizes: Sizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
             f"{kind}_{rate}_{'nhwc' if last else 'nchw'}",
             _Convolution(256 // per_group, side // 2),
             (
-                Wanted((sizes.images, 256, sizes.pixels, sizes.pixels), DTYPES[rate], channels_last=last, trained=True),
+                Wanted(
+                    (sizes.images, 256, sizes.pixels, sizes.pixels),
+                    DTYPES[rate],
+                    channels_last=last,
+                    trained=True,
+                ),
                 Wanted((256, per_group, side, side), DTYPES[rate], channels_last=last, trained=True),
             ),
             rate,
@@ -180,7 +185,7 @@ class _Convolution:
         return F.conv2d(images, weight, padding=self.padding, groups=self.groups)
 
 
-def attention(sizes: Sizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
+def attention(sizes: ProbeSizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
     """Return fused attention with and without a causal mask."""
     return tuple(
         Probe(

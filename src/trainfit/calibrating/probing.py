@@ -11,7 +11,7 @@ import torch
 
 from trainfit.basics.doing import doing, measuring
 from trainfit.calibrating.instrument import Instrument
-from trainfit.calibrating.probes import Probe, Sizes, Wanted
+from trainfit.calibrating.probes import Probe, ProbeSizes, Wanted
 from trainfit.errors import DeviceError
 from trainfit.timing.rounds import Rounds, Timing
 
@@ -30,17 +30,17 @@ class Readings:
     """Of those that could be run."""
     failures: dict[str, str]
     """The others, each with the first line of what torch said."""
-    sizes: Sizes
+    sizes: ProbeSizes
 
 
 def read_group(
     what: str,
-    make: Callable[[Sizes], Sequence[Probe]],
+    make: Callable[[ProbeSizes], Sequence[Probe]],
     instrument: Instrument,
     seconds: float,
 ) -> Readings:
     """Measure a group of probes for about this many seconds, with sizes that fit into the memory."""
-    sizes: Sizes | None = instrument.sizes
+    sizes: ProbeSizes | None = instrument.sizes
     doing(f"measuring {what}")
     while sizes is not None:
         found = _unless_memory_ends(tuple(make(sizes)), instrument, seconds, sizes)
@@ -56,7 +56,7 @@ def read_group(
 
 
 def _unless_memory_ends(
-    probes: tuple[Probe, ...], instrument: Instrument, seconds: float, sizes: Sizes
+    probes: tuple[Probe, ...], instrument: Instrument, seconds: float, sizes: ProbeSizes
 ) -> Readings | None:
     try:
         return _read(probes, instrument, seconds, sizes)
@@ -103,7 +103,7 @@ class _Call:
         """Let the result go."""
 
 
-def _read(probes: tuple[Probe, ...], instrument: Instrument, seconds: float, sizes: Sizes) -> Readings:
+def _read(probes: tuple[Probe, ...], instrument: Instrument, seconds: float, sizes: ProbeSizes) -> Readings:
     calls: list[_Call] = []
     failures: dict[str, str] = {}
     with _ordinary_precision():

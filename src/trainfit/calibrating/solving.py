@@ -7,20 +7,22 @@ in the geometric mean. Where something else holds all of its probes up, it stays
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from trainfit.basics.doing import unheard
 from trainfit.calibrating.probes import Probe
 from trainfit.calibrating.probing import BACKWARD, FORWARD, Key, make_tensor
 from trainfit.capturing import capture
-from trainfit.costs.constants import Constants
 from trainfit.costs.roofline import Roofline
 from trainfit.devices.device_table import Device
+from trainfit.devices.efficiency import Constants
 from trainfit.steps.step import Step
 from trainfit.timing.rounds import Timing
 from trainfit.traces.trace import Trace
@@ -48,8 +50,8 @@ class Solved:
     """The value of a constant, and how far the probes are apart that it was found from."""
 
     value: float
-    spread: float
-    """Relative: of what single probes would give, or of the clock where there is only one."""
+    spread: float | None
+    """Relative: of what single probes would give, or of the clock if there is only one; None if unknown."""
 
 
 class _Probes(nn.Module):
@@ -77,9 +79,10 @@ class PricedProbes:
 
     def __init__(self, probes: Sequence[Probe], device: Device) -> None:
         """Capture the probes for the device: the kernels that it would choose."""
-        self._trace = capture(
-            lambda: _step(probes, device.kind), device=device, target="calibrate", limits=_NOTHING
-        )
+        with unheard():
+            self._trace = capture(
+                lambda: _step(probes, device.kind), device=device, target="calibrate", limits=_NOTHING
+            )
         self._signatures = _signatures(self._trace, {probe.name for probe in probes})
 
     def seconds(self, key: Key, device: Device, constants: Constants) -> float:
@@ -96,26 +99,25 @@ class PricedProbes:
             return None
         general = getattr(constants, question.constant)
 
-        def excess(value: float, keys: Iterable[Key]) -> float:
+        def excess(keys: Iterable[Key], value: float) -> float:
             """Return the mean logarithm of priced by measured."""
             changed = replace(constants, **{question.constant: value})
             return statistics.fmean(
                 math.log(self.seconds(key, device, changed) / timings[key].seconds) for key in keys
             )
 
-        value = _root(lambda value: excess(value, keys), general)
+        value = _root(functools.partial(excess, keys), general)
         if value is None:
             return None
-        alone = [_root(lambda value, key=key: excess(value, [key]), general) for key in keys]  # type: ignore[misc]
+        alone = [_root(functools.partial(excess, [key]), general) for key in keys]
         found = [math.log(one) for one in alone if one is not None]
         if len(keys) == 1 or len(found) < 2:
             return Solved(value, timings[keys[0]].spread)
         return Solved(value, math.expm1(statistics.pstdev(found)))
 
 
-def _root(excess: object, general: float) -> float | None:
+def _root(excess: Callable[[float], float], general: float) -> float | None:
     """Return where the function of the constant is zero; None if it is nowhere, or hardly changes."""
-    assert callable(excess)
     low, high = math.log(general / _RANGE), math.log(general * _RANGE)
     at_low, at_high = excess(math.exp(low)), excess(math.exp(high))
     if abs(at_high - at_low) < math.log(_FLAT) or at_low * at_high > 0:
@@ -132,9 +134,7 @@ def _root(excess: object, general: float) -> float | None:
 def _step(probes: Sequence[Probe], place: str) -> Step:
     """Return a step that calls every probe once. It also trains a number: a step has to train something."""
     model = _Probes(probes, place)
-    inputs = {
-        probe.name: [make_tensor(wanted, place) for wanted in probe.tensors] for probe in probes
-    }
+    inputs = {probe.name: [make_tensor(wanted, place) for wanted in probe.tensors] for probe in probes}
 
     def run() -> None:
         for probe in probes:

@@ -53,10 +53,11 @@ def _uncertainty(device: Device, constants: Constants) -> float:
     return constants.uncalibrated_uncertainty if nvidia else constants.foreign_uncertainty
 
 
-def host_of(constants: Constants) -> Host:
-    """Return the host that usually sits beside a GPU."""
+def host_of(constants: Constants, runs_kernels: bool = False) -> Host:
+    """Return the host that these constants describe: beside a GPU, or a processor that runs all itself."""
     names = {field.name for field in fields(Host)} & {field.name for field in fields(Constants)}
-    return Host(runs_kernels=False, **{name: getattr(constants, name) for name in names})
+    figures = {name: getattr(constants, name) for name in names - {"cache_bytes"}}
+    return Host(runs_kernels=runs_kernels, cache_bytes=int(constants.cache_bytes), **figures)
 
 
 @dataclass(frozen=True)

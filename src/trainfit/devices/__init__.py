@@ -4,5 +4,6 @@ architectures    what `sm_86` and `gfx942` mean, and which choose the same kerne
 hardware         memory, free memory, statistics and events of this machine and its GPU
 efficiency       `Constants`: how much of a datasheet a step gets, the general ones
 device_table     the built-in table (`devices.json`), this machine, the user's file
+device_file      writes a device as such a file
 measured_cache   what was measured on this machine, on disk
 """
