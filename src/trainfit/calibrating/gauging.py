@@ -22,7 +22,7 @@ from trainfit.calibrating.calibration import (
 from trainfit.calibrating.checking import CPU_STEPS, GPU_STEPS, check_steps
 from trainfit.calibrating.host_costs import host_constants
 from trainfit.calibrating.instrument import Instrument
-from trainfit.calibrating.probing import FORWARD, Readings, read_group
+from trainfit.calibrating.probing import FORWARD, Readings, matmul_tf32, read_group
 from trainfit.calibrating.questions import ProbeGroup, groups_for
 from trainfit.calibrating.solving import PricedProbes, Question, Solved
 from trainfit.costs.constants import CALIBRATED, constants_of
@@ -56,7 +56,8 @@ def gauge(instrument: Instrument, seconds: float, meter: LoadMeter, lap: Lap) ->
     What the host takes is measured besides, for as long as that needs; `lap` is told as each stage ends.
     """
     found = _Found(instrument.device)
-    with meter.watching() as watch:
+    # Products of float32 are exact unless a probe says otherwise: TF32 is measured for itself.
+    with meter.watching() as watch, matmul_tf32(False):
         groups = groups_for(instrument)
         for group in groups:
             found.readings[group.name] = read_group(group.name, group.make, instrument, group.share * seconds)

@@ -152,7 +152,13 @@ def _add_again(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 def convolutions(sizes: ProbeSizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
     """Return convolutions of each kind in both layouts: plain, in groups, depthwise."""
     # Name, channels per group, side of the kernel.
-    kinds = (("plain", 256, 3), ("pointwise", 256, 1), ("grouped", 8, 3), ("depthwise", 1, 7))
+    kinds = (
+        ("plain", 256, 3),
+        ("pointwise", 256, 1),
+        ("grouped", 16, 3),
+        ("grouped_wide", 64, 3),
+        ("depthwise", 1, 7),
+    )
     return tuple(
         Probe(
             f"{kind}_{rate}_{'nhwc' if last else 'nchw'}",

@@ -106,16 +106,15 @@ class _Call:
 def _read(probes: tuple[Probe, ...], instrument: Instrument, seconds: float, sizes: ProbeSizes) -> Readings:
     calls: list[_Call] = []
     failures: dict[str, str] = {}
-    with _ordinary_precision():
-        for probe in probes:
-            try:
-                calls += _calls(probe, instrument.place)
-            except RuntimeError as error:
-                if is_want_of_memory(error):
-                    raise _NoMemory from None
-                failures[probe.name] = (str(error).splitlines() or [""])[0]
-        rounds = Rounds(calls, [], instrument.place, instrument.timed)
-        rounds.run(seconds, measuring())
+    for probe in probes:
+        try:
+            calls += _calls(probe, instrument.place)
+        except RuntimeError as error:
+            if is_want_of_memory(error):
+                raise _NoMemory from None
+            failures[probe.name] = (str(error).splitlines() or [""])[0]
+    rounds = Rounds(calls, [], instrument.place, instrument.timed)
+    rounds.run(seconds, measuring())
     timings = {
         call.key: timing
         for call, timing in zip(calls, rounds.timings())
@@ -161,19 +160,15 @@ def _rounded(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return the call with products of float32 rounded to TF32."""
 
     def rounded(*arguments: Any) -> Any:
-        with _matmul_tf32(True):
+        with matmul_tf32(True):
             return call(*arguments)
 
     return rounded
 
 
-def _ordinary_precision() -> contextlib.AbstractContextManager[None]:
-    """Let products of float32 be exact, whatever the process has set: TF32 is measured for itself."""
-    return _matmul_tf32(False)
-
-
 @contextlib.contextmanager
-def _matmul_tf32(allowed: bool) -> Iterator[None]:
+def matmul_tf32(allowed: bool) -> Iterator[None]:
+    """Let products of float32 be rounded to TF32 inside, or not, whatever the process has set."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = allowed

@@ -2,7 +2,8 @@
 
 The probes are captured as a step is, so that the roofline prices the very operators that it would find in a
 step. A constant is then looked for, by bisection, with which the prices of its probes agree with their times
-in the geometric mean. Where something else holds all of its probes up, it stays what it is in general.
+in the geometric mean. Probes that something else holds up do not count; if all are, the constant stays what
+it is in general.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _NOTHING = Limits(0, 0.0, 0.0)
 """Workspaces are of no interest here."""
 _RANGE = 1e4
 """A constant is looked for from a ten-thousandth to ten thousand times the general one."""
-_BISECTIONS = 60
-_FLAT = 1.05
-"""A constant that changes the prices by less than this over all of its range is not what they depend on."""
+_BISECTIONS = 34
+"""They halve the logarithm of that range: what is left of it is nothing."""
+_NEARBY, _LEAST_SLOPE = 1.1, 0.2
+"""A price that changes by less than this share of a small change of the constant depends on other things."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,16 @@ class PricedProbes:
                 math.log(self.seconds(key, device, changed) / timings[key].seconds) for key in keys
             )
 
-        value = _root(functools.partial(excess, keys), general)
-        if value is None:
-            return None
+        while True:
+            value = _root(functools.partial(excess, keys), general)
+            if value is None:
+                return None
+            depending = [key for key in keys if _depends(functools.partial(excess, [key]), value)]
+            if not depending:
+                return None
+            if depending == keys:
+                break
+            keys = depending
         alone = [_root(functools.partial(excess, [key]), general) for key in keys]
         found = [math.log(one) for one in alone if one is not None]
         if len(keys) == 1 or len(found) < 2:
@@ -116,11 +125,17 @@ class PricedProbes:
         return Solved(value, math.expm1(statistics.pstdev(found)))
 
 
+def _depends(excess: Callable[[float], float], value: float) -> bool:
+    """Whether a price changes with the constant where it is, or something else holds the probe up there."""
+    change = abs(excess(value * _NEARBY) - excess(value / _NEARBY))
+    return change > _LEAST_SLOPE * 2 * math.log(_NEARBY)
+
+
 def _root(excess: Callable[[float], float], general: float) -> float | None:
-    """Return where the function of the constant is zero; None if it is nowhere, or hardly changes."""
+    """Return where the function of the constant is zero; None if it is nowhere."""
     low, high = math.log(general / _RANGE), math.log(general * _RANGE)
     at_low, at_high = excess(math.exp(low)), excess(math.exp(high))
-    if abs(at_high - at_low) < math.log(_FLAT) or at_low * at_high > 0:
+    if at_low * at_high > 0:
         return None
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
