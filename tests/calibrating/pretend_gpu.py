@@ -1,4 +1,4 @@
-"""Stand-ins for a GPU: one that runs on the CPU and pretends, and a clock that knows what a GPU would take."""
+"""Stand-ins for a GPU: one that runs on the CPU and pretends, and a clock that knows what one would take."""
 
 from __future__ import annotations
 
@@ -101,11 +101,14 @@ class KnowingClock:
         self._random = random.Random(0)
         self._prices: dict[Key, float] = {}
 
-    def instrument(self, known: Device, rates: tuple[str, ...]) -> Instrument:
-        """Return an instrument for a device as it is known before, whose tensors have no memory."""
+    def instrument(self, known: Device, rates: tuple[str, ...], groups: int = 4) -> Instrument:
+        """Return an instrument for a device as it is known before, whose tensors have no memory.
+
+        It can measure so many of the groups.
+        """
         sizes = replace(GPU_SIZES, cache_bytes=self.device.cache_bytes or 0)
         found = Instrument(known, "meta", self.timed, sizes, rates, PretendGpu())
-        for group in groups_for(found):
+        for group in groups_for(found)[:groups]:
             probes = group.make(sizes)
             for rounded in {probe.rate == "tf32" for probe in probes}:
                 self._price([probe for probe in probes if (probe.rate == "tf32") is rounded], rounded)

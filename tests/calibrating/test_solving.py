@@ -42,10 +42,10 @@ HIDDEN = Constants(
 
 
 def solve_all(
-    instrument: Instrument, rounds_seconds: float = 0.0
+    instrument: Instrument, rounds_seconds: float = 0.0, count: int = 4
 ) -> tuple[Device, dict[str, Solved], list[str]]:
-    """Measure and solve as a calibration does, without host and steps."""
-    groups = groups_for(instrument)
+    """Measure and solve some groups as a calibration does, without host and steps."""
+    groups = groups_for(instrument)[:count]
     readings = {
         group.name: read_group(group.name, group.make, instrument, rounds_seconds) for group in groups
     }
@@ -104,15 +104,15 @@ def test_outliers_do_not_change_a_median() -> None:
     """Every tenth call takes ten times as long, as when another program interrupts."""
     truth = find_device("a100-40gb")
     clock = KnowingClock(truth, HIDDEN, outliers=0.1)
-    _, solved, _ = solve_all(clock.instrument(truth, ("fp32", "bf16")), 0.3)
+    _, solved, _ = solve_all(clock.instrument(truth, ("fp32", "bf16"), 2), 0.3, 2)
     assert solved["stream_share"].value == pytest.approx(HIDDEN.stream_share, rel=1e-3)
-    assert solved["convolution_share"].value == pytest.approx(HIDDEN.convolution_share, rel=1e-3)
+    assert solved["simt_share"].value == pytest.approx(HIDDEN.simt_share, rel=1e-3)
 
 
 def test_chips_with_shared_lanes_have_their_own_constant() -> None:
     truth = find_device("rtx-4090")
     hidden = replace(HIDDEN, shared_lanes_share=0.37)
-    _, solved, _ = solve_all(KnowingClock(truth, hidden).instrument(truth, ("fp32", "bf16")))
+    _, solved, _ = solve_all(KnowingClock(truth, hidden).instrument(truth, ("fp32", "bf16"), 2), 0.0, 2)
     assert solved["shared_lanes_share"].value == pytest.approx(0.37, rel=1e-3)
     assert "simt_share" not in solved
 

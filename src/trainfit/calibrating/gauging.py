@@ -22,6 +22,7 @@ from trainfit.calibrating.calibration import (
 from trainfit.calibrating.checking import CPU_STEPS, GPU_STEPS, check_steps
 from trainfit.calibrating.host_costs import host_constants
 from trainfit.calibrating.instrument import Instrument
+from trainfit.calibrating.probes import LARGE
 from trainfit.calibrating.probing import FORWARD, Readings, matmul_tf32, read_group
 from trainfit.calibrating.questions import ProbeGroup, groups_for
 from trainfit.calibrating.solving import PricedProbes, Question, Solved
@@ -100,11 +101,11 @@ def gauge(instrument: Instrument, seconds: float, meter: LoadMeter, lap: Lap) ->
 
 
 def _best(readings: Readings) -> dict[str, Best]:
-    """Return the fastest product of each dtype."""
+    """Return the fastest product of each dtype, of the large ones: those of others say less."""
     best: dict[str, Best] = {}
     for probe in readings.probes:
         timing = readings.timings.get((probe.name, FORWARD))
-        if timing is not None:
+        if timing is not None and probe.name.endswith(LARGE):
             rate = probe.flops / timing.seconds
             if rate > best.get(probe.rate, Best(0.0, 0.0)).rate:
                 best[probe.rate] = Best(rate, timing.spread)

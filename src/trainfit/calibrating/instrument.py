@@ -18,12 +18,13 @@ from trainfit.timing.clocks import Timed, timed_on
 from trainfit.timing.locality import this_machines_caches
 from trainfit.workspace.processor_faults import kernels_die
 
-GPU_SIZES = ProbeSizes(side=8192, stream_bytes=1 << 30, images=64, pixels=56, sequences=16, tokens=1024)
+GPU_SIZES = ProbeSizes(side=8192, stream_bytes=1 << 30, images=32, pixels=56, sequences=16, tokens=1024)
 CPU_SIZES = ProbeSizes(side=1024, stream_bytes=1 << 24, images=2, pixels=28, sequences=1, tokens=256)
 _MEMORY_SHARE = 0.5
 """Of the free memory, for the tensors of one group of probes."""
 _TENSORS_OF_A_GROUP = 20
 """About how many tensors of `stream_bytes` there are at once."""
+_LEAST_STREAM_BYTES = 1 << 16
 _FAR = 4
 """What is as many times as large as the last cache has left it when it is read again."""
 
@@ -118,10 +119,6 @@ def _gpu_rates(device: Device) -> tuple[str, ...]:
 
 
 def _that_fit(sizes: ProbeSizes, free: int) -> ProbeSizes:
-    """Return sizes whose tensors take no more than a part of the free memory, if there are any."""
-    while _TENSORS_OF_A_GROUP * sizes.stream_bytes > _MEMORY_SHARE * free:
-        smaller = sizes.halved()
-        if smaller is None:
-            break
-        sizes = smaller
-    return sizes
+    """Return sizes for as much memory as is free: it is what only moves memory that needs most of it."""
+    most = int(_MEMORY_SHARE * free) // _TENSORS_OF_A_GROUP
+    return replace(sizes, stream_bytes=min(sizes.stream_bytes, max(most, _LEAST_STREAM_BYTES)))

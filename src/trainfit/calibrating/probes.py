@@ -18,8 +18,11 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 TINY_CALLS = 32
 """Kernels in a row: few enough that the host has launched all while the GPU still waits for the first."""
 CACHED_CALLS = 8
+LARGE = ("_large", "_half")
+"""How the names of products end that show what is possible at best."""
 _LIST_TENSORS = 64
 _LEAST_SIDE = 128
+"""Smaller products say nothing about a device."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def is_want_of_memory(error: BaseException) -> bool:
 
 
 def _calls(probe: Probe, place: str) -> Iterator[_Call]:
-    tensors = [make_tensor(wanted, place) for wanted in probe.tensors]
+    tensors = [_filled(wanted, place) for wanted in probe.tensors]
     call = _rounded(probe.call) if probe.rate == "tf32" else probe.call
     yield _Call((probe.name, FORWARD), call, tensors, probe.backward)
     if probe.backward:
@@ -146,14 +146,18 @@ def _calls(probe: Probe, place: str) -> Iterator[_Call]:
         yield _Call((probe.name, BACKWARD), backward, [result, gradient], False)
 
 
-def make_tensor(wanted: Wanted, place: str) -> torch.Tensor:
-    """Return a tensor as a probe wants it, with values as they are in training: zeros would be faster."""
-    if wanted.below:
-        return torch.randint(0, wanted.below, wanted.shape, dtype=wanted.dtype, device=place)
-    tensor = torch.empty(wanted.shape, dtype=wanted.dtype, device=place).uniform_(-1, 1)
-    if wanted.channels_last:
-        tensor = tensor.contiguous(memory_format=torch.channels_last)
+def empty_tensor(wanted: Wanted, place: str) -> torch.Tensor:
+    """Return a tensor as a probe wants it, with any values."""
+    layout = torch.channels_last if wanted.channels_last else torch.contiguous_format
+    tensor = torch.empty(wanted.shape, dtype=wanted.dtype, device=place, memory_format=layout)
     return tensor.requires_grad_(wanted.trained)
+
+
+def _filled(wanted: Wanted, place: str) -> torch.Tensor:
+    """Return such a tensor with values as they are in training: zeros would be faster on some devices."""
+    tensor = empty_tensor(wanted, place)
+    with torch.no_grad():
+        return tensor.random_(wanted.below) if wanted.below else tensor.uniform_(-1, 1)
 
 
 def _rounded(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from torch import nn
 
 from trainfit.basics.doing import unheard
 from trainfit.calibrating.probes import Probe
-from trainfit.calibrating.probing import BACKWARD, FORWARD, Key, make_tensor
+from trainfit.calibrating.probing import BACKWARD, FORWARD, Key, empty_tensor
 from trainfit.capturing import capture
 from trainfit.costs.roofline import Roofline
 from trainfit.devices.device_table import Device
@@ -149,7 +149,7 @@ def _root(excess: Callable[[float], float], general: float) -> float | None:
 def _step(probes: Sequence[Probe], place: str) -> Step:
     """Return a step that calls every probe once. It also trains a number: a step has to train something."""
     model = _Probes(probes, place)
-    inputs = {probe.name: [make_tensor(wanted, place) for wanted in probe.tensors] for probe in probes}
+    inputs = {probe.name: [empty_tensor(wanted, place) for wanted in probe.tensors] for probe in probes}
 
     def run() -> None:
         for probe in probes:
