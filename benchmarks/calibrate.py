@@ -1,54 +1,72 @@
-"""Fit the roofline's constants on the published train rows, by coordinate search. Prints the fitted table.
+"""Fit the roofline's constants on the published train rows, by coordinate search. Prints the fitted tables.
 
-    python benchmarks/calibrate.py --cache DIR [--minutes 10]
+    python benchmarks/calibrate.py --cache DIR [--minutes 10] [--without DEVICE]
 
-What is fitted are the constants of `costs/constants.py` marked so, and the `matmul_share` of the two GPUs of
-the data for which no fastest matrix product is published. Every family of rows (a model on a GPU in one
-precision) counts by the root of its number of rows, so that no benchmark with many batch sizes decides alone.
-The loss is the mean of |log(predicted / published)|. The test rows are never looked at.
+What is fitted are the constants of `devices/efficiency.py` marked so, those that an architecture has of its
+own (`costs/calibration.py`), and the `matmul_share` of the two GPUs of the data for which no fastest matrix
+product is published. Every family of rows (a model on a GPU in one precision) counts by the root of its
+number of rows, so that no benchmark with many batch sizes decides alone. The loss is the mean of
+|log(predicted / published)|. The test rows are never looked at. `--without` leaves a device out.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from published.prediction import is_test, predict
+from published.fitting import EVERYWHERE, Fit, Key, Limits, Point
+from published.prediction import is_test
 from published.rows import Row, captured, load_rows
-from trainfit.costs.constants import CALIBRATED
-from trainfit.devices.efficiency import Constants
 from trainfit.traces.trace import Trace
 
-FITTED = (
-    *("in_step_share", "shared_lanes_share", "tile_fill", "convolution_share", "grouped_convolution_share"),
-    *("depthwise_flops", "depthwise_float32_flops", "attention_share", "attention_backward_share"),
-    *("efficient_attention_share", "stream_share", "reduction_share", "strided_share", "irregular_share"),
-    *("list_share", "cache_gain", "kernel_seconds"),
-)
-LIMITS = {
-    "stream_share": (0.80, 0.92),
-    "reduction_share": (0.60, 0.92),
-    "strided_share": (0.30, 0.90),
-    "irregular_share": (0.10, 0.60),
-    "list_share": (0.60, 0.90),
-    "cache_gain": (1.0, 4.0),
-    "tile_fill": (32.0, 512.0),
-    "kernel_seconds": (1e-6, 4e-6),
-    "in_step_share": (0.70, 1.0),
-    "rtx-3090": (0.85, 1.30),
-    "l40s": (0.50, 1.0),
+FITTED: dict[str, tuple[float, float, float]] = {
+    "in_step_share": (0.8, 0.70, 1.0),
+    "tf32_share": (0.8, 0.40, 1.1),
+    "shared_lanes_share": (0.45, 0.30, 0.85),
+    "tile_fill": (64.0, 32.0, 512.0),
+    "unaligned_share": (0.7, 0.25, 1.0),
+    "convolution_share": (0.8, 0.50, 1.0),
+    "grouped_convolution_share": (0.5, 0.10, 1.0),
+    "grouped_channels_last_share": (0.5, 0.10, 1.0),
+    "depthwise_cycles": (1.5, 0.30, 5.0),
+    "depthwise_tap_cycles": (0.1, 0.02, 0.5),
+    "depthwise_float32_waste": (200.0, 32.0, 1024.0),
+    "attention_share": (0.7, 0.40, 1.0),
+    "attention_backward_share": (0.55, 0.30, 0.9),
+    "efficient_attention_share": (0.8, 0.50, 1.0),
+    "score_cycles": (0.1, 0.03, 0.5),
+    "dropped_score_cycles": (0.2, 0.03, 1.0),
+    "stream_share": (0.85, 0.80, 0.92),
+    "strided_share": (0.7, 0.40, 0.90),
+    "transposed_share": (0.5, 0.20, 0.85),
+    "joined_share": (0.6, 0.30, 0.90),
+    "rewriting_share": (0.7, 0.40, 0.90),
+    "reduction_share": (0.8, 0.60, 0.92),
+    "irregular_share": (0.25, 0.10, 0.60),
+    "list_share": (0.8, 0.60, 0.90),
+    "cache_gain": (2.5, 1.0, 4.0),
+    "kernel_seconds": (2.5e-6, 1e-6, 5e-6),
 }
-"""Where such figures lie in microbenchmarks. The fit only chooses within: two errors that cancel on these
-rows would not on others. GeForce cards clock above their datasheet, and at half rate do not throttle."""
-DEVICES = ("l40s", "rtx-3090")
-_FIRST_STEP = 1.25
-_LAST_STEP = 1.01
-
-Point = dict[str, float]
+"""Where each begins, and where such figures lie in microbenchmarks. The fit only chooses within: two errors
+that cancel on these rows would not on others."""
+OWN: dict[Key, tuple[float, float, float]] = {
+    ("sm_90", "tf32_share"): (0.7, 0.40, 1.1),
+    ("sm_90", "in_step_share"): (0.8, 0.50, 1.0),
+    ("sm_90", "convolution_share"): (0.7, 0.40, 1.0),
+    ("gfx942", "in_step_share"): (0.5, 0.25, 1.0),
+    ("gfx942", "simt_share"): (0.5, 0.20, 0.85),
+    ("gfx942", "memory_share"): (0.7, 0.35, 1.0),
+    ("gfx942", "kernel_seconds"): (5e-6, 2e-6, 10e-6),
+    ("h100-sxm-80gb", "host_factor"): (2.0, 0.5, 5.0),
+    ("l40s", "matmul_share"): (0.8, 0.50, 1.0),
+    ("rtx-3090", "matmul_share"): (1.0, 0.85, 1.15),
+}
+"""What an architecture has of its own, the host of a published machine, and the fastest product of the two
+devices for which none is published. GeForce cards clock above their datasheet."""
 Sample = tuple[Row, Trace]
 
 
@@ -59,14 +77,16 @@ def main() -> int:
     )
     parser.add_argument("--cache", type=Path, help="keep captured steps in this folder")
     parser.add_argument("--minutes", type=float, default=10.0, help="stop after this long")
+    parser.add_argument("--without", default="", help="leave this device out")
     options = parser.parse_args()
-    samples = load_samples(options.cache)
+    samples = [s for s in load_samples(options.cache) if s[0].device.name != options.without]
     print(f"{len(samples)} train rows with distinct steps")
-    point = fit(samples, start(samples), time.monotonic() + 60 * options.minutes)
-    print(f"loss {loss(samples, point):.4f}")
-    for name, value in point.items():
-        print(f"    {name}: {value:.3g}")
-    errors = sorted(abs(math.exp(error) - 1) for error in residuals(samples, point).values())
+    fit = Fit(samples, *start(row for row, _ in samples))
+    fit.improve(deadline=time.monotonic() + 60 * options.minutes)
+    print(f"loss {fit.loss:.4f}")
+    for (where, name), value in fit.point.items():
+        print(f"    {where:16} {name}: {value:.3g}")
+    errors = sorted(abs(math.exp(error) - 1) for error in fit.errors)
     print(f"80 % of the train rows are within {errors[int(0.8 * len(errors))]:.1%}")
     return 0
 
@@ -78,61 +98,13 @@ def load_samples(cache: Path | None) -> list[Sample]:
     return [(row, trace) for row, trace in found if isinstance(trace, Trace)]
 
 
-def start(samples: list[Sample]) -> Point:
-    """Begin where the constants are now."""
-    point = {name: float(getattr(CALIBRATED, name)) for name in FITTED}
-    shares = {row.device.name: row.device.matmul_share for row, _ in samples}
-    point |= {name: shares.get(name) or CALIBRATED.best_share for name in DEVICES}
-    return {name: min(max(value, _least(name)), _most(name)) for name, value in point.items()}
-
-
-def _least(name: str) -> float:
-    return LIMITS.get(name, (0.0, math.inf))[0]
-
-
-def _most(name: str) -> float:
-    return LIMITS.get(name, (0.0, math.inf))[1]
-
-
-def fit(samples: list[Sample], point: Point, deadline: float) -> Point:
-    """Move one coordinate at a time, by smaller and smaller factors, while it helps."""
-    best = loss(samples, point)
-    factors = dict.fromkeys(point, _FIRST_STEP)
-    while max(factors.values()) > _LAST_STEP and time.monotonic() < deadline:
-        for name in point:
-            for factor in (factors[name], 1 / factors[name]):
-                moved = point | {name: min(max(point[name] * factor, _least(name)), _most(name))}
-                now = loss(samples, moved)
-                if now < best - 1e-6:
-                    best, point = now, moved
-                    break
-            else:
-                factors[name] = 1 + (factors[name] - 1) / 2
-        print(f"  loss {best:.4f}", file=sys.stderr)
-    return point
-
-
-def residuals(samples: list[Sample], point: Point) -> dict[str, float]:
-    """Return log(predicted / published) of each row."""
-    constants: Constants = dataclasses.replace(CALIBRATED, **{name: point[name] for name in FITTED})
-    found: dict[str, float] = {}
-    for row, trace in samples:
-        share = point.get(row.device.name, row.device.matmul_share)
-        device = dataclasses.replace(row.device, matmul_share=share)
-        ratio = predict(dataclasses.replace(row, device=device), trace, constants).ratio
-        found[row.id] = math.log(ratio)
-    return found
-
-
-def loss(samples: list[Sample], point: Point) -> float:
-    """Return the mean error over families, each weighted by the root of its size."""
-    errors = residuals(samples, point)
-    families: dict[str, list[float]] = {}
-    for row, _ in samples:
-        family = f"{row.family} {row.data['config']['precision']}"
-        families.setdefault(family, []).append(abs(errors[row.id]))
-    total = sum(math.sqrt(len(family)) * sum(family) / len(family) for family in families.values())
-    return total / sum(math.sqrt(len(family)) for family in families.values())
+def start(rows: Iterable[Row]) -> tuple[Point, Limits]:
+    """Return where the fit begins, and the limits; what no row is about is left out."""
+    scopes = {EVERYWHERE, *(name for row in rows for name in (row.device.architecture, row.device.name))}
+    figures = {(EVERYWHERE, name): known for name, known in FITTED.items()}
+    figures |= {key: known for key, known in OWN.items() if key[0] in scopes}
+    point = {key: first for key, (first, _, _) in figures.items()}
+    return point, {key: (least, most) for key, (_, least, most) in figures.items()}
 
 
 if __name__ == "__main__":

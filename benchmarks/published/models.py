@@ -1,6 +1,7 @@
 """The models of the published rows, as a step that does what the row says was measured.
 
-Built-ins where there is one, else transformers; three classics that neither has are written out below.
+Built-ins where there is one, else transformers, else timm itself, if it is installed; what is written out
+below are three classics, and torchvision's ConvNeXt, which drops branches at random.
 """
 
 from __future__ import annotations
@@ -193,7 +194,18 @@ def _image_model(name: str) -> nn.Module:
     if name in _TRANSFORMERS:
         kind, sizes = _TRANSFORMERS[name]
         return _classifier(kind, **sizes)
-    raise CannotExpress(f"no model called {name!r} here")
+    return _timm(name)
+
+
+def _timm(name: str) -> nn.Module:
+    """The model itself, with the attention of its time: no fused kernels."""
+    try:
+        import timm
+    except ImportError:
+        raise CannotExpress(f"{name} is timm's, which is not installed (the extra `benchmarks`)") from None
+    timm.layers.set_fused_attn(False)
+    model: nn.Module = timm.create_model(name)
+    return model
 
 
 def _classifier(kind: str, **sizes: Any) -> nn.Module:
@@ -221,23 +233,6 @@ _VITS = {
     "vit_base_patch16_224": (768, 12),
 }
 _TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "convnext_tiny": ("convnext", {}),
-    "convnext_large": ("convnext", {"depths": [3, 3, 27, 3], "hidden_sizes": [192, 384, 768, 1536]}),
-    "mobilenetv2_100": ("mobilenet_v2", {"tf_padding": False}),
-    "efficientnet_b0": (
-        "efficientnet",
-        {"width_coefficient": 1.0, "depth_coefficient": 1.0, "image_size": 224, "hidden_dim": 1280},
-    ),
-    "swin_tiny_patch4_window7_224": ("swin", {}),
-    "regnety_032": (
-        "regnet",
-        {
-            "layer_type": "y",
-            "depths": [2, 5, 13, 1],
-            "hidden_sizes": [72, 216, 576, 1512],
-            "groups_width": 24,
-        },
-    ),
     "regnet_y_128gf": (
         "regnet",
         {
@@ -346,8 +341,50 @@ class _Mixer(nn.Module):
         return logits
 
 
+class _LastNorm(nn.LayerNorm):
+    """A layer norm over the channels of images, which it walks channels last."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class _ConvNextBlock(nn.Module):
+    """Liu et al. 2022, as torchvision trains it: a sample's branch is dropped with some probability."""
+
+    def __init__(self, width: int, dropped: float) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.mixing = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.scale = nn.Parameter(torch.full((width, 1, 1), 1e-6))
+        self.kept = 1.0 - dropped
+
+    def forward(self, images: Tensor) -> Tensor:
+        mixed = self.mixing(self.depthwise(images).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        branch: Tensor = self.scale * mixed
+        if self.kept < 1.0:
+            noise = torch.empty(len(branch), 1, 1, 1, dtype=branch.dtype, device=branch.device)
+            branch = branch * noise.bernoulli_(self.kept).div_(self.kept)
+        branch += images
+        return branch
+
+
+def _convnext_large() -> nn.Module:
+    depths, widths, dropped = (3, 3, 27, 3), (192, 384, 768, 1536), 0.5
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), _LastNorm(widths[0])]
+    for stage, (depth, width) in enumerate(zip(depths, widths)):
+        if stage:
+            layers += [_LastNorm(widths[stage - 1]), nn.Conv2d(widths[stage - 1], width, 2, 2)]
+        before = sum(depths[:stage])
+        layers += [_ConvNextBlock(width, dropped * (before + n) / (sum(depths) - 1)) for n in range(depth)]
+    head = (nn.AdaptiveAvgPool2d(1), _LastNorm(widths[-1]), nn.Flatten(), nn.Linear(widths[-1], 1000))
+    return nn.Sequential(*layers, *head)
+
+
 _OWN: dict[str, Callable[[], nn.Module]] = {
     "vgg16": _vgg16,
     "densenet121": _DenseNet121,
     "mixer_b16_224": _Mixer,
+    "convnext_large": _convnext_large,
 }

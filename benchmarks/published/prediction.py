@@ -8,9 +8,10 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trainfit.costs.constants import CALIBRATED, Constants
+from trainfit.costs.constants import constants_of
 from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.schedule import schedule
+from trainfit.devices.efficiency import Constants
 from trainfit.traces.trace import Trace
 
 from .rows import Row
@@ -38,20 +39,26 @@ class Prediction:
         return abs(self.ratio - 1)
 
 
-def predict(row: Row, trace: Trace, constants: Constants = CALIBRATED) -> Prediction:
+def predict(row: Row, trace: Trace, constants: Constants | None = None) -> Prediction:
     """Predict the step of a row.
 
     For sharded rows the micro batch counts `grad_accum` times; the collectives are taken to hide behind the
     computation, and the optimizer works on one shard.
     """
-    config = row.data["config"]
+    constants = constants or constants_of(row.device)
     seconds = schedule(trace, roofline_costs(trace, row.device, constants)).step_seconds
-    seconds *= config.get("grad_accum", 1)
-    if "sharding" in config:
-        shard = row.data["arch"]["params"] / config["n_gpus"]
-        assert row.device.bandwidth_bytes_per_second is not None
-        seconds += shard * ADAMW_BYTES / (row.device.bandwidth_bytes_per_second * constants.list_share)
-    return Prediction(row, seconds)
+    seconds *= row.data["config"].get("grad_accum", 1)
+    return Prediction(row, seconds + sharded_optimizer_seconds(row, constants))
+
+
+def sharded_optimizer_seconds(row: Row, constants: Constants) -> float:
+    """Return what the optimizer takes where the captured step has none, because it is sharded."""
+    config = row.data["config"]
+    if "sharding" not in config:
+        return 0.0
+    shard = row.data["arch"]["params"] / config["n_gpus"]
+    assert row.device.bandwidth_bytes_per_second is not None
+    return float(shard * ADAMW_BYTES / (row.device.bandwidth_bytes_per_second * constants.list_share))
 
 
 def is_test(row: Row) -> bool:

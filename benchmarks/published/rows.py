@@ -18,8 +18,6 @@ from trainfit.traces.trace_store import load_trace, save_trace
 from .models import CannotExpress, build_row
 
 DATA = Path(__file__).with_name("step_times.json")
-OTHER_DEVICES = Path(__file__).with_name("other_devices.json")
-"""Rows on devices that nothing was fitted on."""
 _NAMES = {"a100_40gb": "a100-sxm-40gb", "a100_80gb": "a100-sxm-80gb", "h100_80gb": "h100-sxm-80gb"}
 
 
@@ -37,10 +35,10 @@ class Row:
     measured_seconds: float
 
 
-def load_rows(file: Path = DATA) -> list[Row]:
-    """Read every row of a data file."""
+def load_rows() -> list[Row]:
+    """Read every row."""
     found: list[Row] = []
-    for data in json.loads(file.read_text(encoding="utf-8"))["rows"]:
+    for data in json.loads(DATA.read_text(encoding="utf-8"))["rows"]:
         config = {
             name: value
             for name, value in data["config"].items()
@@ -78,7 +76,7 @@ def _capture(row: Row, cache: Path | None) -> Trace | str:
     if file is not None and file.exists():
         return load_trace(file)
     try:
-        trace = trainfit.capture(build_row(row.data), device=row.device)
+        trace = trainfit.capture(build_row(row.data), device=row.device, steps=1)
     except (CannotExpress, TrainfitError) as error:
         return str(error)
     if file is not None:

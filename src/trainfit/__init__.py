@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainfit.applying import apply as apply
     from trainfit.applying import remove as remove
     from trainfit.applying.trainer_callback import PlanCallback as PlanCallback
-    from trainfit.calibrating.calibration import Calibration as Calibration
+    from trainfit.calibrating.calibration_result import CalibrationResult as CalibrationResult
     from trainfit.costs.estimates import Estimate as Estimate
     from trainfit.costs.estimates import Peak as Peak
     from trainfit.costs.summary import OperatorTime as OperatorTime
@@ -76,7 +76,7 @@ _HOME = {
     "trainfit.api.prove": "verify",
     "trainfit.applying": "applied apply remove",
     "trainfit.applying.trainer_callback": "PlanCallback",
-    "trainfit.calibrating.calibration": "Calibration",
+    "trainfit.calibrating.calibration_result": "CalibrationResult",
     "trainfit.costs.estimates": "Estimate Peak",
     "trainfit.costs.summary": "OperatorTime StepTime",
     "trainfit.costs.table": "CostTable",

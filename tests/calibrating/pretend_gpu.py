@@ -101,7 +101,7 @@ class KnowingClock:
         self._random = random.Random(0)
         self._prices: dict[Key, float] = {}
 
-    def instrument(self, known: Device, rates: tuple[str, ...], groups: int = 4) -> Instrument:
+    def instrument(self, known: Device, rates: tuple[str, ...], groups: int | None = None) -> Instrument:
         """Return an instrument for a device as it is known before, whose tensors have no memory.
 
         It can measure so many of the groups.

@@ -20,7 +20,7 @@ from trainfit.api import gauge_machine
 from trainfit.api.gauge_machine import calibrate_machine
 from trainfit.basics.doing import heard_by
 from trainfit.calibrating import checking, gauging, host_costs, instrument, probing
-from trainfit.calibrating.calibration import Calibration, with_uncertainty
+from trainfit.calibrating.calibration_result import CalibrationResult, with_uncertainty
 from trainfit.calibrating.checking import CheckedStep
 from trainfit.calibrating.instrument import gpu_instrument
 from trainfit.calibrating.probes import ProbeSizes, Wanted, memory, products
@@ -67,13 +67,13 @@ def shared() -> dict[str, Any]:
     return {}
 
 
-def on_stand_in(shared: dict[str, Any]) -> tuple[Calibration, PretendGpu, list[str]]:
+def on_stand_in(shared: dict[str, Any]) -> tuple[CalibrationResult, PretendGpu, list[str]]:
     if not shared:
         gpu, stages = PretendGpu(), []
         with heard_by(stages.append, lambda done, total, name: None):
             result = calibrate_machine("cuda", 0.002, cuda=gpu, meter=FakeMachine(0.57).meter())
         shared["found"] = result, gpu, stages
-    found: tuple[Calibration, PretendGpu, list[str]] = shared["found"]
+    found: tuple[CalibrationResult, PretendGpu, list[str]] = shared["found"]
     return found
 
 
@@ -130,7 +130,8 @@ def test_figures_stand_beside_the_datasheet(shared: dict[str, Any]) -> None:
     assert figures["memory"].reference == sheet.bandwidth_bytes_per_second
     assert figures["CUDA context"].value == 400 << 20
     names = [figure.name for figure in result.constants]
-    assert set(names) | {"uncertainty"} == set(result.device.constants)
+    fixed = {"uncertainty", "host_uncertainty", "memory_share", "host_factor"}
+    assert set(names) | fixed == set(result.device.constants)
     assert not set(names) & set(result.undetermined)
 
 
@@ -185,14 +186,13 @@ def test_which_products_a_gpu_has(name: str, architecture: str, rates: tuple[str
         assert found.rate_of_steps == rates[-1] if "bf16" not in rates else "bf16"
 
 
-def test_other_programs_on_the_gpu_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_programs_on_the_gpu_are_said() -> None:
     gpu = PretendGpu()
     gpu.used = 9 << 30
     with gpu_instrument(0, gpu) as found:
-        state = gauging._Found(found.device)
-        gauging._look_at_context(state, found)
-    assert state.device.context_bytes is None
-    assert "the driver counts 8.51 GiB beyond what torch has reserved: other programs" in state.warnings[0]
+        context, (warning,) = gauging._context(found)
+    assert context is None
+    assert "the driver counts 8.51 GiB beyond what torch has reserved: other programs" in warning
 
 
 # Memory ---------------------------------------------------------------------------------------------------

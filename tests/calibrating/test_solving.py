@@ -9,10 +9,9 @@ import pytest
 from pretend_gpu import SMALL, KnowingClock
 
 from trainfit.calibrating import probes
-from trainfit.calibrating.calibration import Best, with_constants, with_rates
-from trainfit.calibrating.gauging import _bandwidth, _best
+from trainfit.calibrating.answering import answer_all, fastest_products, fastest_stream, read_all
+from trainfit.calibrating.calibration_result import Best, with_constants, with_rates
 from trainfit.calibrating.instrument import CPU_SIZES, GPU_SIZES, Instrument
-from trainfit.calibrating.probing import read_group
 from trainfit.calibrating.questions import groups_for
 from trainfit.calibrating.solving import PricedProbes, Question, Solved
 from trainfit.costs.constants import constants_of
@@ -25,8 +24,15 @@ HIDDEN = Constants(
     simt_share=0.66,
     convolution_share=0.55,
     grouped_convolution_share=0.21,
-    depthwise_flops=8.0,
-    depthwise_float32_flops=3.0,
+    grouped_channels_last_share=0.17,
+    unaligned_share=0.45,
+    tf32_share=0.9,
+    depthwise_cycles=1.3,
+    depthwise_tap_cycles=0.2,
+    depthwise_float32_waste=90.0,
+    rewriting_share=0.5,
+    transposed_share=0.37,
+    joined_share=0.52,
     attention_share=0.5,
     attention_backward_share=0.3,
     efficient_attention_share=0.7,
@@ -42,27 +48,14 @@ HIDDEN = Constants(
 
 
 def solve_all(
-    instrument: Instrument, rounds_seconds: float = 0.0, count: int = 4
-) -> tuple[Device, dict[str, Solved], list[str]]:
+    instrument: Instrument, rounds_seconds: float = 0.0, count: int | None = None
+) -> tuple[Device, dict[str, Solved], tuple[str, ...]]:
     """Measure and solve some groups as a calibration does, without host and steps."""
     groups = groups_for(instrument)[:count]
-    readings = {
-        group.name: read_group(group.name, group.make, instrument, rounds_seconds) for group in groups
-    }
-    device = with_rates(instrument, _best(readings["matrix products"]), _bandwidth(readings["memory"]))
-    solved: dict[str, Solved] = {}
-    missing: list[str] = []
-    for group in groups:
-        found = readings[group.name]
-        priced = PricedProbes(found.probes, device)
-        for question in group.ask(found.probes):
-            constants = constants_of(with_constants(device, solved))
-            answer = priced.solve(question, found.timings, device, constants)
-            if answer is None:
-                missing.append(question.constant)
-            else:
-                solved[question.constant] = answer
-    return with_constants(device, solved), solved, missing
+    readings = read_all(groups, instrument, rounds_seconds, lambda stage: None)
+    rates = fastest_products(readings.values()), fastest_stream(readings["memory"])
+    answers = answer_all(groups, readings, with_rates(instrument, *rates))
+    return with_constants(answers.device, answers.solved), answers.solved, answers.undetermined
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -78,7 +71,7 @@ def test_hidden_constants_are_found_again(known: bool) -> None:
     as_known = replace(as_known, cache_bytes=truth.cache_bytes)
     instrument = clock.instrument(as_known, ("fp32", "tf32", "bf16", "fp16"))
     device, solved, missing = solve_all(instrument)
-    assert missing == []
+    assert missing == ("plain_convolution_share", "winograd_gain")  # for convolutions without tensor cores
     if known:
         free = {"in_step_share"}
         for name, found in solved.items():
@@ -97,7 +90,8 @@ def test_hidden_constants_are_found_again(known: bool) -> None:
                 if key[1] == "forward" or next(p for p in made if p.name == key[0]).backward:
                     found_seconds = priced.seconds(key, device, constants_of(device))
                     true_seconds = priced.seconds(key, truth, HIDDEN)
-                    assert found_seconds == pytest.approx(true_seconds, rel=0.05), key
+                    # Cycles are counted by the clock that the peak implies, which is not known then.
+                    assert found_seconds == pytest.approx(true_seconds, rel=0.01 if known else 0.12), key
 
 
 def test_outliers_do_not_change_a_median() -> None:
@@ -172,7 +166,9 @@ def test_every_question_is_about_a_constant_and_probes_that_exist() -> None:
             for question in group.ask(made):
                 asked[question.constant] += 1
                 assert question.keys and {name for name, _ in question.keys} <= set(all_names)
-        assert set(asked) <= names and set(asked.values()) == {1}
+        assert set(asked) <= names
+        in_turn = {constant for constant, count in asked.items() if count > 1}
+        assert in_turn == {"depthwise_cycles", "depthwise_tap_cycles"}
 
 
 # Rates ----------------------------------------------------------------------------------------------------
@@ -192,7 +188,7 @@ def test_a_known_gpu_keeps_its_datasheet_and_gets_shares_of_it() -> None:
     )
     found = rated(sheet, {"fp32": 50e12, "tf32": 320e12, "bf16": 800e12, "fp16": 720e12}, 3e12)
     assert found.matmul_share == pytest.approx(0.8)
-    assert found.flops == pytest.approx({"fp32": 60e12, "tf32": 400e12, "bf16": 1000e12, "fp16": 900e12})
+    assert found.flops == pytest.approx({"fp32": 60e12, "tf32": 500e12, "bf16": 1000e12, "fp16": 900e12})
     assert found.bandwidth_bytes_per_second == sheet.bandwidth_bytes_per_second
     assert found.spreads == {"fp32": 0.1, "tf32": 0.1, "bf16": 0.1, "fp16": 0.1, "bandwidth": 0.2}
 

@@ -379,6 +379,7 @@ def make_time() -> StepTime:
         tokens=8192,
         operators=operators,
         sources={"formula": 0.6, "bandwidth": 0.4},
+        uncalibrated={"the host": 0.3, "grouped convolutions in tf32": 0.121, "lists": 0.004},
         module_seconds=((0.03, 0.06), (0.02, 0.05), (0.01, 0.01)),
     )
 
@@ -395,6 +396,8 @@ def test_the_time_of_a_step() -> None:
     assert "81,920 tokens/s, 20 TFLOP/s, MFU 10.0%." in text
     assert "Launch-bound: tiny waits 30% of the step for the host" in text
     assert "priced by the bytes they move (40.0%): mine.twist.default." in text
+    figures = "figures not calibrated on this device: the host 30%, grouped convolutions in tf32 12%."
+    assert f"42% of it rests on {figures}" in text
     assert "mm 12 60.0 ms 60.0% compute formula" in text
 
 
@@ -410,6 +413,8 @@ def test_the_json_of_a_time() -> None:
     assert result["model_flops_utilisation"] == pytest.approx(0.1)
     assert result["launch_bound"] is True
     assert result["unpriced"] == ["mine.twist.default"]
+    assert result["uncalibrated_share"] == pytest.approx(0.425)
+    assert result["uncalibrated"]["grouped convolutions in tf32"] == 0.121
     assert result["operators"][0]["name"] == "aten.mm.default"
     assert set(result["orders"]) == {"forward_pre", "forward_post", "backward_pre", "backward_post"}
     json.dumps(result, allow_nan=False)

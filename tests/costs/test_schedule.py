@@ -130,6 +130,30 @@ def test_phases_add_up() -> None:
     assert (time.lower_seconds, time.upper_seconds) == (pytest.approx(14 / 1.25), pytest.approx(14 * 1.25))
 
 
+def test_the_range_is_as_wide_as_what_each_part_of_the_step_rests_on() -> None:
+    """Three quarters are calibrated to a fifth, a quarter is not and may be twice as long."""
+    table = costs_of([6.0, 2.0])
+    kinds = (replace(table.costs[0], kind="streams"), replace(table.costs[1], kind="lists"))
+    table = replace(
+        table, costs=kinds, uncalibrated=frozenset({"lists"}), uncalibrated_uncertainty=1.0, uncertainty=0.2
+    )
+    time = summarise(schedule(trace_of(["a", "b"]), table))
+    assert time.step_seconds == pytest.approx(8.0)
+    assert time.uncalibrated == {"lists": pytest.approx(0.25)}
+    assert time.uncalibrated_share == pytest.approx(0.25)
+    factor = 1.2**0.75 * 2.0**0.25
+    assert (time.lower_seconds, time.upper_seconds) == (pytest.approx(8 / factor), pytest.approx(8 * factor))
+
+
+def test_a_launch_bound_step_rests_on_the_host() -> None:
+    """Four ops of a quarter of a second each, issued one per second: three quarters are waiting."""
+    table = replace(costs_of([0.25] * 4), uncertainty=0.1, host_uncertainty=3.0)
+    time = summarise(schedule(trace_of(["a", "b", "c", "d"]), table))
+    assert time.step_seconds == pytest.approx(4.0)
+    assert time.uncalibrated == {"the host": pytest.approx(0.75)}
+    assert time.upper_seconds == pytest.approx(4 * 1.1**0.25 * 4.0**0.75)
+
+
 def test_modules_include_what_is_below_them() -> None:
     trace = trace_of(["a", "b", "c"], ["forward", "forward", "backward"])
     modules = (Module("Net", "Net", -1, (), ()), Module("Net.inner", "Linear", 0, (), ()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from trainfit.costs.constants import CALIBRATED
 from trainfit.costs.roofline import Roofline
-from trainfit.devices.device_table import find_device
+from trainfit.devices.device_table import Device
 from trainfit.operators import families, fused_attention, matrix_products, memory_use, value_use
 from trainfit.operators.families import IRREGULAR, REDUCTIONS, takes_lists
 from trainfit.operators.names import OperatorSet
@@ -132,19 +134,23 @@ def test_every_operator_that_takes_lists_of_tensors_in_step_is_known() -> None:
 @pytest.mark.parametrize(
     ("name", "share"),
     [
-        ("aten.normal_.default", CALIBRATED.stream_share),
-        ("aten._scaled_dot_product_flash_attention.default", CALIBRATED.stream_share),
-        ("aten.count_nonzero.default", CALIBRATED.reduction_share),
-        ("aten.slice_scatter.default", CALIBRATED.stream_share),
-        ("aten.max.dim", CALIBRATED.reduction_share),
-        ("aten.native_layer_norm.default", CALIBRATED.reduction_share),
-        ("aten.index_put_.default", CALIBRATED.irregular_share),
-        ("aten._foreach_norm.Scalar", CALIBRATED.list_share),
-        ("aten._fused_adagrad_.default", CALIBRATED.list_share),
+        ("aten.normal_.default", "stream_share"),
+        ("aten._scaled_dot_product_flash_attention.default", "stream_share"),
+        ("aten.count_nonzero.default", "reduction_share"),
+        ("aten.slice_scatter.default", "stream_share"),
+        ("aten.max.dim", "reduction_share"),
+        ("aten.native_layer_norm.default", "reduction_share"),
+        ("aten.index_put_.default", "irregular_share"),
+        ("aten._foreach_norm.Scalar", "list_share"),
+        ("aten._fused_adagrad_.default", "list_share"),
     ],
 )
-def test_operators_get_the_bandwidth_of_their_family(name: str, share: float) -> None:
+def test_operators_get_the_bandwidth_of_their_family(name: str, share: str) -> None:
+    """A thousand seconds at the whole bandwidth, and four times as long at a quarter of it."""
+    device = Device("slow", "cuda", 1 << 30, 1e6, {"fp32": 1e15}, sm_count=1)
     spec = TensorSpec("float32", (64,), (1,))
     signature = Signature(name, (spec,), (spec,), "[[],{}]", False, False, False)
-    roofline = Roofline(find_device("h100"), CALIBRATED)
-    assert roofline._bandwidth_share(signature) == share
+    signature = replace(signature, moved_bytes=10**9, work_source="formula")
+    constants = replace(CALIBRATED, kernel_seconds=0.0, memory_share=1.0)
+    assert Roofline(device, replace(constants, **{share: 1.0})).price(signature).seconds == 1000.0
+    assert Roofline(device, replace(constants, **{share: 0.25})).price(signature).seconds == 4000.0

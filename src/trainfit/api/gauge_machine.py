@@ -9,7 +9,7 @@ from dataclasses import replace
 from trainfit.api.request import default_device
 from trainfit.api.stopwatch import Stopwatch
 from trainfit.basics.doing import Measuring, Progress, heard_by
-from trainfit.calibrating.calibration import Calibration
+from trainfit.calibrating.calibration_result import CalibrationResult
 from trainfit.calibrating.gauging import gauge
 from trainfit.calibrating.instrument import cpu_instrument, gpu_instrument
 from trainfit.devices.device_file import save_device
@@ -28,7 +28,7 @@ def calibrate(
     minutes: float = DEFAULT_MINUTES,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
-) -> Calibration:
+) -> CalibrationResult:
     """Measure a device of this machine for some minutes, and return what was found.
 
     `device` is `cpu`, `cuda` or `cuda:1`; without it, the GPU if there is one. `result.device` can be given
@@ -47,7 +47,7 @@ def calibrate_machine(
     *,
     cuda: Cuda = CUDA,
     meter: LoadMeter | None = None,
-) -> Calibration:
+) -> CalibrationResult:
     """Measure a device; `calibrate` says what the arguments mean."""
     if type(minutes) not in (int, float) or not math.isfinite(minutes) or not 0 < minutes <= _MOST_MINUTES:
         raise OptionError(

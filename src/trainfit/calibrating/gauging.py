@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 
 import torch
 
-from trainfit.basics.doing import doing
 from trainfit.basics.units import format_bytes
-from trainfit.calibrating.calibration import (
+from trainfit.calibrating.answering import Lap, answer_all, fastest_products, fastest_stream, read_all
+from trainfit.calibrating.calibration_result import (
     UNTRIED,
     Best,
-    Calibration,
+    CalibrationResult,
     MeasuredFigure,
     with_constants,
     with_rates,
@@ -22,13 +22,11 @@ from trainfit.calibrating.calibration import (
 from trainfit.calibrating.checking import CPU_STEPS, GPU_STEPS, check_steps
 from trainfit.calibrating.host_costs import host_constants
 from trainfit.calibrating.instrument import Instrument
-from trainfit.calibrating.probes import LARGE
-from trainfit.calibrating.probing import FORWARD, Readings, matmul_tf32, read_group
-from trainfit.calibrating.questions import ProbeGroup, groups_for
-from trainfit.calibrating.solving import PricedProbes, Question, Solved
-from trainfit.costs.constants import CALIBRATED, constants_of
+from trainfit.calibrating.probing import Readings, matmul_tf32
+from trainfit.calibrating.questions import groups_for
+from trainfit.calibrating.solving import Solved
+from trainfit.costs.constants import CALIBRATED
 from trainfit.devices.device_table import Device
-from trainfit.errors import DeviceError
 from trainfit.timing.load import LoadMeter, busy_warning
 
 _CHECK_SHARE = 0.25
@@ -37,137 +35,61 @@ _LARGEST_CONTEXT = 2 << 30
 """More than this is not one program's context: others use the GPU as well."""
 _FAR_APART = 0.25
 """Measurements of a rate that are so far apart are said to be."""
-Lap = Callable[[str], None]
 
 
-@dataclass
-class _Found:
-    """What has been measured so far."""
-
-    device: Device
-    readings: dict[str, Readings] = field(default_factory=dict)
-    solved: dict[str, Solved] = field(default_factory=dict)
-    undetermined: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
-def gauge(instrument: Instrument, seconds: float, meter: LoadMeter, lap: Lap) -> Calibration:
+def gauge(instrument: Instrument, seconds: float, meter: LoadMeter, lap: Lap) -> CalibrationResult:
     """Measure a device for about this many seconds and say what comes of it.
 
     What the host takes is measured besides, for as long as that needs; `lap` is told as each stage ends.
     """
-    found = _Found(instrument.device)
-    # Products of float32 are exact unless a probe says otherwise: TF32 is measured for itself.
+    # Products of float32 are exact unless a group says otherwise: TF32 is measured for itself.
     with meter.watching() as watch, matmul_tf32(False):
         groups = groups_for(instrument)
-        for group in groups:
-            found.readings[group.name] = read_group(group.name, group.make, instrument, group.share * seconds)
-            lap(group.name)
-        products, bandwidth = _best(found.readings["matrix products"]), _bandwidth(found.readings["memory"])
-        found.device = with_rates(instrument, products, bandwidth)
-        for group in groups:
-            _solve(found, group)
+        readings = read_all(groups, instrument, seconds, lap)
+        products, bandwidth = fastest_products(readings.values()), fastest_stream(readings["memory"])
+        answers = answer_all(groups, readings, with_rates(instrument, products, bandwidth))
         lap("solve")
-        kernel = found.solved.get("kernel_seconds", Solved(CALIBRATED.kernel_seconds, None))
-        found.solved |= host_constants(instrument, kernel.value)
-        found.device = with_constants(found.device, found.solved)
+        kernel = answers.solved.get("kernel_seconds", Solved(CALIBRATED.kernel_seconds, None))
+        solved = {**answers.solved, **host_constants(instrument, kernel.value)}
         lap("host")
-        _look_at_context(found, instrument)
-        steps, left_out = check_steps(
-            CPU_STEPS if instrument.kind == "cpu" else GPU_STEPS,
-            found.device,
-            instrument,
-            _CHECK_SHARE * seconds,
-        )
+        context, context_warnings = _context(instrument)
+        device = replace(with_constants(answers.device, solved), context_bytes=context)
+        kind_of_steps = CPU_STEPS if instrument.kind == "cpu" else GPU_STEPS
+        steps, left_out = check_steps(kind_of_steps, device, instrument, _CHECK_SHARE * seconds)
         lap("real steps")
-    found.warnings += left_out
-    found.warnings += busy_warning(
+    busy = busy_warning(
         watch.share,
         "it was measured",
         "its figures are doubtful. Calibrate again when the machine is quiet.",
     )
-    device = with_uncertainty(replace(found.device, source=_source(instrument, watch.share)), steps)
-    return Calibration(
-        device=replace(device, name=_name(instrument)),
+    warnings = _warnings(readings, instrument, {**products, "memory": bandwidth})
+    device = replace(device, name=_name(instrument), source=_source(instrument, watch.share))
+    return CalibrationResult(
+        device=with_uncertainty(device, steps),
         figures=_figures(instrument, products, bandwidth, device),
-        constants=_constants(found.solved),
-        undetermined=tuple(found.undetermined),
+        constants=_constants(solved),
+        undetermined=answers.undetermined,
         steps=steps,
         torch=torch.__version__,
         seconds={},
         other_load=watch.share,
-        warnings=_warnings(found, instrument, {**products, "memory": bandwidth}),
+        warnings=(*warnings, *context_warnings, *left_out, *busy),
     )
 
 
-def _best(readings: Readings) -> dict[str, Best]:
-    """Return the fastest product of each dtype, of the large ones: those of others say less."""
-    best: dict[str, Best] = {}
-    for probe in readings.probes:
-        timing = readings.timings.get((probe.name, FORWARD))
-        if timing is not None and probe.name.endswith(LARGE):
-            rate = probe.flops / timing.seconds
-            if rate > best.get(probe.rate, Best(0.0, 0.0)).rate:
-                best[probe.rate] = Best(rate, timing.spread)
-    if "fp32" not in best:
-        raise DeviceError(
-            "no matrix product could be run on this device: "
-            + "; ".join(sorted(set(readings.failures.values()))[:1] or ["torch did not say why"])
-        )
-    return best
-
-
-def _bandwidth(readings: Readings) -> Best:
-    """Return the most bytes per second that were read and written straight through."""
-    rates = [
-        Best(
-            probe.moved_bytes / readings.timings[probe.name, FORWARD].seconds,
-            readings.timings[probe.name, FORWARD].spread,
-        )
-        for probe in readings.probes
-        if probe.moved_bytes and (probe.name, FORWARD) in readings.timings
-    ]
-    if not rates:
-        raise DeviceError("nothing could be copied on this device: its bandwidth is not known.")
-    return max(rates, key=lambda best: best.rate)
-
-
-def _solve(found: _Found, group: ProbeGroup) -> None:
-    """Find the constants that a group decides, with those that were found before."""
-    doing(f"working out the constants of {group.name}")
-    readings = found.readings[group.name]
-    ran = [probe for probe in readings.probes if (probe.name, FORWARD) in readings.timings]
-    questions = group.ask(readings.probes)
-    if not ran:
-        found.undetermined += [question.constant for question in questions]
-        return
-    priced = PricedProbes(ran, found.device)
-    for question in questions:
-        solved = _answer(priced, question, readings, found)
-        if solved is None:
-            found.undetermined.append(question.constant)
-        else:
-            found.solved[question.constant] = solved
-
-
-def _answer(priced: PricedProbes, question: Question, readings: Readings, found: _Found) -> Solved | None:
-    constants = constants_of(with_constants(found.device, found.solved))
-    return priced.solve(question, readings.timings, found.device, constants)
-
-
-def _look_at_context(found: _Found, instrument: Instrument) -> None:
+def _context(instrument: Instrument) -> tuple[int | None, tuple[str, ...]]:
     """Read what the driver counts beyond what torch's allocator has: the context and the loaded kernels."""
     if instrument.kind != "cuda":
-        return
+        return None, ()
     instrument.synchronize()
     context = instrument.cuda.used_bytes() - instrument.cuda.reserved_bytes()
     if 0 < context <= _LARGEST_CONTEXT:
-        found.device = replace(found.device, context_bytes=context)
-    else:
-        found.warnings.append(
-            f"the driver counts {format_bytes(context)} beyond what torch has reserved: other programs use "
-            "this GPU, so that the context's size is not known, and the figures may be too low."
-        )
+        return context, ()
+    warning = (
+        f"the driver counts {format_bytes(context)} beyond what torch has reserved: other programs use this "
+        "GPU, so that the context's size is not known, and the figures may be too low."
+    )
+    return None, (warning,)
 
 
 def _name(instrument: Instrument) -> str:
@@ -210,15 +132,16 @@ _SECONDS = {
     *("kernel_seconds", "forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "tensor"),
     *("region_call", "region_op", "checkpoint_call", "checkpoint_op", "launch", "reload"),
 }
-_FLOPS = {"depthwise_flops", "depthwise_float32_flops"}
+_CYCLES = {"depthwise_cycles", "depthwise_tap_cycles"}
 
 
 def _unit(constant: str) -> str:
     if constant in _SECONDS:
         return "seconds"
-    if constant in _FLOPS:
-        return "FLOP per cycle and multiprocessor"
-    return {"cache_bytes": "bytes", "cache_gain": "factor"}.get(constant, "share")
+    if constant in _CYCLES:
+        return "cycles"
+    factors = dict.fromkeys(("cache_gain", "winograd_gain", "depthwise_float32_waste"), "factor")
+    return (factors | {"cache_bytes": "bytes"}).get(constant, "share")
 
 
 def _constants(solved: Mapping[str, Solved]) -> tuple[MeasuredFigure, ...]:
@@ -236,16 +159,18 @@ def _constants(solved: Mapping[str, Solved]) -> tuple[MeasuredFigure, ...]:
     )
 
 
-def _warnings(found: _Found, instrument: Instrument, rates: Mapping[str, Best]) -> tuple[str, ...]:
+def _warnings(
+    readings: Mapping[str, Readings], instrument: Instrument, rates: Mapping[str, Best]
+) -> tuple[str, ...]:
     warnings = [UNTRIED] if instrument.kind == "cuda" else []
     for name, best in rates.items():
         if best.spread > _FAR_APART:
             warnings.append(f"measurements of {name} were far apart (± {best.spread:.0%}).")
-    for group, readings in found.readings.items():
-        if readings.sizes != instrument.sizes:
+    for group, found in readings.items():
+        if found.sizes != instrument.sizes:
             warnings.append(f"{group}: smaller tensors were used, because memory ran out.")
-        failures = sorted(set(readings.failures.values()))
+        failures = sorted(set(found.failures.values()))
         if failures:
-            names = ", ".join(sorted(readings.failures))
+            names = ", ".join(sorted(found.failures))
             warnings.append(f"{group}: {names} could not be run: {failures[0]}")
-    return (*warnings, *found.warnings)
+    return tuple(warnings)

@@ -121,6 +121,7 @@ def memory(sizes: ProbeSizes) -> tuple[Probe, ...]:
     size = sizes.stream_bytes
     rows = max(size // 4 // 1024, 2)
     flat, table = Wanted((size // 4,)), Wanted((rows, 1024))
+    row, half = Wanted((1, 1024)), Wanted((rows, 512))
     index = Wanted((rows,), torch.int64, below=rows)
     part = max(rows * 1024 // _LIST_TENSORS, 1)
     found = [
@@ -130,6 +131,9 @@ def memory(sizes: ProbeSizes) -> tuple[Probe, ...]:
         Probe("softmax", lambda x: F.softmax(x, -1), (table,)),
         Probe("layer_norm", lambda x: F.layer_norm(x, (1024,)), (table,)),
         Probe("sum", lambda x: torch.sum(x, 0), (table,)),
+        Probe("broadcast", torch.add, (table, row)),
+        Probe("cast", lambda x: x.to(torch.bfloat16), (flat,)),
+        Probe("join", lambda a, b: torch.cat((a, b), 1), (half, half)),
         Probe("transpose", lambda x: x.t().contiguous(), (table,)),
         Probe("gather", lambda x, rows: F.embedding(rows, x), (replace(table, trained=True), index)),
         Probe("list", lambda *all: torch._foreach_mul_(list(all), 0.999), (Wanted((part,)),) * _LIST_TENSORS),
@@ -160,7 +164,8 @@ def convolutions(sizes: ProbeSizes, rates: tuple[str, ...]) -> tuple[Probe, ...]
         ("pointwise", 256, 1),
         ("grouped", 16, 3),
         ("grouped_wide", 64, 3),
-        ("depthwise", 1, 7),
+        ("depthwise_small", 1, 3),
+        ("depthwise_large", 1, 7),
     )
     return tuple(
         Probe(

@@ -132,8 +132,7 @@ def is_want_of_memory(error: BaseException) -> bool:
 
 def _calls(probe: Probe, place: str) -> Iterator[_Call]:
     tensors = [_filled(wanted, place) for wanted in probe.tensors]
-    call = _rounded(probe.call) if probe.rate == "tf32" else probe.call
-    yield _Call((probe.name, FORWARD), call, tensors, probe.backward)
+    yield _Call((probe.name, FORWARD), probe.call, tensors, probe.backward)
     if probe.backward:
         with torch.enable_grad():
             result = probe.call(*tensors)
@@ -158,16 +157,6 @@ def _filled(wanted: Wanted, place: str) -> torch.Tensor:
     tensor = empty_tensor(wanted, place)
     with torch.no_grad():
         return tensor.random_(wanted.below) if wanted.below else tensor.uniform_(-1, 1)
-
-
-def _rounded(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the call with products of float32 rounded to TF32."""
-
-    def rounded(*arguments: Any) -> Any:
-        with matmul_tf32(True):
-            return call(*arguments)
-
-    return rounded
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from trainfit.calibrating.instrument import Instrument
 from trainfit.calibrating.probes import Probe, ProbeSizes
 from trainfit.calibrating.probing import BACKWARD, FORWARD, Key
 from trainfit.calibrating.solving import Question
-from trainfit.costs.roofline import SHARED_LANES
+from trainfit.costs.product_rates import SHARED_LANES
 
 PHASES = (FORWARD, BACKWARD)
 
@@ -27,17 +27,20 @@ class ProbeGroup:
     """Of the time that there is."""
     make: Callable[[ProbeSizes], tuple[Probe, ...]]
     ask: Callable[[tuple[Probe, ...]], tuple[Question, ...]]
+    tf32: bool = False
+    """Whether products of float32 are rounded to TF32 meanwhile."""
 
 
 def groups_for(instrument: Instrument) -> tuple[ProbeGroup, ...]:
     """Return everything that is measured on a device by probes."""
     rates = tuple(dict.fromkeys(("fp32", instrument.rate_of_steps)))
-    return (
+    exact = tuple(rate for rate in instrument.rates if rate != "tf32")
+    groups = [
         ProbeGroup("memory", 0.2, probes.memory, lambda made: _about_memory()),
         ProbeGroup(
             "matrix products",
-            0.2,
-            lambda sizes: probes.products(sizes, instrument.rates),
+            0.15,
+            lambda sizes: probes.products(sizes, exact),
             lambda made: _about_products(made, instrument),
         ),
         ProbeGroup(
@@ -49,7 +52,17 @@ def groups_for(instrument: Instrument) -> tuple[ProbeGroup, ...]:
             lambda sizes: probes.attention(sizes, rates),
             lambda made: _about_attention(made, instrument),
         ),
-    )
+    ]
+    if "tf32" in instrument.rates:
+        rounded = ProbeGroup(
+            "products in TF32",
+            0.05,
+            lambda sizes: probes.products(sizes, ("tf32",)),
+            lambda made: (Question("tf32_share", _keys(made, _is_medium)),),
+            tf32=True,
+        )
+        groups.insert(2, rounded)
+    return tuple(groups)
 
 
 def _about_memory() -> tuple[Question, ...]:
@@ -57,7 +70,9 @@ def _about_memory() -> tuple[Question, ...]:
         "kernel_seconds": ("tiny",),
         "stream_share": ("copy", "add", "gelu"),
         "reduction_share": ("softmax", "layer_norm", "sum"),
-        "strided_share": ("transpose",),
+        "strided_share": ("broadcast", "cast"),
+        "transposed_share": ("transpose",),
+        "joined_share": ("join",),
         "irregular_share": ("gather",),
         "list_share": ("list",),
         "cache_gain": ("cached",),
@@ -68,25 +83,52 @@ def _about_memory() -> tuple[Question, ...]:
     )
 
 
+def _is_medium(probe: Probe) -> bool:
+    """Whether a product is of a shape that steps have: the largest shows what is possible at best."""
+    return not probe.name.endswith(("_large", "_odd"))
+
+
 def _about_products(made: tuple[Probe, ...], instrument: Instrument) -> tuple[Question, ...]:
     shared = instrument.device.architecture in SHARED_LANES
-    asked = {"shared_lanes_share" if shared else "simt_share": "fp32"}
-    if instrument.rate_of_steps != "fp32":
-        asked["in_step_share"] = instrument.rate_of_steps
-    # The largest says what is possible at best; the others are what steps have.
-    return tuple(
-        Question(constant, _keys(made, lambda p: p.rate == rate and not p.name.endswith("_large")))  # noqa: B023
-        for constant, rate in asked.items()
-    )
+    plain = "shared_lanes_share" if shared else "simt_share"
+    found = [Question(plain, _keys(made, lambda p: p.rate == "fp32" and not p.name.endswith("_large")))]
+    mixed = instrument.rate_of_steps
+    if mixed != "fp32":
+        found.append(Question("in_step_share", _keys(made, lambda p: p.rate == mixed and _is_medium(p))))
+        found.append(Question("unaligned_share", _keys(made, lambda p: p.name == f"{mixed}_odd")))
+    return tuple(found)
+
+
+_ROUNDS_OF_TWO = 6
+"""Two constants that the same probes depend on are looked for in turn, this often."""
 
 
 def _about_convolutions(made: tuple[Probe, ...]) -> tuple[Question, ...]:
-    slow = "depthwise_fp32_nhwc"
+    """Ask for what tensor cores do and what plain kernels do: each probe counts where it is one of them."""
+
+    def question(constant: str, *kinds: str, layout: str = "", without: str = "-") -> Question:
+        return Question(
+            constant,
+            _keys(
+                made,
+                lambda p: p.name.startswith(kinds) and p.name.endswith(layout) and without not in p.name,
+            ),
+        )
+
+    slow = "fp32_nhwc"
+    turns = (
+        question("depthwise_cycles", "depthwise_small", without=slow),
+        question("depthwise_tap_cycles", "depthwise_large", without=slow),
+    )
     return (
-        Question("convolution_share", _keys(made, lambda p: p.name.startswith(("plain", "pointwise")))),
-        Question("grouped_convolution_share", _keys(made, lambda p: p.name.startswith("grouped"))),
-        Question("depthwise_flops", _keys(made, lambda p: p.name.startswith("depthwise") and p.name != slow)),
-        Question("depthwise_float32_flops", _keys(made, lambda p: p.name == slow)),
+        question("convolution_share", "plain", "pointwise", layout="nhwc"),
+        question("rewriting_share", "plain", "pointwise", layout="nchw"),
+        question("plain_convolution_share", "pointwise", "grouped"),
+        question("winograd_gain", "plain"),
+        question("grouped_convolution_share", "grouped", layout="nchw"),
+        question("grouped_channels_last_share", "grouped", layout="nhwc"),
+        *(turns * _ROUNDS_OF_TWO),
+        question("depthwise_float32_waste", "depthwise", layout=slow),
     )
 
 

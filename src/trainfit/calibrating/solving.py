@@ -108,21 +108,27 @@ class PricedProbes:
                 math.log(self.seconds(key, device, changed) / timings[key].seconds) for key in keys
             )
 
-        while True:
+        keys = [key for key in keys if _ever_depends(functools.partial(excess, [key]), general)]
+        while keys:
             value = _root(functools.partial(excess, keys), general)
             if value is None:
                 return None
             depending = [key for key in keys if _depends(functools.partial(excess, [key]), value)]
-            if not depending:
-                return None
             if depending == keys:
                 break
             keys = depending
+        else:
+            return None
         alone = [_root(functools.partial(excess, [key]), general) for key in keys]
         found = [math.log(one) for one in alone if one is not None]
         if len(keys) == 1 or len(found) < 2:
             return Solved(value, timings[keys[0]].spread)
         return Solved(value, math.expm1(statistics.pstdev(found)))
+
+
+def _ever_depends(excess: Callable[[float], float], general: float) -> bool:
+    """Whether a price changes with the constant anywhere."""
+    return excess(general / _RANGE) != excess(general * _RANGE)
 
 
 def _depends(excess: Callable[[float], float], value: float) -> bool:

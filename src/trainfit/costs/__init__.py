@@ -1,7 +1,7 @@
 """Costs: seconds per operator on a device, by roofline or measured, and when each op of a step runs.
 
 - `table`: `CostTable`, what leaves this part
-- `constants`, `tiling`, `roofline`: seconds from FLOPs, bytes and shapes
+- `calibration`, `constants`, `tiling`, `product_rates`, `roofline`: seconds from FLOPs, bytes and shapes
 - `this_machine`, `measured_costs`: seconds measured on this machine, remembered for the next time
 - `pricing`: one of the two for a trace and a device
 - `schedule`: when each op runs, on the host and on the device

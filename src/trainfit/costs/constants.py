@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainfit.costs.calibration import CALIBRATIONS, Calibration
 from trainfit.devices.device_table import Device
 from trainfit.devices.efficiency import Constants
 
@@ -12,5 +13,14 @@ CALIBRATED = Constants()
 
 
 def constants_of(device: Device) -> Constants:
-    """Return the general constants with those that the device has of its own."""
-    return replace(CALIBRATED, **device.constants)
+    """Return the general constants, replaced by those of the device's architecture, and those by its own."""
+    found = CALIBRATIONS.get(device.architecture, Calibration()).constants
+    return replace(CALIBRATED, **(found | device.constants))
+
+
+def uncalibrated_width(device: Device, constants: Constants) -> float:
+    """Return how far off what was not calibrated may be: known of its architecture, its maker, or nothing."""
+    if device.calibrated or device.architecture in CALIBRATIONS:
+        return constants.related_uncertainty
+    nvidia = not device.architecture or device.architecture.startswith("sm_")
+    return constants.uncalibrated_uncertainty if nvidia else constants.foreign_uncertainty

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.costs.table import CostTable
+from trainfit.costs.table import CostTable, Host
 from trainfit.operators.recorded_calls import filled_shares, tensors_of
 from trainfit.traces.trace import COMPUTE, PHASES, Trace
 
@@ -86,7 +86,7 @@ class Schedule:
 
 def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> Schedule:
     """Lay the ops of a step out in time; linear in ops. `besides` is more that the host does before each."""
-    host = _host_seconds(trace, costs)
+    host = issue_seconds(trace, costs.host)
     if besides is not None:
         host += besides
     device = _per_op(trace, [cost.seconds for cost in costs.costs])
@@ -160,8 +160,8 @@ def _queue_ends(queues: _Queues, host: _Issue, device: Seconds, launched: NDArra
     return ends
 
 
-def _host_seconds(trace: Trace, costs: CostTable) -> Seconds:
-    host = costs.host
+def issue_seconds(trace: Trace, host: Host) -> Seconds:
+    """Return how long the host is busy with each op, besides what it waits for."""
     by_phase = {"forward": host.forward_op, "backward": host.backward_op, "optimizer": host.optimizer_op}
     views = [signature.view for signature in trace.signatures]
     # Recomputation runs Python again, although it happens in backward.

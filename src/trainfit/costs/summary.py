@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -55,8 +56,15 @@ class StepTime:
     """Longest first."""
     sources: dict[str, float]
     """The share of the device's time by source of the figure."""
+    uncalibrated: dict[str, float]
+    """The share of the step that rests on figures which were never compared with the device, by kind."""
     module_seconds: tuple[tuple[float, float], ...]
     """For each module of the trace, with everything below it: forward and backward seconds."""
+
+    @property
+    def uncalibrated_share(self) -> float:
+        """The share of the step that rests on figures which were never compared with the device."""
+        return sum(self.uncalibrated.values())
 
     @property
     def launch_bound(self) -> bool:
@@ -93,9 +101,11 @@ class StepTime:
 
 def summarise(schedule: Schedule) -> StepTime:
     """Sum a schedule up."""
-    trace, costs = schedule.trace, schedule.costs
+    trace = schedule.trace
     phases = schedule.phase_seconds
     step = schedule.step_seconds
+    uncalibrated = _uncalibrated(schedule)
+    width = _width(schedule, uncalibrated)
     recompute = np.array([op.recompute for op in trace.ops], dtype=bool)
     flops = [signature.flops for signature in trace.signatures]
     is_product = [_is_product(trace, number) for number in range(len(trace.signatures))]
@@ -107,11 +117,11 @@ def summarise(schedule: Schedule) -> StepTime:
         forward_seconds=phases["forward"],
         backward_seconds=phases["backward"],
         optimizer_seconds=phases["optimizer"],
-        lower_seconds=step / (1 + costs.uncertainty),
-        upper_seconds=step * (1 + costs.uncertainty),
+        lower_seconds=step / width,
+        upper_seconds=step * width,
         recompute_seconds=float(schedule.op_seconds[recompute].sum()),
         busy_seconds=schedule.busy_seconds,
-        waiting_share=0.0 if costs.host.runs_kernels else schedule.waiting_share,
+        waiting_share=_waiting_share(schedule),
         flops=sum(flops[op.signature] for op in trace.ops),
         model_flops=model_flops,
         peak_flops_per_second=_peak(trace, schedule),
@@ -119,6 +129,7 @@ def summarise(schedule: Schedule) -> StepTime:
         tokens=trace.tokens,
         operators=_operators(schedule),
         sources=_sources(schedule),
+        uncalibrated=uncalibrated,
         module_seconds=_module_seconds(trace, schedule.op_seconds),
     )
 
@@ -175,6 +186,47 @@ def _sources(schedule: Schedule) -> dict[str, float]:
         totals[schedule.costs.costs[op.signature].source] += seconds
     busy = schedule.busy_seconds or 1.0
     return {source: seconds / busy for source, seconds in totals.items() if seconds}
+
+
+HOST = "the host"
+"""What a launch-bound step rests on, among the kinds of operators."""
+
+
+def _uncalibrated(schedule: Schedule) -> dict[str, float]:
+    """Return the share of the step by kind of what is not calibrated, the largest first."""
+    costs, waiting = schedule.costs, _waiting_share(schedule)
+    totals: defaultdict[str, float] = defaultdict(float)
+    if costs.uncalibrated:
+        for op, seconds in zip(schedule.trace.ops, schedule.device_seconds.tolist()):
+            kind = costs.costs[op.signature].kind
+            if kind in costs.uncalibrated:
+                totals[kind] += seconds
+    part = (1.0 - waiting) / (schedule.busy_seconds or 1.0)
+    shares = {kind: seconds * part for kind, seconds in totals.items()}
+    if costs.host_uncertainty is not None and waiting > LAUNCH_BOUND_SHARE:
+        shares[HOST] = waiting
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _width(schedule: Schedule, uncalibrated: dict[str, float]) -> float:
+    """Return the factor that four of five steps are within: each part of the step has its own.
+
+    They are averaged by their share of the step, as logarithms: parts rarely err all in one direction, but
+    what is wrong with one kernel is wrong with all calls of it.
+    """
+    costs = schedule.costs
+    host = uncalibrated.get(HOST, 0.0)
+    others = sum(uncalibrated.values()) - host
+    logarithm = (
+        (1.0 - host - others) * math.log1p(costs.uncertainty)
+        + others * math.log1p(costs.uncalibrated_uncertainty)
+        + host * math.log1p(costs.host_uncertainty or 0.0)
+    )
+    return math.exp(logarithm)
+
+
+def _waiting_share(schedule: Schedule) -> float:
+    return 0.0 if schedule.costs.host.runs_kernels else schedule.waiting_share
 
 
 def _module_seconds(trace: Trace, op_seconds: Seconds) -> tuple[tuple[float, float], ...]:

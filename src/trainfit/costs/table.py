@@ -19,6 +19,8 @@ class OpCost:
     """What limits its speed on the device: `compute`, `memory`, `latency` or `nothing`."""
     kernels: int = 1
     """How many kernels it launches; 0 for views and uninitialised memory."""
+    kind: str = ""
+    """What it is as far as speed goes: `products in tf32`, `grouped convolutions in 16-bit`, `streams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,16 @@ class CostTable:
     costs: tuple[OpCost, ...]
     """One per signature of the trace, in its order."""
     uncertainty: float
-    """Relative: the step is expected between `seconds / (1 + u)` and `seconds * (1 + u)`."""
+    """Relative, of what is calibrated: four of five steps are between `seconds / (1 + u)` and `seconds * (1 +
+    u)`."""
     warnings: tuple[str, ...] = ()
     """What went wrong on the way without making the figures wrong."""
+    uncalibrated_uncertainty: float = 0.0
+    """The same for the kinds in `uncalibrated`."""
+    uncalibrated: frozenset[str] = frozenset()
+    """Kinds of operators whose figures were never compared with the device."""
+    host_uncertainty: float | None = None
+    """The same for the part of a step in which the device waits for a host that nobody has measured."""
 
     def __repr__(self) -> str:
         """One line: there is a cost for every distinct operator."""

@@ -21,6 +21,8 @@ class Constants:
     in_step_share: float = 0.79
     """Of the fastest product's speed, for large products inside a step: colder caches, lower clocks under
     sustained load. Fitted."""
+    tf32_share: float = 1.0
+    """Of that speed, for float32 products that are rounded to TF32. Fitted."""
     simt_share: float = 0.85
     """Of the float32 peak, for products without tensor cores."""
     shared_lanes_share: float = 0.41
@@ -28,29 +30,54 @@ class Constants:
     consumer Blackwell). Fitted."""
     tile_fill: float = 32.0
     """Elements of the summed dimension that filling and draining a tile's pipeline costs. Fitted."""
+    unaligned_share: float = 0.70
+    """Of the speed, for products on tensor cores whose rows do not begin at multiples of 16 bytes: channels
+    or a vocabulary that 8 does not divide. Fitted."""
     convolution_share: float = 0.83
     """A convolution's products against plain ones: addresses have to be computed. Fitted."""
     grouped_convolution_share: float = 0.53
     """The same for convolutions in groups, for which the libraries have fewer kernels. Fitted."""
-    depthwise_flops: float = 12.0
-    """FLOPs per cycle and multiprocessor for convolutions with few channels per group, which tensor cores
-    do not do. Fitted."""
-    depthwise_float32_flops: float = 1.15
-    """The same in float32 with channels last, for which cuDNN has no good kernel. Fitted."""
+    grouped_channels_last_share: float = 0.40
+    """The same with channels last. Fitted."""
+    plain_convolution_share: float = 0.75
+    """The same without tensor cores, where no Winograd transformation helps."""
+    winograd_gain: float = 1.8
+    """How much faster 3 x 3 filters are there with it: 2.25 times fewer multiplications with the smallest
+    tiles, less what transforming costs."""
+    depthwise_cycles: float = 0.8
+    """Cycles of a multiprocessor for each element of a convolution that has filters of its own for every
+    channel, which tensor cores do not do. Fitted."""
+    depthwise_tap_cycles: float = 0.06
+    """The same for each tap of the filter. Fitted."""
+    depthwise_float32_waste: float = 200.0
+    """In float32 with channels last cuDNN does them as products of whole tiles of channels: products that are
+    computed for each that is needed. Fitted."""
     attention_share: float = 0.64
     """Of what a large product gets, for the forward of fused attention. Fitted."""
     attention_backward_share: float = 0.39
     """The same for its backward. Fitted."""
     efficient_attention_share: float = 0.93
     """The memory-efficient kernel against the flash kernel. Fitted."""
+    score_cycles: float = 0.1
+    """Cycles of a multiprocessor that a score takes besides the products: an exponential, a sum. Fitted."""
+    dropped_score_cycles: float = 0.2
+    """The same for the random number that dropout draws for it. Fitted."""
 
     # Memory ----------------------------------------------------------------------------------------------
+    memory_share: float = 1.0
+    """Of all the shares below: what an architecture gets less of its datasheet's bandwidth than others."""
     stream_share: float = 0.80
     """Of the bandwidth, for kernels that read and write straight through. Fitted."""
     reduction_share: float = 0.86
     """The same for reductions, norms and softmax. Fitted."""
-    strided_share: float = 0.90
+    strided_share: float = 0.70
+    """For kernels that go element by element: what is broadcast, cut out or of several dtypes. Fitted."""
+    transposed_share: float = 0.60
     """For copies that transpose. Fitted."""
+    joined_share: float = 0.60
+    """For `cat` and `stack`. Fitted."""
+    rewriting_share: float = 0.70
+    """For rewriting images for the tensor cores, before and after a convolution. Fitted."""
     irregular_share: float = 0.12
     """For gathers, scatters and sorts. Fitted."""
     list_share: float = 0.90
@@ -61,6 +88,9 @@ class Constants:
     """From a kernel's start to its end if it has nothing to do. Fitted."""
 
     # The host --------------------------------------------------------------------------------------------
+    host_factor: float = 1.0
+    """How much slower the host is than the figures below, which are of a fast one. Hosts differ between
+    machines: where rows of small steps are published, it is fitted for the machine. Fitted."""
     forward_op: float = 9e-6
     """Python, the dispatcher and autograd for one operator of the forward. Assumed, as all of the host is: in
     no published row that is fitted on does the GPU wait for it, and hosts differ."""
@@ -85,13 +115,15 @@ class Constants:
     launch: float = 5e-6
     """From the host's call to the kernel's start on an idle GPU."""
 
+    # How sure that is ------------------------------------------------------------------------------------
     uncertainty: float = 0.15
-    """The relative error that four of five published test rows stay within, all of them on devices that
-    other rows were fitted on."""
+    """Relative, on devices and for kinds of operators that steps were fitted on: four of five steps that
+    were not fitted on stay within."""
+    related_uncertainty: float = 0.35
+    """The same for other devices of an architecture that steps were fitted on, and for other kinds."""
     uncalibrated_uncertainty: float = 0.70
-    """The same for other NVIDIA devices. Shares of the peak do not carry over: of 29 published steps on an
-    H100 and an H200, of more than one sample each, four of five are within 0.59 to 1.7 times the prediction,
-    although the fastest matrix product of the H100 is known."""
+    """The same for other architectures of NVIDIA's."""
     foreign_uncertainty: float = 2.20
-    """The same for devices of other makers, whose kernels are others: four of five published steps on an
-    MI325X (13 were tried) take up to 3.2 times as long as predicted. No row of theirs was fitted on."""
+    """The same for devices of other makers, whose kernels are others."""
+    host_uncertainty: float = 1.5
+    """The same for the time in which the device waits for the host, of which nothing is known."""

@@ -10,8 +10,11 @@ families            which kind of operator it is: convolution, product, attentio
 collectives         which communication between processes it is
 recorded_calls      the arguments of a recorded call, and the sizes of its tensors
 matrix_products     products, convolutions and recurrent layers: the shapes that are multiplied
+convolution_calls   convolutions: their kind, their layout, and what each pass reads and writes
 fused_attention     fused attention: the shape of the work inside
 arithmetic          what other operators compute per element
 traffic             the bytes that a call moves
+access_patterns     how a call walks through memory
+call_contents       all of these about one call, found once
 work                FLOPs and bytes of a call, from all of these
 """

@@ -20,8 +20,11 @@ _CAUSAL_POSITION = {
     "_scaled_dot_product_cudnn_attention_backward": 14,
     "_scaled_dot_product_flash_attention_for_cpu": 4,
     "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
-    "_scaled_dot_product_fused_attention_overrideable": 6,
+    "_scaled_dot_product_fused_attention_overrideable": 5,
 }
+
+_BEFORE_CAUSAL = {"_scaled_dot_product_efficient_attention_backward": 2}
+"""How far before `is_causal` the probability of dropout stands, where that is not one place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class FusedAttention:
     value_head: int
     causal: bool
     backward: bool
+    dropout: bool = False
+    """Whether it draws a random number for every score, in backward the same ones again."""
 
     @property
     def flops(self) -> int:
@@ -45,10 +50,14 @@ class FusedAttention:
 
         Forward has two products. Backward has five: it makes the scores once more.
         """
-        pairs = self.batch * self.heads * self.queries * self.keys
         if self.backward:
-            return 2 * pairs * (3 * self.head + 2 * self.value_head)
-        return 2 * pairs * (self.head + self.value_head)
+            return 2 * self.scores * (3 * self.head + 2 * self.value_head)
+        return 2 * self.scores * (self.head + self.value_head)
+
+    @property
+    def scores(self) -> int:
+        """Pairs of a query and a key."""
+        return self.batch * self.heads * self.queries * self.keys
 
     @property
     def executed_share(self) -> float:
@@ -92,4 +101,5 @@ def _found(signature: Signature) -> FusedAttention | None:
         value_head=value.shape[3],
         causal=bool(call.get(position, "is_causal", False)),
         backward=backward,
+        dropout=bool(call.get(position - _BEFORE_CAUSAL.get(name, 1), "dropout_p", 0.0)),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainfit.devices.device_file import device_json
 
 if TYPE_CHECKING:
-    from trainfit.calibrating.calibration import Calibration, MeasuredFigure
+    from trainfit.calibrating.calibration_result import CalibrationResult, MeasuredFigure
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CalibrationData:
     """The content of the file."""
 
 
-def calibration_data(result: Calibration, file: str | None) -> CalibrationData:
+def calibration_data(result: CalibrationResult, file: str | None) -> CalibrationData:
     """Return what a reader sees of a calibration that was written to `file`, if it was."""
     return CalibrationData(
         device=result.device.name,

@@ -19,6 +19,7 @@ _BAR_WIDTH = 24
 _MOST_OPERATORS = 8
 _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
+_NOTICEABLE = 0.01
 _STYLES = {"fits": "bold green", "too close to call": "bold yellow", "does not fit": "bold red"}
 
 
@@ -113,6 +114,8 @@ def _time(time: StepTime, device: str) -> Text:
             "kernels; a larger batch or torch.compile would use it better.",
             "yellow",
         )
+    if time.uncalibrated_share >= _NOTICEABLE:
+        line.append(f" {_uncalibrated(time)}")
     if time.unpriced:
         names = ", ".join(operator.name for operator in time.unpriced[:_MOST_UNPRICED])
         more = len(time.unpriced) - _MOST_UNPRICED
@@ -120,6 +123,13 @@ def _time(time: StepTime, device: str) -> Text:
         share = sum(operator.share for operator in time.unpriced)
         line.append(f" Without a formula, priced by the bytes they move ({share:.1%}): {names}.")
     return line
+
+
+def _uncalibrated(time: StepTime) -> str:
+    """Say which share of the step rests on figures that were never compared with such a device."""
+    shares = [(kind, share) for kind, share in time.uncalibrated.items() if share >= _NOTICEABLE]
+    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in shares[:_MOST_UNPRICED])
+    return f"{time.uncalibrated_share:.0%} of it rests on figures not calibrated on this device: {kinds}."
 
 
 def _operators(time: StepTime) -> NumberTable:

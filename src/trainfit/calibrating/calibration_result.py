@@ -1,4 +1,4 @@
-"""`Calibration`: what was measured on a device of this machine, and the device file that comes of it."""
+"""`CalibrationResult`: what was measured on a device of this machine, and the device that comes of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MeasuredFigure:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CalibrationResult:
     """A device of this machine as it was measured."""
 
     device: Device
@@ -74,8 +74,8 @@ def with_rates(instrument: Instrument, products: Mapping[str, Best], bandwidth: 
     """Return the device with its rates.
 
     Where the table knows the device, the datasheet's peaks stay, so that MFU means what it means elsewhere,
-    and `matmul_share` says how much of them a product gets in the dtype that mixed precision uses. The peaks
-    of the other dtypes on tensor cores are then such that the same share of them is what was measured.
+    and `matmul_share` says how much of them a product gets in the dtype that mixed precision uses. The peak
+    of the other dtype of 16 bits is then such that the same share of it is what was measured.
     """
     device, reference = instrument.device, instrument.rate_of_steps
     measured = {rate: best.rate for rate, best in products.items()}
@@ -85,7 +85,8 @@ def with_rates(instrument: Instrument, products: Mapping[str, Best], bandwidth: 
     if not instrument.known or share is None or share > _LARGEST_SHARE:
         device = replace(device, flops=measured, matmul_share=1.0)
     else:
-        others = {rate: found / share for rate, found in measured.items() if rate not in ("fp32", reference)}
+        apart = ("fp32", "tf32", reference)  # the first two have constants of their own
+        others = {rate: found / share for rate, found in measured.items() if rate not in apart}
         device = replace(device, flops={**measured, **device.flops, **others}, matmul_share=share)
     return replace(
         device,
@@ -114,5 +115,6 @@ def with_uncertainty(device: Device, steps: tuple[CheckedStep, ...]) -> Device:
     """
     general = Constants()
     errors = [max(step.ratio, 1.0 / step.ratio) - 1.0 for step in steps]
-    range_ = max([general.uncertainty, *errors]) if errors else general.uncalibrated_uncertainty
-    return replace(device, calibrated=True, constants={**device.constants, "uncertainty": range_})
+    width = max([general.uncertainty, *errors]) if errors else general.uncalibrated_uncertainty
+    widths = {"uncertainty": width, "host_uncertainty": width}
+    return replace(device, calibrated=True, constants={**device.constants, **widths})
