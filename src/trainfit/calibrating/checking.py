@@ -57,6 +57,7 @@ CPU_STEPS: tuple[tuple[str, Options], ...] = (
     ("llama-tiny", {"batch": 2}),
     ("vit-tiny", {"batch": 4}),
     ("resnet-18", {"batch": 2, "image_size": 112}),
+    ("gpt2-tiny", {"batch": 2, "dtype": "bf16-autocast"}),
 )
 GPU_STEPS: tuple[tuple[str, Options], ...] = (
     ("gpt2", {"batch": 1, "seq": 128}),
@@ -94,7 +95,7 @@ def _check(
     with unheard():
         target = load(name, StepOptions(**options, device=device.kind))
         trace = capture(
-            target.build, device=device, target=name, settings=target.settings, limits=_NO_WORKSPACES
+            target.build, device=device, target=name, settings=target.settings, steps=1, limits=_NO_WORKSPACES
         )
         needed, free = simulate(trace).peak_bytes, instrument.free_bytes()
         if needed > _MEMORY_SHARE * free:

@@ -123,7 +123,7 @@ def _about_convolutions(made: tuple[Probe, ...]) -> tuple[Question, ...]:
     return (
         question("convolution_share", "plain", "pointwise", layout="nhwc"),
         question("rewriting_share", "plain", "pointwise", layout="nchw"),
-        question("plain_convolution_share", "pointwise", "grouped"),
+        question("plain_convolution_share", "pointwise"),
         question("winograd_gain", "plain"),
         question("grouped_convolution_share", "grouped", layout="nchw"),
         question("grouped_channels_last_share", "grouped", layout="nhwc"),
@@ -133,18 +133,17 @@ def _about_convolutions(made: tuple[Probe, ...]) -> tuple[Question, ...]:
 
 
 def _about_attention(made: tuple[Probe, ...], instrument: Instrument) -> tuple[Question, ...]:
-    """On a GPU the flash kernel runs in 16 bits only; in float32 it is the memory-efficient one."""
-    if instrument.kind == "cpu":
-        return tuple(
-            Question(constant, _keys(made, lambda p: True, (phase,)))
-            for constant, phase in (("attention_share", FORWARD), ("attention_backward_share", BACKWARD))
-        )
-    flash = instrument.rate_of_steps
-    return (
+    """On a GPU the flash kernel runs in 16 bits only; in float32 it is the memory-efficient one.
+
+    On a CPU the flash kernel runs in any dtype, and float32 decides: most steps there are in it.
+    """
+    flash = "fp32" if instrument.kind == "cpu" else instrument.rate_of_steps
+    found = (
         Question("attention_share", _keys(made, lambda p: p.rate == flash, (FORWARD,))),
         Question("attention_backward_share", _keys(made, lambda p: p.rate == flash, (BACKWARD,))),
-        Question("efficient_attention_share", _keys(made, lambda p: p.rate == "fp32")),
     )
+    efficient = Question("efficient_attention_share", _keys(made, lambda p: p.rate == "fp32"))
+    return found if instrument.kind == "cpu" else (*found, efficient)
 
 
 def _keys(

@@ -83,7 +83,11 @@ class PricedProbes:
         """Capture the probes for the device: the kernels that it would choose."""
         with unheard():
             self._trace = capture(
-                lambda: _step(probes, device.kind), device=device, target="calibrate", limits=_NOTHING
+                lambda: _step(probes, device.kind),
+                device=device,
+                target="calibrate",
+                steps=1,
+                limits=_NOTHING,
             )
         self._signatures = _signatures(self._trace, {probe.name for probe in probes})
 
