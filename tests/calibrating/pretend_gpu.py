@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from trainfit.calibrating.instrument import GPU_SIZES, Instrument
 from trainfit.calibrating.probes import Probe, ProbeSizes
 from trainfit.calibrating.probing import Key, matmul_tf32
@@ -91,6 +93,18 @@ class PretendGpu(Cuda):
         return "570.12.1"
 
 
+_captured: dict[object, PricedProbes] = {}
+
+
+def captured_once(probes: Sequence[Probe], device: Device) -> PricedProbes:
+    """Return priced probes as they are, captured once for all devices on which they are the same."""
+    same = tuple((probe.name, probe.tensors) for probe in probes)
+    key = (same, device.kind, device.architecture, torch.backends.cuda.matmul.allow_tf32)
+    if key not in _captured:
+        _captured[key] = PricedProbes(probes, device)
+    return _captured[key]
+
+
 class KnowingClock:
     """Times probes by the roofline with constants that the test chooses; nothing is computed."""
 
@@ -116,7 +130,7 @@ class KnowingClock:
 
     def _price(self, probes: Sequence[Probe], rounded: bool) -> None:
         with matmul_tf32(rounded):
-            priced = PricedProbes(probes, self.device)
+            priced = captured_once(probes, self.device)
         for probe in probes:
             for phase in ("forward", "backward") if probe.backward else ("forward",):
                 self._prices[probe.name, phase] = priced.seconds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
+import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_machine import FakeMachine
 from pretend_gpu import SMALL, PretendGpu
 from typer.testing import CliRunner, Result
 
@@ -31,9 +32,6 @@ from trainfit.devices.device_table import Device, find_device
 from trainfit.devices.efficiency import Constants
 from trainfit.errors import DeviceError, OptionError
 from trainfit.timing import host
-
-sys.path.append(str(Path(__file__).parent.parent / "costs"))
-from fake_machine import FakeMachine
 
 QUIET = FakeMachine(0.0).meter()
 REGIONS = ("region_call", "region_op", "checkpoint_call", "checkpoint_op")
@@ -424,6 +422,17 @@ def test_mistakes_on_the_command_line_are_one_message_before_anything_is_measure
     assert result.exit_code == 2 and result.stdout == ""
     assert message in " ".join(result.stderr.split())
     assert not list(Path().iterdir())
+
+
+@pytest.mark.usefixtures("in_an_empty_folder")
+def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gauge_machine, "gauge", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    result = run("calibrate", "--device", "cpu", "-o", "cpu.json")
+    assert result.exit_code == 2
+    assert "--output cpu.json: '.' cannot be written to." in " ".join(result.stderr.split())
 
 
 @pytest.mark.usefixtures("in_an_empty_folder")

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import fields, replace
 
 import pytest
-from pretend_gpu import SMALL, KnowingClock
+from pretend_gpu import SMALL, KnowingClock, captured_once
 
-from trainfit.calibrating import probes
+from trainfit.calibrating import answering, probes
 from trainfit.calibrating.answering import answer_all, fastest_products, fastest_stream, read_all
 from trainfit.calibrating.calibration_result import Best, with_constants, with_rates
 from trainfit.calibrating.instrument import CPU_SIZES, GPU_SIZES, Instrument
@@ -45,6 +45,11 @@ HIDDEN = Constants(
     kernel_seconds=3.1e-6,
 )
 """Of a GPU that only a test knows."""
+
+
+@pytest.fixture(autouse=True)
+def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "PricedProbes", captured_once)
 
 
 def solve_all(
@@ -84,7 +89,7 @@ def test_hidden_constants_are_found_again(known: bool) -> None:
         assert device.bandwidth_bytes_per_second == truth.bandwidth_bytes_per_second
     for group in groups_for(instrument):
         made = group.make(instrument.sizes)
-        priced = PricedProbes(made, device)
+        priced = captured_once(made, device)
         for question in group.ask(made):
             for key in question.keys:
                 if key[1] == "forward" or next(p for p in made if p.name == key[0]).backward:
