@@ -281,6 +281,19 @@ def test_a_step_that_does_not_fit_is_left_out_and_said() -> None:
     )
 
 
+def test_steps_in_mixed_precision_use_the_one_that_the_device_has() -> None:
+    asked = {"batch": 2, "dtype": checking.MIXED}
+    with gpu_instrument(0, PretendGpu()) as found:
+        for rates, dtype in (
+            (("fp32", "fp16"), "fp16-autocast"),
+            (("fp32", "bf16", "fp16"), "bf16-autocast"),
+        ):
+            precise = checking._in_its_precision(asked, replace(found, rates=rates))
+            assert precise == {"batch": 2, "dtype": dtype}
+        assert checking._in_its_precision(asked, replace(found, rates=("fp32",))) is None
+        assert checking._in_its_precision({"batch": 2}, found) == {"batch": 2}
+
+
 def test_the_range_is_never_narrower_than_what_is_known_in_general() -> None:
     device, general = find_device("h100"), Constants()
 

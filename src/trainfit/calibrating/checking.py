@@ -51,21 +51,23 @@ class CheckedStep:
         return self.predicted_seconds / self.measured_seconds
 
 
+MIXED = "mixed"
+"""Stands for the mixed precision that a device has."""
 CPU_STEPS: tuple[tuple[str, Options], ...] = (
     ("gpt2-tiny", {"batch": 1}),
     ("gpt2-tiny", {"batch": 4}),
     ("llama-tiny", {"batch": 2}),
     ("vit-tiny", {"batch": 4}),
     ("resnet-18", {"batch": 2, "image_size": 112}),
-    ("gpt2-tiny", {"batch": 2, "dtype": "bf16-autocast"}),
+    ("gpt2-tiny", {"batch": 2, "dtype": MIXED}),
 )
 GPU_STEPS: tuple[tuple[str, Options], ...] = (
     ("gpt2", {"batch": 1, "seq": 128}),
     ("gpt2", {"batch": 8}),
-    ("gpt2", {"batch": 8, "dtype": "bf16-autocast"}),
-    ("vit-b-16", {"batch": 64, "dtype": "bf16-autocast"}),
+    ("gpt2", {"batch": 8, "dtype": MIXED}),
+    ("vit-b-16", {"batch": 64, "dtype": MIXED}),
     ("resnet-50", {"batch": 64}),
-    ("resnet-50", {"batch": 64, "dtype": "bf16-autocast"}),
+    ("resnet-50", {"batch": 64, "dtype": MIXED}),
 )
 """Names of built-in models, and what is asked of their step. The first of each kind waits for the host."""
 
@@ -76,17 +78,26 @@ def check_steps(
     """Predict and run steps for about this many seconds; also say which could not run, and why."""
     found: list[CheckedStep] = []
     left_out: list[str] = []
-    for name, options in steps:
+    for name, asked in steps:
+        options = _in_its_precision(asked, instrument)
+        if options is None:
+            continue
         words = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in options.items())
         doing(f"checking against real steps: {name} {words}")
-        if options.get("dtype") == "bf16-autocast" and "bf16" not in instrument.rates:
-            continue
         checked = _check(name, options, words, device, instrument, seconds / len(steps))
         if isinstance(checked, CheckedStep):
             found.append(checked)
         else:
             left_out.append(f"{name} {words} was not run to check the figures: {checked}")
     return tuple(found), tuple(left_out)
+
+
+def _in_its_precision(options: Options, instrument: Instrument) -> Options | None:
+    """Return what is asked of a step, with the mixed precision that the device has; None if it has none."""
+    if options.get("dtype") != MIXED:
+        return options
+    rate = instrument.rate_of_steps
+    return None if rate == "fp32" else {**options, "dtype": f"{rate}-autocast"}
 
 
 def _check(
