@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from trainfit.calibrating import checking, gauging, host_costs, instrument, prob
 from trainfit.calibrating.calibration_result import CalibrationResult, with_uncertainty
 from trainfit.calibrating.checking import CheckedStep
 from trainfit.calibrating.instrument import gpu_instrument
-from trainfit.calibrating.probes import ProbeSizes, Wanted, memory, products
+from trainfit.calibrating.probes import ProbeSizes, Wanted, attention, memory, products
 from trainfit.cli import commands as cli
 from trainfit.costs import this_machine
 from trainfit.devices.device_file import device_json, save_device
@@ -252,6 +254,34 @@ def test_memory_that_runs_out_in_a_call_is_noticed_too() -> None:
             return tuple(replace(probe, call=call) for probe in products(sizes, ("fp32",))[:1])
 
         assert probing.read_group("products", make, found, 0.0).sizes.side == 128
+
+
+@pytest.mark.parametrize("largest", [1 << 30, 64])
+def test_tensors_are_freed_when_their_group_is_done(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where memory ran out first, and without Python's collector: the next group needs the memory."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    real = probing._filled
+
+    def filled(wanted: Wanted, place: str) -> torch.Tensor:
+        if len(made) > 4 and wanted.shape[0] > largest:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        tensor = real(wanted, place)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(probing, "_filled", filled)
+    gc.collect()
+    gc.disable()
+    try:
+        with gpu_instrument(0, PretendGpu()) as found:
+            try:
+                probing.read_group("attention", lambda sizes: attention(sizes, ("fp32",)), found, 0.0)
+                probing.read_group("products", lambda sizes: products(sizes, ("fp32",)), found, 0.0)
+            except DeviceError:
+                assert largest == 64
+        assert len(made) > 4 and all(reference() is None for reference in made)
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_run_is_named_and_the_rest_is_measured() -> None:

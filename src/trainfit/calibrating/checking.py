@@ -6,6 +6,7 @@ host does meanwhile) shows only in steps.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -120,6 +121,7 @@ def _check(
                 return "there was not enough memory."
             raise
         finally:
+            gc.collect()  # models and optimizers are full of cycles, and the next step needs their memory
             instrument.let_go()
     middle = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")

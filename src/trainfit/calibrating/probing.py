@@ -76,10 +76,14 @@ class _Call:
     def __init__(self, key: Key, function: Callable[..., Any], arguments: list[Any], records: bool) -> None:
         self.key = key
         self.records = records
-        self.function: Any = self
         self.failure = ""
         self._function = function
         self._arguments = arguments
+
+    @property
+    def function(self) -> _Call:
+        """Itself; not kept, so that its tensors are freed as soon as nobody needs them."""
+        return self
 
     def __str__(self) -> str:
         """Name it for who waits."""

@@ -49,9 +49,20 @@ class _Sample:
 class Called(Protocol):
     """What can be called in rounds: an operator with its arguments (`Caller`), or anything like it."""
 
-    warm_code: bool
-    records: bool
-    function: Any
+    @property
+    def warm_code(self) -> bool:
+        """Whether it runs once before each timed call, so that its code is at hand."""
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether autograd records it."""
+        ...
+
+    @property
+    def function(self) -> Any:
+        """What is called; its text is its name."""
+        ...
 
     def prepare(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of the next call."""
