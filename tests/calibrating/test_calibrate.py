@@ -311,6 +311,31 @@ def test_a_step_that_does_not_fit_is_left_out_and_said() -> None:
     )
 
 
+def test_a_step_that_does_not_fit_runs_with_half_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a GPU with memory for one sample, THEN of a batch of four one sample is run."""
+    needed = {
+        batch: trainfit.estimate(
+            "vit-tiny", device="h100", options=trainfit.StepOptions(batch=batch), steps=1
+        ).peak_bytes
+        for batch in (1, 2)
+    }
+    gpu = PretendGpu()
+    gpu.free = (needed[1] + needed[2]) // 2 * 10 // 7
+    with gpu_instrument(0, gpu) as found:
+        steps, left_out = checking.check_steps((("vit-tiny", {"batch": 4}),), find_device("h100"), found, 0.0)
+    assert [step.options for step in steps] == ["--batch 1"] and left_out == ()
+
+
+def test_what_a_real_step_fails_with_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED\nmore")
+
+    monkeypatch.setattr(checking, "_run", fail)
+    with gpu_instrument(0, PretendGpu()) as found:
+        steps, (warning,) = checking.check_steps(TINY_STEPS[:1], find_device("h100"), found, 0.0)
+    assert steps == () and warning.endswith("check the figures: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")
+
+
 def test_steps_in_mixed_precision_use_the_one_that_the_device_has() -> None:
     asked = {"batch": 2, "dtype": checking.MIXED}
     with gpu_instrument(0, PretendGpu()) as found:

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainfit.basics.doing import doing, unheard
 from trainfit.calibrating.instrument import Instrument
-from trainfit.calibrating.probing import is_want_of_memory
+from trainfit.calibrating.probing import first_line, is_want_of_memory
 from trainfit.capturing import capture
 from trainfit.capturing.random_stream import seeded
 from trainfit.costs.pricing import price_trace
@@ -81,16 +81,27 @@ def check_steps(
     left_out: list[str] = []
     for name, asked in steps:
         options = _in_its_precision(asked, instrument)
-        if options is None:
-            continue
-        words = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in options.items())
-        doing(f"checking against real steps: {name} {words}")
-        checked = _check(name, options, words, device, instrument, seconds / len(steps))
-        if isinstance(checked, CheckedStep):
-            found.append(checked)
-        else:
-            left_out.append(f"{name} {words} was not run to check the figures: {checked}")
+        while options is not None:
+            words = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in options.items())
+            doing(f"checking against real steps: {name} {words}")
+            try:
+                found.append(_check(name, options, words, device, instrument, seconds / len(steps)))
+                break
+            except _NotRun as error:
+                # Half the batch may fit.
+                batch = options["batch"] // 2 if error.for_memory else 0
+                options = {**options, "batch": batch} if batch else None
+                if options is None:
+                    left_out.append(f"{name} {words} was not run to check the figures: {error}")
     return tuple(found), tuple(left_out)
+
+
+class _NotRun(Exception):
+    """A step did not run; the message says why."""
+
+    def __init__(self, why: str, for_memory: bool) -> None:
+        super().__init__(why)
+        self.for_memory = for_memory
 
 
 def _in_its_precision(options: Options, instrument: Instrument) -> Options | None:
@@ -103,7 +114,7 @@ def _in_its_precision(options: Options, instrument: Instrument) -> Options | Non
 
 def _check(
     name: str, options: Options, words: str, device: Device, instrument: Instrument, seconds: float
-) -> CheckedStep | str:
+) -> CheckedStep:
     with unheard():
         target = load(name, StepOptions(**options, device=device.kind))
         trace = capture(
@@ -111,15 +122,15 @@ def _check(
         )
         needed, free = simulate(trace).peak_bytes, instrument.free_bytes()
         if needed > _MEMORY_SHARE * free:
-            return "it needs more memory than is free."
+            raise _NotRun("it needs more memory than is free.", for_memory=True)
         predicted = schedule(trace, price_trace(trace, device)).step_seconds
         real = load(name, StepOptions(**options, device=instrument.place))
         try:
             times = _run(real, instrument, seconds)
         except RuntimeError as error:
-            if is_want_of_memory(error):
-                return "there was not enough memory."
-            raise
+            for_memory = is_want_of_memory(error)
+            why = "there was not enough memory." if for_memory else first_line(error)
+            raise _NotRun(why, for_memory) from None
         finally:
             gc.collect()  # models and optimizers are full of cycles, and the next step needs their memory
             instrument.let_go()

@@ -96,7 +96,7 @@ class _Call:
         except Exception as error:
             if is_want_of_memory(error):
                 raise _NoMemory from None
-            self.failure = (str(error).splitlines() or [type(error).__name__])[0]
+            self.failure = first_line(error)
             raise
 
     def prepare(self) -> tuple[list[Any], dict[str, Any]]:
@@ -116,7 +116,7 @@ def _read(probes: tuple[Probe, ...], instrument: Instrument, seconds: float, siz
         except RuntimeError as error:
             if is_want_of_memory(error):
                 raise _NoMemory from None
-            failures[probe.name] = (str(error).splitlines() or [""])[0]
+            failures[probe.name] = first_line(error)
     rounds = Rounds(calls, [], instrument.place, instrument.timed)
     rounds.run(seconds, measuring())
     timings = {
@@ -132,6 +132,11 @@ def is_want_of_memory(error: BaseException) -> bool:
     """Whether torch says that memory ran out, on a GPU or on the host."""
     text = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _calls(probe: Probe, place: str) -> Iterator[_Call]:
