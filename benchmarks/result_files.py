@@ -64,15 +64,17 @@ TABLES: dict[str, dict[str, str]] = {
         "family": "model and GPU",
         "split": "`train`: the constants were fitted on it; `test`: they were not",
         "predicted_seconds": "the step, by roofline",
+        "lower_seconds": "where the range that is printed begins",
+        "upper_seconds": "where it ends",
         "peer_seconds": "the step, by the roofline of torch's RuntimeEstimator",
         "published_seconds": "the step, as published",
     },
-    "time_other_devices": {
-        "id": "the row of published/other_devices.json",
-        "device": "a GPU that no constant was fitted on",
-        "batch": "samples per GPU; with one sample the GPU waits for the host",
-        "predicted_seconds": "the step, by roofline",
-        "published_seconds": "the step, as published",
+    "time_held_out": {
+        "id": "the row of published/step_times.json",
+        "device": "its GPU",
+        "left_out": "what the fit has not seen: all rows of the device, or all of the model",
+        "predicted_seconds": "step time by the constants of that fit",
+        "published_seconds": "step time that was published",
     },
     "time_accuracy_cpu": {
         "name": "the case",

@@ -63,32 +63,21 @@ class _Sample:
         self.host = 0.0
         self.readers: dict[str, list[int]] = {}
 
-    def device(self, point: Point) -> Device:
-        share = point.get((self.row.device.name, "matmul_share"), self.row.device.matmul_share)
-        return dataclasses.replace(self.row.device, matmul_share=share)
-
-    def constants(self, point: Point) -> Constants:
-        """General constants, then the architecture's, then the device's own."""
-        found: dict[str, float] = {}
-        for scope in self.scopes:
-            found |= {name: value for (where, name), value in point.items() if where == scope}
-        found.pop("matmul_share", None)
-        return dataclasses.replace(CALIBRATED, **found)
-
     def reprice(self, point: Point, moved: str | None = None) -> None:
         """Price all operators, or those that read the constant that has moved."""
-        values = self.constants(point)
+        device, values = constants_at(point, self.row.device)
         if moved in _HOST or moved is None:
             self.host = float(issue_seconds(self.trace, host_of(values)).sum())
-        device, tf32 = self.device(point), self.trace.tf32
+        tf32 = self.trace.tf32
         if moved is not None:
             model = Roofline(device, values, tf32)
             for number in self.readers.get(moved, ()):
                 self.seconds[number] = model.price_contents(*self.calls[number]).seconds
             return
+        recorder = _Recorder(values)
+        model = Roofline(device, cast(Constants, recorder), tf32)
         for number, (signature, contents) in enumerate(self.calls):
-            recorder = _Recorder(values)
-            model = Roofline(device, cast(Constants, recorder), tf32)
+            recorder.read.clear()
             self.seconds[number] = model.price_contents(signature, contents).seconds
             on_peak = {"matmul_share"} if "in_step_share" in recorder.read else set()
             for name in recorder.read | on_peak:
@@ -98,11 +87,20 @@ class _Sample:
         """Return log(predicted / published). The busier of host and device decides."""
         seconds = max(float(self.counts @ self.seconds), self.host)
         seconds *= self.row.data["config"].get("grad_accum", 1)
-        seconds += sharded_optimizer_seconds(self.row, self.constants(point))
+        seconds += sharded_optimizer_seconds(self.row, constants_at(point, self.row.device)[1])
         return math.log(seconds / self.row.measured_seconds)
 
 
 _HOST = ("host_factor",)
+
+
+def constants_at(point: Point, device: Device) -> tuple[Device, Constants]:
+    """Return the device as the point has it, and the constants that hold for it."""
+    found: dict[str, float] = {}
+    for scope in (EVERYWHERE, device.architecture, device.name):
+        found |= {name: value for (where, name), value in point.items() if where == scope}
+    share = found.pop("matmul_share", device.matmul_share)
+    return dataclasses.replace(device, matmul_share=share), dataclasses.replace(CALIBRATED, **found)
 
 
 class Fit:
@@ -154,10 +152,11 @@ class Fit:
 
 
 def _weights(samples: list[_Sample]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    families = Counter(_family(sample.row) for sample in samples)
-    weights = np.array([1 / math.sqrt(families[_family(sample.row)]) for sample in samples])
+    families = Counter(family_of(sample.row) for sample in samples)
+    weights = np.array([1 / math.sqrt(families[family_of(sample.row)]) for sample in samples])
     return weights / weights.sum()
 
 
-def _family(row: Row) -> str:
+def family_of(row: Row) -> str:
+    """Return what counts together: a model on a device in one precision."""
     return f"{row.family} {row.data['config']['precision']}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from trainfit.costs.constants import constants_of
 from trainfit.costs.roofline import roofline_costs
 from trainfit.costs.schedule import schedule
+from trainfit.costs.summary import summarise
 from trainfit.devices.efficiency import Constants
 from trainfit.traces.trace import Trace
 
@@ -27,6 +28,14 @@ class Prediction:
 
     row: Row
     seconds: float
+    lower_seconds: float = 0.0
+    upper_seconds: float = 0.0
+    """The range that four of five steps are expected in."""
+
+    @property
+    def within(self) -> bool:
+        """Whether the published time is in the range."""
+        return self.lower_seconds <= self.row.measured_seconds <= self.upper_seconds
 
     @property
     def ratio(self) -> float:
@@ -46,9 +55,11 @@ def predict(row: Row, trace: Trace, constants: Constants | None = None) -> Predi
     computation, and the optimizer works on one shard.
     """
     constants = constants or constants_of(row.device)
-    seconds = schedule(trace, roofline_costs(trace, row.device, constants)).step_seconds
-    seconds *= row.data["config"].get("grad_accum", 1)
-    return Prediction(row, seconds + sharded_optimizer_seconds(row, constants))
+    time = summarise(schedule(trace, roofline_costs(trace, row.device, constants)))
+    seconds = time.step_seconds * row.data["config"].get("grad_accum", 1)
+    seconds += sharded_optimizer_seconds(row, constants)
+    scale = seconds / time.step_seconds
+    return Prediction(row, seconds, time.lower_seconds * scale, time.upper_seconds * scale)
 
 
 def sharded_optimizer_seconds(row: Row, constants: Constants) -> float:

@@ -121,6 +121,7 @@ def test_a_share_of_the_peak_is_measured_or_fitted_and_never_taken_from_another_
 def test_calibrated_are_the_devices_whose_step_times_were_fitted_on() -> None:
     published = json.loads((ROOT / "benchmarks" / "published" / "step_times.json").read_text())["rows"]
     gpus = {"L40S": "l40s", "RTX3090": "rtx-3090", "a100_40gb": "a100-sxm-40gb"}
+    gpus |= {"H100-SXM5-80GB": "h100-sxm-80gb", "H200-SXM-141GB": "h200-sxm-141gb", "MI325X": "mi325x-256gb"}
     fitted = {gpus[row["config"]["gpu"]] for row in published}
     assert {device.name for device in known_devices() if device.calibrated} == fitted
 

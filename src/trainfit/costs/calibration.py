@@ -21,7 +21,53 @@ class Calibration:
     """Kinds of operators (`OpCost.kind`) that took a noticeable share of some step that was fitted on."""
 
 
-CALIBRATIONS: dict[str, Calibration] = {}
+def _in_half(*kinds: str) -> frozenset[str]:
+    return frozenset(f"{kind} in 16-bit" for kind in kinds)
+
+
+_CONVOLUTIONS = ("dense convolutions", "grouped convolutions", "depthwise convolutions")
+_USUAL = frozenset({"streams", "strided", "reductions"})
+
+CALIBRATIONS: dict[str, Calibration] = {
+    # MPTs on A100s: products, attention, and what FSDP does not hide.
+    "sm_80": Calibration(
+        constants={"in_step_share": 0.776, "uncertainty": 0.08},
+        kinds=_USUAL | _in_half("products", "attention"),
+    ),
+    # Image models of timm on an RTX 3090.
+    "sm_86": Calibration(
+        constants={"uncertainty": 0.14},
+        kinds=_USUAL | {"transposed", "joined"} | _in_half("products", *_CONVOLUTIONS),
+    ),
+    # BERT, T5, Reformer, ConvNeXt and RegNet on an L40S.
+    "sm_89": Calibration(
+        constants={"uncertainty": 0.14},
+        kinds=_USUAL
+        | {"transposed", "joined", "irregular", "lists", "products in tf32", "products in float32"}
+        | {"attention in tf32", "attention in float32"}
+        | {"depthwise convolutions in tf32", "depthwise convolutions in float32"}
+        | _in_half("products", "attention", *_CONVOLUTIONS),
+    ),
+    # BERT and ConvNeXt on an H100, ConvNeXt and RegNet on an H200.
+    "sm_90": Calibration(
+        constants={"tf32_share": 0.577, "in_step_share": 0.776, "convolution_share": 0.4},
+        kinds=_USUAL
+        | {"lists", "products in tf32", "attention in tf32", "depthwise convolutions in tf32"}
+        | _in_half("products", "attention", *_CONVOLUTIONS),
+    ),
+    # BERT on an MI325X: no convolution.
+    "gfx942": Calibration(
+        constants={
+            "in_step_share": 0.31,
+            "simt_share": 0.394,
+            "memory_share": 0.434,
+            "kernel_seconds": 9.4e-6,
+        },
+        kinds=_USUAL
+        | {"lists", "products in float32", "attention in float32"}
+        | _in_half("products", "attention"),
+    ),
+}
 
 ACCESS_SHARES = {
     "streams": "stream_share",

@@ -19,8 +19,13 @@ def constants_of(device: Device) -> Constants:
 
 
 def uncalibrated_width(device: Device, constants: Constants) -> float:
-    """Return how far off what was not calibrated may be: known of its architecture, its maker, or nothing."""
-    if device.calibrated or device.architecture in CALIBRATIONS:
-        return constants.related_uncertainty
+    """Return how far off what was not calibrated may be: known of its architecture, its maker, or nothing.
+
+    What is known of one kind of operator on a device of another maker says nothing about its other kinds:
+    they are done by other libraries.
+    """
     nvidia = not device.architecture or device.architecture.startswith("sm_")
-    return constants.uncalibrated_uncertainty if nvidia else constants.foreign_uncertainty
+    if not nvidia:
+        return constants.foreign_uncertainty
+    related = device.calibrated or device.architecture in CALIBRATIONS
+    return constants.related_uncertainty if related else constants.uncalibrated_uncertainty

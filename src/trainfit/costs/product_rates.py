@@ -16,6 +16,8 @@ from trainfit.operators.recorded_calls import ITEM_BYTES, nbytes
 SHARED_LANES = ("sm_86", "sm_89", "sm_120")
 _ALIGNED_BYTES = 16
 """What tensor cores load at once: rows that begin elsewhere need other kernels."""
+_WIDE_GROUP = 32
+"""Channels of a group that fill the smallest tile."""
 _CORES = {"fp64": "float64", "fp32": "float32", "tf32": "tf32", "bf16": "16-bit", "fp16": "16-bit"}
 
 
@@ -114,10 +116,18 @@ class ProductRates:
             winograd = constants.winograd_gain if called.is_winograd else 1.0
             return constants.plain_convolution_share * winograd
         if called.kind == "grouped":
-            last = called.channels_last
-            return constants.grouped_channels_last_share if last else constants.grouped_convolution_share
+            return self._grouped_share(called)
         aligned = _aligned(dtype, called.inputs, called.outputs)
         return constants.convolution_share * (1.0 if aligned else constants.unaligned_share)
+
+    def _grouped_share(self, called: Convolution) -> float:
+        """Return the same for groups: few kernels do them, and with channels last only some widths."""
+        constants, width = self.constants, called.inputs
+        if called.channels_last and width & (width - 1):
+            return constants.odd_groups_share
+        last = called.channels_last
+        share = constants.grouped_channels_last_share if last else constants.grouped_convolution_share
+        return share * (constants.narrow_groups_gain if width < _WIDE_GROUP else 1.0)
 
     def _depthwise(self, called: Convolution, one: Pass, dtype: str) -> float:
         """Return the seconds of plain kernels: so many cycles per element, and more for each tap."""
@@ -125,7 +135,11 @@ class ProductRates:
         if dtype == "float32" and called.channels_last:
             rate = self.large(dtype, "convolution")
             return one.product.flops * constants.depthwise_float32_waste / rate
-        cycles = constants.depthwise_cycles + constants.depthwise_tap_cycles * called.taps
+        if called.channels_last:
+            each, per_tap = constants.depthwise_last_cycles, constants.depthwise_last_tap_cycles
+        else:
+            each, per_tap = constants.depthwise_cycles, constants.depthwise_tap_cycles
+        cycles = each + per_tap * called.taps
         elements = one.product.flops / (2 * called.taps)
         return elements * cycles / (self.multiprocessors * self.device.clock)
 
