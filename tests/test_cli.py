@@ -420,6 +420,7 @@ from typer.testing import CliRunner
 from trainfit.cli import commands as cli
 from trainfit.devices.device_table import CONTEXT_BYTES
 lines = "--help", "estimate --help", "plan --help", "frontier --help", "verify -h", "devices", "devices h100"
+lines += ("calibrate --help",)
 for line in (*lines, "--version"):
     result = CliRunner().invoke(cli.app, line.split())
     assert result.exit_code == 0, result.output
@@ -439,6 +440,8 @@ assert "torch" not in sys.modules
         "trainfit.apply(model, plan)",
         "--force",
         "--save-trace",
+        "trainfit calibrate -o my-gpu.json",
+        "No GPU has",
         "h100-sxm-80gb",
         f"trainfit {trainfit.__version__}",
     ):

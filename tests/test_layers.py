@@ -38,6 +38,7 @@ LAYERS = (
     "costs",
     "planning",
     "verifying",
+    "calibrating",
     "api",
     "compat",
     "report",
@@ -48,8 +49,8 @@ LAYERS = (
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
     "torch": (
-        "steps models targets workspace capturing applying comparing order_fronts timing verifying api "
-        "compat",
+        "steps models targets workspace capturing applying comparing order_fronts timing verifying "
+        "calibrating api compat",
         "devices costs cli",
     ),
     "numpy": ("traces memory costs planning capturing comparing compat", ""),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainfit.api.arrange import order as order
     from trainfit.api.choose import frontier as frontier
     from trainfit.api.choose import plan as plan
+    from trainfit.api.gauge_machine import calibrate as calibrate
     from trainfit.api.predict import capture as capture
     from trainfit.api.predict import estimate as estimate
     from trainfit.api.predict import price as price
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from trainfit.applying import apply as apply
     from trainfit.applying import remove as remove
     from trainfit.applying.trainer_callback import PlanCallback as PlanCallback
+    from trainfit.calibrating.calibration_result import CalibrationResult as CalibrationResult
     from trainfit.costs.estimates import Estimate as Estimate
     from trainfit.costs.estimates import Peak as Peak
     from trainfit.costs.summary import OperatorTime as OperatorTime
     from trainfit.costs.summary import StepTime as StepTime
     from trainfit.costs.table import CostTable as CostTable
+    from trainfit.devices.device_file import save_device as save_device
     from trainfit.devices.device_table import Device as Device
     from trainfit.devices.device_table import find_device as find_device
     from trainfit.errors import BudgetTooSmall as BudgetTooSmall
@@ -68,13 +71,16 @@ if TYPE_CHECKING:
 _HOME = {
     "trainfit.api.arrange": "order",
     "trainfit.api.choose": "frontier plan",
+    "trainfit.api.gauge_machine": "calibrate",
     "trainfit.api.predict": "capture estimate price",
     "trainfit.api.prove": "verify",
     "trainfit.applying": "applied apply remove",
     "trainfit.applying.trainer_callback": "PlanCallback",
+    "trainfit.calibrating.calibration_result": "CalibrationResult",
     "trainfit.costs.estimates": "Estimate Peak",
     "trainfit.costs.summary": "OperatorTime StepTime",
     "trainfit.costs.table": "CostTable",
+    "trainfit.devices.device_file": "save_device",
     "trainfit.devices.device_table": "Device find_device",
     "trainfit.errors": (
         "BudgetTooSmall CaptureError DeviceError FileFormatError GraphError MemoryGuard "

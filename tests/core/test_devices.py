@@ -141,6 +141,7 @@ def test_a_gpu_keeps_part_of_its_memory_for_the_cuda_context() -> None:
     assert device.usable_bytes == device.memory_bytes - CONTEXT_BYTES
     assert 0.3 * GIB < CONTEXT_BYTES < 0.6 * GIB
     assert Device("small", "cuda", 1000).usable_bytes == 0
+    assert Device("measured", "cuda", 10 * GIB, context_bytes=GIB).usable_bytes == 9 * GIB
 
 
 def test_a_gpu_keeps_a_margin_and_a_cpu_none() -> None:
@@ -312,6 +313,9 @@ GOOD = {"name": "mine", "memory_bytes": GIB}
             "flops: expected one of fp64, fp32, tf32, bf16, fp16",
         ),
         ({**GOOD, "flops": {"bf16": "fast"}}, "flops.bf16: expected a finite number, found 'fast'"),
+        ({**GOOD, "context_bytes": 0}, "context_bytes: expected a number above zero, found 0"),
+        ({**GOOD, "spreads": {"bf16": -0.1}}, "spreads.bf16: expected a number from zero, found -0.1"),
+        ({**GOOD, "spreads": [1]}, "spreads: expected an object, found a list"),
         ({**GOOD, "sm_count": 0}, "sm_count: expected a number above zero, found 0"),
         ({**GOOD, "aliases": "x"}, "aliases: expected a list, found 'x'"),
         (

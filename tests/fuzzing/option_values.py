@@ -122,6 +122,7 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--eager": None,
     },
     "order": {**_STEP, "--graph": WORDS, "--seconds": NUMBERS},
+    "calibrate": {"--device": DEVICES, "--output": WRITTEN, "--minutes": NUMBERS, "--json": WRITTEN},
     "devices": {},
 }
 """Every option of every command, with what may follow it; None follows a flag."""
@@ -157,9 +158,10 @@ def command_lines(draw: st.DrawFn) -> CommandLine:
         return CommandLine((command, *names), None, real=False)
     options = COMMANDS[command]
     target = draw(st.one_of(TARGETS, TARGETS, TARGETS, ANY_TEXT.filter(lambda text: ":" not in text)))
-    words = [command, target]
+    # This machine has nothing to be asked about a step.
+    words = [command] if command == "calibrate" else [command, target]
     if "--device" in options and draw(st.booleans()):
-        words += ["--device", "h100"]
+        words += ["--device", "cpu" if command == "calibrate" else "h100"]
     json = None
     for name in draw(st.lists(st.sampled_from(sorted(options)), max_size=4)):
         values = options[name]

@@ -23,8 +23,10 @@ from unittest import mock
 
 import trainfit
 from trainfit import capturing
-from trainfit.api import choose, prove
+from trainfit.api import choose, gauge_machine, prove
 from trainfit.api.request import Request
+from trainfit.calibrating.calibration_result import CalibrationResult, MeasuredFigure
+from trainfit.calibrating.instrument import Instrument
 from trainfit.cli import commands as cli
 from trainfit.costs import measured_costs as measured
 from trainfit.costs import this_machine
@@ -159,11 +161,17 @@ class Workbench:
         def formulas(trace: Trace, device: Device, *, host: Any, **_: Any) -> Any:
             return replace(roofline_costs(trace, device), host=host)
 
+        def gauge(instrument: Instrument, *_: Any) -> CalibrationResult:
+            device = replace(instrument.device, constants={"uncertainty": 0.2}, source="measured")
+            figure = MeasuredFigure("fp32 product", "matrix products", 1e11, "FLOP/s", 0.1, None)
+            return CalibrationResult(device, (figure,), (), (), (), "2", {}, None, ())
+
         host = replace(host_of(CALIBRATED), runs_kernels=True)
         with (
             mock.patch.object(this_machine, "with_speed", with_speed),
             mock.patch.object(this_machine, "host", lambda **_: (host, 0.0)),
             mock.patch.object(measured, "measured_costs", formulas),
+            mock.patch.object(gauge_machine, "gauge", gauge),
         ):
             yield
 

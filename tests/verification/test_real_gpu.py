@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -254,5 +255,36 @@ def test_torch_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> Non
     answering("is_initialized", True)
     cuda.synchronize()
     assert asked[-1] == "synchronize"
+    answering("current_device", 1)
+    answering("memory_reserved", 3)
+    assert (cuda.current(), cuda.used_bytes(), cuda.reserved_bytes(), cuda.place()) == (1, 4, 3, "cuda")
+    answering("set_device", None)
+    answering("empty_cache", None)
+    cuda.use(2)
+    cuda.let_go()
+    assert asked[-2:] == ["set_device", "empty_cache"]
     answering("is_available", False)
     assert cuda.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+            "GCC version: gcc version 12.2.0\n",
+            "535.104.05",
+        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n", "570.86.15"),
+        ("something else\n", ""),
+        (None, ""),
+    ],
+)
+def test_the_drivers_version(
+    text: str | None, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "version"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(hardware, "_DRIVER", file)
+    assert Cuda().driver() == version

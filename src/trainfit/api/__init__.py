@@ -2,5 +2,5 @@
 
 `request.py` is what every question about a step begins with: its device, its trace, its prices, and how long
 that took (`stopwatch.py`). `predict.py` has `capture`, `price` and `estimate`; `choose.py` has `plan` and
-`frontier`; `prove.py` has `verify`; `arrange.py` has `order`.
+`frontier`; `prove.py` has `verify`; `arrange.py` has `order`; `gauge_machine.py` has `calibrate`.
 """

@@ -82,6 +82,25 @@ Allocator = Annotated[
         "text of PYTORCH_ALLOC_CONF, or a file with it. none: count what is asked for.",
     ),
 ]
+CalibratedDevice = Annotated[
+    str | None,
+    _option(
+        "NAME",
+        "cuda (the GPU in this machine), cuda:1 (the second) or cpu. Default: the GPU if there is one, else "
+        "cpu.",
+    ),
+]
+DeviceOutput = Annotated[
+    str | None,
+    _option("FILE", "Write the device file, for --device of the other commands.", "--output", "-o"),
+]
+Minutes = Annotated[
+    float,
+    _option(
+        "N",
+        "How long to measure, about. What the host takes is measured besides, for a minute or less.",
+    ),
+]
 SaveTrace = Annotated[str | None, _option("FILE", "Write the captured trace for later use.")]
 GraphKind = Annotated[
     str,
@@ -256,6 +275,7 @@ allocated. Its memory is predicted byte by byte and its time op by op.
   trainfit plan gpt2 --batch 8 --budget 8GiB -o p.json  make it fit
   trainfit verify gpt2-tiny                             predicted and measured
   trainfit devices                                      what --device knows
+  trainfit calibrate -o my-gpu.json                     this machine's own figures
 
 [bold]Your own step[/bold] is a function that returns model, optimizer and one iteration:
 

@@ -196,6 +196,43 @@ def order(
 
 
 @command(app)
+def calibrate(
+    device: given.CalibratedDevice = None,
+    output: given.DeviceOutput = None,
+    minutes: given.Minutes = 3.0,
+    json: given.JsonFile = None,
+) -> None:
+    """Measure this machine's GPU or processor, and write a device file that replaces the table's figures.
+
+    Runs matrix products, copies, reductions, gathers, convolutions and
+    attention by dtype and layout, tiny steps that wait for the host, and a few
+    real training steps, which show how good predictions with the new figures
+    are. Figures are medians of several rounds, with their spread. Nothing else
+    should run meanwhile; the result says so if something did.
+
+    [bold]Examples[/bold]
+
+      trainfit calibrate -o my-gpu.json
+      trainfit estimate gpt2 --batch 8 --device my-gpu.json
+      trainfit calibrate --device cpu --minutes 1 -o cpu.json --json figures.json
+
+    The file can be used on another machine, to ask about this one. No GPU has
+    run this command yet: its CUDA side was tested with a stand-in. The file
+    says so, too.
+    """
+    with working(json, output=output):
+        from trainfit.api.gauge_machine import calibrate_machine
+        from trainfit.devices.device_file import save_device
+        from trainfit.report.calibrations import calibration_data
+        from trainfit.report.text_calibrations import calibration_view
+
+        result = calibrate_machine(device, minutes)
+    if output is not None:
+        save_device(result.device, output)
+    present(json, calibration_data(result, output), calibration_view)
+
+
+@command(app)
 def devices(name: given.DeviceArgument = None) -> None:
     """List the devices that --device knows, or everything known about one.
 

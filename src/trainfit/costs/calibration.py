@@ -82,16 +82,21 @@ ACCESS_SHARES = {
 _DECIDING = {
     "products in 16-bit": "in_step_share",
     "products in tf32": "tf32_share",
-    "products in float32": "simt_share",
+    "products in float32": "simt_share shared_lanes_share",
     "dense convolutions in 16-bit": "convolution_share",
     "dense convolutions in tf32": "convolution_share",
     "dense convolutions in float32": "plain_convolution_share",
     "grouped convolutions in 16-bit": "grouped_convolution_share",
+    "grouped convolutions in tf32": "grouped_convolution_share",
+    "grouped convolutions in float32": "plain_convolution_share",
     "depthwise convolutions in 16-bit": "depthwise_cycles",
+    "depthwise convolutions in tf32": "depthwise_cycles",
+    "depthwise convolutions in float32": "depthwise_cycles",
     "attention in 16-bit": "attention_share",
+    "attention in float32": "attention_share",
     **ACCESS_SHARES,
 }
-"""The constant that decides about a kind: a device file that has it has measured that kind."""
+"""What decides about a kind: a device file that has such a constant has measured that kind."""
 
 
 def uncalibrated_kinds(device: Device, kinds: Iterable[str]) -> frozenset[str]:
@@ -104,5 +109,5 @@ def uncalibrated_kinds(device: Device, kinds: Iterable[str]) -> frozenset[str]:
     if not device.calibrated:
         return present
     known = CALIBRATIONS.get(device.architecture, Calibration()).kinds
-    own = {kind for kind, name in _DECIDING.items() if name in device.constants}
+    own = {kind for kind, names in _DECIDING.items() if device.constants.keys() & set(names.split())}
     return present - known - own

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from trainfit.basics.doing import doing, measuring
 from trainfit.costs.constants import constants_of
 from trainfit.costs.roofline import Roofline, host_of, roofline_costs
-from trainfit.costs.table import CostTable
+from trainfit.costs.table import CostTable, Host
 from trainfit.costs.this_machine import refuse_absent
 from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError
@@ -26,6 +26,10 @@ def check_source(costs: str, device: Device) -> None:
         refuse_absent(device)
 
 
+_HOST = {"forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "tensor"}
+"""What a device file has to have for its host to be known."""
+
+
 def price_trace(
     trace: Trace,
     device: Device,
@@ -35,18 +39,10 @@ def price_trace(
 ) -> CostTable:
     """Return the cost of every signature of the trace, which was captured for this kind of device."""
     check_source(costs, device)
-    host, meter = host_of(constants_of(device)), LoadMeter()
+    host, meter = host_of(constants_of(device), runs_kernels=device.kind == "cpu"), LoadMeter()
     warnings: tuple[str, ...] = ()
     if device.kind == "cpu":
-        from trainfit.costs import this_machine  # needs torch
-
-        device, speed_load = this_machine.with_speed(device, refresh=refresh, meter=meter)
-        host, host_load = this_machine.host(refresh=refresh, meter=meter)
-        warnings = busy_warning(
-            busiest((speed_load, host_load)),
-            "its own speed was measured",
-            "predicted times are doubtful. It is measured again when it is quiet, or by --refresh.",
-        )
+        device, host, warnings = _processor(device, host, refresh, meter)
     if costs == "roofline":
         return replace(roofline_costs(trace, device), host=host, warnings=warnings)
     from trainfit.costs.measured_costs import measured_costs  # needs torch
@@ -57,3 +53,22 @@ def price_trace(
         trace, device, host=host, fallback=fallback, refresh=refresh, progress=measuring(), meter=meter
     )
     return replace(table, warnings=warnings + table.warnings)
+
+
+def _processor(
+    device: Device, host: Host, refresh: bool, meter: LoadMeter
+) -> tuple[Device, Host, tuple[str, ...]]:
+    """Complete what is known of a processor: what its file does not say is measured on this machine's."""
+    from trainfit.costs import this_machine  # needs torch
+
+    speed_load = host_load = None
+    if not (device.bandwidth_bytes_per_second and device.flops and device.sm_count):
+        device, speed_load = this_machine.with_speed(device, refresh=refresh, meter=meter)
+    if _HOST - device.constants.keys():
+        host, host_load = this_machine.host(refresh=refresh, meter=meter)
+    warnings = busy_warning(
+        busiest((speed_load, host_load)),
+        "its own speed was measured",
+        "predicted times are doubtful. It is measured again when it is quiet, or by --refresh.",
+    )
+    return device, host, warnings

@@ -46,11 +46,12 @@ def roofline_costs(trace: Trace, device: Device, constants: Constants | None = N
     )
 
 
-def host_of(constants: Constants) -> Host:
-    """Return the host that sits beside a GPU."""
+def host_of(constants: Constants, runs_kernels: bool = False) -> Host:
+    """Return the host that these constants describe: beside a GPU, or a processor that runs all itself."""
     names = {field.name for field in fields(Host)} & {field.name for field in fields(Constants)}
-    seconds = {name: getattr(constants, name) * constants.host_factor for name in names - {"launch"}}
-    return Host(runs_kernels=False, launch=constants.launch, **seconds)
+    names -= {"launch", "cache_bytes"}
+    seconds = {name: getattr(constants, name) * constants.host_factor for name in names}
+    return Host(runs_kernels, launch=constants.launch, cache_bytes=int(constants.cache_bytes), **seconds)
 
 
 @dataclass(frozen=True)

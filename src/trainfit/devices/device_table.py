@@ -88,6 +88,11 @@ class Device:
     """Constants of the roofline (fields of `efficiency.Constants`) that replace the general ones on this
     device: what somebody measured on it."""
 
+    context_bytes: int | None = None
+    """What the CUDA context and the loaded kernels were seen to take; None if nobody has looked."""
+    spreads: dict[str, float] = field(default_factory=dict, hash=False)
+    """How far measurements of a figure or constant were apart, relative to it, where it was measured."""
+
     @property
     def clock(self) -> float:
         """Cycles per second that the float32 peak implies: two FLOPs per lane and cycle."""
@@ -114,7 +119,8 @@ class Device:
     @property
     def usable_bytes(self) -> int:
         """What is left for tensors: on a GPU the CUDA context takes its part first."""
-        return max(self.memory_bytes - CONTEXT_BYTES, 0) if self.kind == "cuda" else self.memory_bytes
+        context = self.context_bytes or CONTEXT_BYTES
+        return max(self.memory_bytes - context, 0) if self.kind == "cuda" else self.memory_bytes
 
     @property
     def margin_bytes(self) -> int:
@@ -292,6 +298,9 @@ def _check(device: Device) -> None:
             raise Malformed(f"there is no constant {name!r:.60} ({hint})", "constants")
         if not 0 < value < _LARGEST_RATE:
             raise expected("a number above zero", value).inside(f"constants.{name}")
+    for name, spread in device.spreads.items():
+        if spread < 0:
+            raise expected("a number from zero", spread).inside(f"spreads.{name}")
     for known in fields(device):
         value = getattr(device, known.name)
         if type(value) in (int, float) and not 0 < value < _LARGEST_RATE:

@@ -118,6 +118,10 @@ class Constants:
     checkpoint_op: float = 16e-6
     """The same of torch, for a region under `torch.utils.checkpoint` alone. `benchmarks/executor_time.py`
     measures the four."""
+    reload: float = 0.0
+    """On a CPU: bringing Python's own data and code back after an operator has filled the core's cache."""
+    cache_bytes: float = 0.0
+    """On a CPU: the size of that cache."""
     launch: float = 5e-6
     """From the host's call to the kernel's start on an idle GPU."""
 

@@ -7,12 +7,15 @@ code yet: tests have a stand-in for it, and check what is computed from its answ
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,40 @@ class Cuda:
     def sleep(self, cycles: int) -> None:
         """Keep the GPU busy for this many cycles."""
         self._torch._sleep(cycles)
+
+    def current(self) -> int:
+        """Return the number of the GPU that is used where none is named."""
+        return int(self._torch.current_device())
+
+    def use(self, number: int) -> None:
+        """Make this GPU the current one."""
+        self._torch.set_device(number)
+
+    def place(self) -> str:
+        """Return where tensors of the current GPU are made, as torch names it."""
+        return "cuda"
+
+    def used_bytes(self) -> int:
+        """Return what all programs take of the GPU's memory, as its driver counts it."""
+        free, total = self._torch.mem_get_info()
+        return int(total) - int(free)
+
+    def reserved_bytes(self) -> int:
+        """Return what torch's allocator has taken from the driver."""
+        return int(self._torch.memory_reserved())
+
+    def let_go(self) -> None:
+        """Give the driver back what the allocator keeps for later."""
+        self._torch.empty_cache()
+
+    def driver(self) -> str:
+        """Return the version of the driver; nothing where the system does not say."""
+        try:
+            first = _DRIVER.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        except OSError:
+            return ""
+        found = re.search(r"\b[0-9]{3,}(?:\.[0-9]+)+\b", first)
+        return found[0] if found else ""
 
 
 CUDA = Cuda()

@@ -86,6 +86,10 @@ def check_destination(path: str, flag: str) -> None:
         pass
     except (OSError, ValueError) as error:  # a name that no file can have
         raise OptionError(f"{flag} {path}: {reason_of(error)}.") from None
+    # A file is replaced as a whole, for which its folder counts; a device or a pipe is written to.
+    written_to = file.parent if file.is_file() or not file.exists() else file
+    if not os.access(written_to, os.W_OK):
+        raise OptionError(f"{flag} {path}: {str(written_to)!r} cannot be written to.")
 
 
 def write_json(result: dict[str, Any], path: str) -> None:

@@ -35,11 +35,12 @@ def device_view(device: Device) -> RenderableType:
     rows = {
         "memory": format_bytes(device.memory_bytes),
         "usable for tensors": format_bytes(device.usable_bytes),
+        "CUDA context": format_bytes(device.context_bytes) if device.context_bytes else "-",
         "margin": format_bytes(device.margin_bytes),
         "bandwidth": _rate(device.bandwidth_bytes_per_second, 1e9, "GB/s"),
         **{f"{dtype} dense": _rate(rate, 1e12, "TFLOP/s") for dtype, rate in device.flops.items()},
         "fastest matrix product": f"{device.matmul_share:.0%} of the peak" if device.matmul_share else "-",
-        "step times": "calibrated on published ones" if device.calibrated else "not calibrated",
+        "step times": _calibration(device),
         "L2 cache": format_bytes(device.cache_bytes) if device.cache_bytes else "-",
         "multiprocessors" if device.kind == "cuda" else "cores": str(device.sm_count or "unknown"),
         "architecture": device.architecture or "unknown",
@@ -51,6 +52,12 @@ def device_view(device: Device) -> RenderableType:
     for label, value in rows.items():
         table.add_row(Text(label, "dim"), safe(value))
     return Group(safe(device.name, "bold"), table)
+
+
+def _calibration(device: Device) -> str:
+    if device.calibrated and device.constants:
+        return f"calibrated by {len(device.constants)} constants of its own"
+    return "calibrated on published ones" if device.calibrated else "not calibrated"
 
 
 def _rate(value: float | None, factor: float, unit: str = "") -> str:

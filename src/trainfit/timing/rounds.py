@@ -14,11 +14,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 from trainfit.basics.doing import Measuring
-from trainfit.timing.caller import REFUSED, Caller
+from trainfit.timing.caller import REFUSED
 from trainfit.timing.clocks import Timed, timed_on
 
 _FEWEST_ROUNDS = 3
@@ -45,11 +46,38 @@ class _Sample:
     faults: int
 
 
+class Called(Protocol):
+    """What can be called in rounds: an operator with its arguments (`Caller`), or anything like it."""
+
+    @property
+    def warm_code(self) -> bool:
+        """Whether it runs once before each timed call, so that its code is at hand."""
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether autograd records it."""
+        ...
+
+    @property
+    def function(self) -> Any:
+        """What is called; its text is its name."""
+        ...
+
+    def prepare(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of the next call."""
+        ...
+
+    def finish(self, result: Any) -> None:
+        """Tidy up after a call."""
+        ...
+
+
 class Rounds:
     """Operators that are called in turn, and the times of their calls so far."""
 
     def __init__(
-        self, callers: Sequence[Caller], company: Sequence[Caller], device: str, timed: Timed | None = None
+        self, callers: Sequence[Called], company: Sequence[Called], device: str, timed: Timed | None = None
     ) -> None:
         """Begin with no times; `device` is `cpu` or `cuda`. The `company` is called, but not reported."""
         self._callers = [*callers, *company]
@@ -110,12 +138,12 @@ class Rounds:
             for samples in self._samples[: self._reported]
         ]
 
-    def _call(self, caller: Caller) -> _Sample:
+    def _call(self, caller: Called) -> _Sample:
         if caller.warm_code:
             self._call_once(caller)
         return self._call_once(caller)
 
-    def _call_once(self, caller: Caller) -> _Sample:
+    def _call_once(self, caller: Called) -> _Sample:
         arguments = caller.prepare()
         with torch.set_grad_enabled(caller.records):
             faults = _page_faults()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from trainfit.basics.doing import unheard
 from trainfit.capturing import capture
+from trainfit.devices.device_table import Device
 from trainfit.models.gpt2 import GPT2, GPT2Config
 from trainfit.models.llama import Llama, LlamaConfig
 from trainfit.steps.step import Step
@@ -31,19 +33,24 @@ MEDIUM = Sizes(batch=4, sequence=128, hidden=192)
 """Each operator fills the core's own cache; a step takes some 80 ms on one core."""
 _VOCABULARY, _LAYERS, _HEADS = 512, 3, 4
 
+Clock = Callable[[], float]
+
 
 class Sample:
     """A small step whose phases are timed one by one."""
 
-    def __init__(self, family: str, sizes: Sizes, foreach: bool = False) -> None:
-        """Make the model, the tokens and the optimizer."""
-        self.model = _make_model(family, sizes).train()
-        self.tokens = torch.randint(0, _VOCABULARY, (sizes.batch, sizes.sequence))
+    def __init__(
+        self, family: str, sizes: Sizes, foreach: bool = False, place: str = "cpu", clock: Clock | None = None
+    ) -> None:
+        """Make the model, the tokens and the optimizer where they are to be."""
+        self._clock = clock
+        self.model = _make_model(family, sizes).train().to(place)
+        self.tokens = torch.randint(0, _VOCABULARY, (sizes.batch, sizes.sequence), device=place)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=foreach)
 
     def run(self) -> dict[str, float]:
         """Run a step and return the seconds of each phase."""
-        clock = cpu_clock()
+        clock = self._clock or cpu_clock()
         times = [clock()]
         loss: torch.Tensor = self.model(self.tokens, labels=self.tokens)
         times.append(clock())
@@ -59,11 +66,20 @@ class Sample:
         return Step(self.model, self.optimizer, self.run)
 
 
-def captured(family: str, sizes: Sizes, foreach: bool = False) -> tuple[Sample, Trace]:
-    """Return a sample, and the trace of one like it."""
+def captured(
+    family: str,
+    sizes: Sizes,
+    foreach: bool = False,
+    gpu: Device | None = None,
+    place: str = "cpu",
+    clock: Clock | None = None,
+) -> tuple[Sample, Trace]:
+    """Return a sample, and the trace of one like it: on this machine's processor, or on a GPU of it."""
+    kind = "cpu" if gpu is None else gpu.kind
     with unheard():
-        trace = capture(lambda: Sample(family, sizes, foreach).as_step())
-    return Sample(family, sizes, foreach), trace
+        # All of its steps are alike: looking at one is enough.
+        trace = capture(lambda: Sample(family, sizes, foreach, kind).as_step(), device=gpu or "cpu", steps=1)
+    return Sample(family, sizes, foreach, place, clock), trace
 
 
 def _make_model(family: str, sizes: Sizes) -> nn.Module:
