@@ -63,7 +63,7 @@ def smallest_capacity(
     The other arguments are those of `CachingAllocator`; pass `total_bytes` with expandable segments, whose
     address space depends on it. Raises `OutOfMemory` if it does not run in `limit_bytes`.
     """
-    probes = _Probes(sequence, options or AllocatorOptions(), total_bytes, fraction, manual_events)
+    probes = _CapacityProbes(sequence, options or AllocatorOptions(), total_bytes, fraction, manual_events)
     probes.run_unlimited(limit_bytes)
     return _smallest(probes)[0] * PAGE
 
@@ -78,7 +78,7 @@ def search_capacity(
     manual_events: bool = False,
 ) -> CapacitySearch:
     """Return the smallest capacity, and the smallest that needs no retry, with what else there is to say."""
-    probes = _Probes(sequence, options or AllocatorOptions(), total_bytes, fraction, manual_events)
+    probes = _CapacityProbes(sequence, options or AllocatorOptions(), total_bytes, fraction, manual_events)
     free_run = probes.run_unlimited(limit_bytes)
     smallest, failing = _smallest(probes)
     calm = _bisect(
@@ -95,7 +95,7 @@ def search_capacity(
     )
 
 
-class _Probes:
+class _CapacityProbes:
     """Replays of one sequence with several capacities; what is known is not replayed."""
 
     def __init__(
@@ -166,7 +166,7 @@ class _Probes:
         return state, failed
 
 
-def _smallest(probes: _Probes) -> tuple[int, int]:
+def _smallest(probes: _CapacityProbes) -> tuple[int, int]:
     return _bisect(0, probes.most, lambda pages: probes.outcome(pages).runs)
 
 

@@ -47,7 +47,7 @@ _FOURIER_VALUES = _FOURIER_SIDE * (_FOURIER_SIDE // 2 + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Convolution:
+class _ConvolutionCall:
     """An ordinary convolution of `images` to `results`; transposed ones are its gradient."""
 
     images: TensorSpec
@@ -119,13 +119,13 @@ def convolution_backward_workspace(signature: Signature, device: Device, tf32: b
 
 def _convolution(
     call: RecordedArguments, images: TensorSpec, weight: TensorSpec, results: TensorSpec, first: int
-) -> _Convolution:
+) -> _ConvolutionCall:
     """Read the arguments; `first` is where the strides stand, which padding and dilation follow."""
     dims = len(weight.shape) - 2
     steps, dilation = (_each(call.get(first + at, name, 1), dims) for at, name in _NAMES)
     groups = int(call.get(first + 5, "groups", 1))
     last = _is_channels_last(images) or _is_channels_last(weight)
-    return _Convolution(images, weight, results, groups, steps, dilation, last)
+    return _ConvolutionCall(images, weight, results, groups, steps, dilation, last)
 
 
 _NAMES = ((0, "stride"), (2, "dilation"))
@@ -167,7 +167,7 @@ def _lies_otherwise(spec: TensorSpec, channels_last: bool) -> bool:
 # ---------------------------------------------------------------------------------------------- likely, bound
 
 
-def _forward(found: _Convolution, device: Device, tf32: bool) -> KernelWorkspace:
+def _forward(found: _ConvolutionCall, device: Device, tf32: bool) -> KernelWorkspace:
     if found.depthwise or is_amd(device.architecture):
         return KernelWorkspace(0, 0 if found.depthwise else _largest(found))
     if _on_tensor_cores(found, device, tf32):
@@ -177,12 +177,12 @@ def _forward(found: _Convolution, device: Device, tf32: bool) -> KernelWorkspace
     return KernelWorkspace(likely, max(likely, _largest(found)))
 
 
-def _image_gradient(found: _Convolution, device: Device, tf32: bool) -> KernelWorkspace:
+def _image_gradient(found: _ConvolutionCall, device: Device, tf32: bool) -> KernelWorkspace:
     """Like forward with images and results exchanged: the same products of the same shapes."""
     return _forward(found, device, tf32)
 
 
-def _weight_gradient(found: _Convolution, device: Device, tf32: bool) -> KernelWorkspace:
+def _weight_gradient(found: _ConvolutionCall, device: Device, tf32: bool) -> KernelWorkspace:
     if found.depthwise or is_amd(device.architecture):
         return KernelWorkspace(0, 0 if found.depthwise else _largest(found))
     likely = _partial_sums(found, device)
@@ -193,14 +193,14 @@ def _weight_gradient(found: _Convolution, device: Device, tf32: bool) -> KernelW
     return KernelWorkspace(likely, max(likely, _largest(found)))
 
 
-def _on_tensor_cores(found: _Convolution, device: Device, tf32: bool) -> bool:
+def _on_tensor_cores(found: _ConvolutionCall, device: Device, tf32: bool) -> bool:
     capability = capability_of(device.architecture) or FLASH_CAPABILITY
     if found.weight.dtype == "float32":
         return tf32 and capability >= FLASH_CAPABILITY
     return found.item_bytes == 2 and capability >= _TENSOR_CORES
 
 
-def _padded(found: _Convolution, *specs: TensorSpec) -> int:
+def _padded(found: _ConvolutionCall, *specs: TensorSpec) -> int:
     """Return the bytes of copies for tensor cores: channels last, in whole vectors."""
     vector = _VECTOR_BYTES // found.item_bytes
     total = 0
@@ -212,7 +212,7 @@ def _padded(found: _Convolution, *specs: TensorSpec) -> int:
     return total
 
 
-def _partial_sums(found: _Convolution, device: Device) -> int:
+def _partial_sums(found: _ConvolutionCall, device: Device) -> int:
     """Return the bytes of float32 sums of parts: as many parts as fill the chip once, or none."""
     rows, columns = found.weight.shape[0] // found.groups, math.prod(found.weight.shape[1:])
     blocks = found.groups * -(-rows // _TILE) * -(-columns // _TILE)
@@ -221,7 +221,7 @@ def _partial_sums(found: _Convolution, device: Device) -> int:
     return parts * math.prod(found.weight.shape) * 4 if parts > 1 else 0
 
 
-def _written_tiles(found: _Convolution) -> int:
+def _written_tiles(found: _ConvolutionCall) -> int:
     """Return the bytes of Winograd's tiles where they are written: of images, results and filters."""
     size = found.results.shape[2:]
     tiles = found.results.shape[0] * math.prod(-(-length // _WRITTEN_STEP) for length in size)
@@ -229,7 +229,7 @@ def _written_tiles(found: _Convolution) -> int:
     return 4 * _WRITTEN_TILE * (tiles * (inputs + outputs) + inputs * outputs)
 
 
-def _largest(found: _Convolution) -> int:
+def _largest(found: _ConvolutionCall) -> int:
     """Return the bytes of the largest algorithm that applies."""
     taps = math.prod(found.weight.shape[1:]) * found.groups
     positions = found.results.shape[0] * math.prod(found.results.shape[2:])
