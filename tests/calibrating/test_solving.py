@@ -24,6 +24,10 @@ HIDDEN = Constants(
     simt_share=0.66,
     convolution_share=0.55,
     grouped_convolution_share=0.21,
+    narrow_groups_gain=2.2,
+    odd_groups_share=0.11,
+    depthwise_last_cycles=1.9,
+    depthwise_last_tap_cycles=0.13,
     grouped_channels_last_share=0.17,
     unaligned_share=0.45,
     tf32_share=0.9,
@@ -161,7 +165,7 @@ def test_every_question_is_about_a_constant_and_probes_that_exist() -> None:
         Instrument(find_device("h100"), "meta", None, GPU_SIZES, ("fp32", "tf32", "bf16", "fp16")),  # type: ignore[arg-type]
         Instrument(find_device("rtx-3090"), "meta", None, GPU_SIZES, ("fp32", "bf16")),  # type: ignore[arg-type]
         Instrument(find_device("v100-sxm-16gb"), "meta", None, GPU_SIZES, ("fp32", "fp16")),  # type: ignore[arg-type]
-        Instrument(CPU, "cpu", None, CPU_SIZES, ("fp32",)),  # type: ignore[arg-type]
+        Instrument(CPU, "cpu", None, CPU_SIZES, ("fp32", "bf16")),  # type: ignore[arg-type]
     ):
         asked: Counter[str] = Counter()
         for group in groups_for(instrument):
@@ -173,7 +177,8 @@ def test_every_question_is_about_a_constant_and_probes_that_exist() -> None:
                 assert question.keys and {name for name, _ in question.keys} <= set(all_names)
         assert set(asked) <= names
         in_turn = {constant for constant, count in asked.items() if count > 1}
-        assert in_turn == {"depthwise_cycles", "depthwise_tap_cycles"}
+        in_pairs = {"depthwise_cycles", "depthwise_last_cycles"}
+        assert in_turn == {*in_pairs, *(name.replace("cycles", "tap_cycles") for name in in_pairs)}
 
 
 # Rates ----------------------------------------------------------------------------------------------------

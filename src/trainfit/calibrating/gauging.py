@@ -132,16 +132,17 @@ _SECONDS = {
     *("kernel_seconds", "forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "tensor"),
     *("region_call", "region_op", "checkpoint_call", "checkpoint_op", "launch", "reload"),
 }
-_CYCLES = {"depthwise_cycles", "depthwise_tap_cycles"}
+_FACTORS = {"cache_gain", "winograd_gain", "narrow_groups_gain", "depthwise_float32_waste"}
 
 
 def _unit(constant: str) -> str:
     if constant in _SECONDS:
         return "seconds"
-    if constant in _CYCLES:
+    if constant.endswith("_cycles"):
         return "cycles"
-    factors = dict.fromkeys(("cache_gain", "winograd_gain", "depthwise_float32_waste"), "factor")
-    return (factors | {"cache_bytes": "bytes"}).get(constant, "share")
+    if constant in _FACTORS:
+        return "factor"
+    return "bytes" if constant == "cache_bytes" else "share"
 
 
 def _constants(solved: Mapping[str, Solved]) -> tuple[MeasuredFigure, ...]:

@@ -158,31 +158,27 @@ def _add_again(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 def convolutions(sizes: ProbeSizes, rates: tuple[str, ...]) -> tuple[Probe, ...]:
     """Return convolutions of each kind in both layouts: plain, in groups, depthwise."""
-    # Name, channels per group, side of the kernel.
+    # Name, channels, channels per group, side of the filter.
     kinds = (
-        ("plain", 256, 3),
-        ("pointwise", 256, 1),
-        ("grouped", 16, 3),
-        ("grouped_wide", 64, 3),
-        ("depthwise_small", 1, 3),
-        ("depthwise_large", 1, 7),
+        ("plain", 256, 256, 3),
+        ("pointwise", 256, 256, 1),
+        ("grouped_narrow", 256, 16, 3),
+        ("grouped_wide", 256, 64, 3),
+        ("grouped_odd", 240, 24, 3),
+        ("depthwise_small", 256, 1, 3),
+        ("depthwise_large", 256, 1, 7),
     )
     return tuple(
         Probe(
             f"{kind}_{rate}_{'nhwc' if last else 'nchw'}",
-            _Convolution(256 // per_group, side // 2),
+            _Convolution(channels // per_group, side // 2),
             (
-                Wanted(
-                    (sizes.images, 256, sizes.pixels, sizes.pixels),
-                    DTYPES[rate],
-                    channels_last=last,
-                    trained=True,
-                ),
-                Wanted((256, per_group, side, side), DTYPES[rate], channels_last=last, trained=True),
+                Wanted((sizes.images, channels, sizes.pixels, sizes.pixels), DTYPES[rate], last, True),
+                Wanted((channels, per_group, side, side), DTYPES[rate], last, True),
             ),
             rate,
         )
-        for kind, per_group, side in kinds
+        for kind, channels, per_group, side in kinds
         for rate in rates
         for last in (False, True)
     )

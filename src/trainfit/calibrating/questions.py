@@ -116,18 +116,25 @@ def _about_convolutions(made: tuple[Probe, ...]) -> tuple[Question, ...]:
         )
 
     slow = "fp32_nhwc"
-    turns = (
-        question("depthwise_cycles", "depthwise_small", without=slow),
-        question("depthwise_tap_cycles", "depthwise_large", without=slow),
+    first = (
+        question("depthwise_cycles", "depthwise_small", layout="nchw"),
+        question("depthwise_tap_cycles", "depthwise_large", layout="nchw"),
+    )
+    last = (
+        question("depthwise_last_cycles", "depthwise_small", layout="nhwc", without=slow),
+        question("depthwise_last_tap_cycles", "depthwise_large", layout="nhwc", without=slow),
     )
     return (
         question("convolution_share", "plain", "pointwise", layout="nhwc"),
         question("rewriting_share", "plain", "pointwise", layout="nchw"),
         question("plain_convolution_share", "pointwise"),
         question("winograd_gain", "plain"),
-        question("grouped_convolution_share", "grouped", layout="nchw"),
-        question("grouped_channels_last_share", "grouped", layout="nhwc"),
-        *(turns * _ROUNDS_OF_TWO),
+        question("grouped_convolution_share", "grouped_wide", layout="nchw"),
+        question("grouped_channels_last_share", "grouped_wide", layout="nhwc"),
+        question("narrow_groups_gain", "grouped_narrow"),
+        question("odd_groups_share", "grouped_odd", layout="nhwc"),
+        *(first * _ROUNDS_OF_TWO),
+        *(last * _ROUNDS_OF_TWO),
         question("depthwise_float32_waste", "depthwise", layout=slow),
     )
 

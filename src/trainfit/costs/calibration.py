@@ -93,6 +93,7 @@ _DECIDING = {
     "depthwise convolutions in tf32": "depthwise_cycles",
     "depthwise convolutions in float32": "depthwise_cycles",
     "attention in 16-bit": "attention_share",
+    "attention in tf32": "attention_share",
     "attention in float32": "attention_share",
     **ACCESS_SHARES,
 }
