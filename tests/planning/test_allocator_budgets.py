@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,15 @@ def test_a_step_that_is_larger_than_the_device_has_figures_too(trace: Trace) -> 
         smallest_capacity(memory.sequence, memory.options, total_bytes=8 * MIB)
     assert memory.smallest_bytes > simulate(trace).peak_bytes
     assert not memory.runs_within(tiny.usable_bytes)
+
+
+def test_a_step_that_no_gpu_could_hold_is_not_replayed(trace: Trace, gpu: Device) -> None:
+    huge = tuple(replace(storage, bytes=storage.bytes << 24) for storage in trace.storages)
+    timeline = simulate(replace(trace, storages=huge, observed_peak_bytes=None))
+    assert timeline.peak_bytes > 2**50
+    memory = StepMemory(timeline, gpu)
+    assert memory.smallest_bytes == memory.figures.reserved_peak_bytes == timeline.peak_bytes
+    assert not memory.runs_within(gpu.usable_bytes)
 
 
 def test_a_cpu_takes_what_is_asked_for() -> None:

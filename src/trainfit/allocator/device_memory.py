@@ -21,8 +21,11 @@ from trainfit.devices.library_handles import LibraryWorkspace, library_workspace
 from trainfit.traces.simulate import Timeline
 
 _STEPS = (4, 8, 16)
-"""How many steps are replayed: the least of these in whose last one nothing changes. Mostly the second leaves
-memory as the later ones find it."""
+"""How many steps are replayed: the least of these in whose last one nothing changes. Mostly the second
+leaves memory as the later ones find it."""
+
+_LARGEST_BYTES = 8 << 40
+"""Peaks above 8 TiB are on no GPU, and not replayed: the step needs at least its peak."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,8 @@ class StepMemory:
 
     @property
     def _simulated(self) -> bool:
-        return self.timeline.trace.device == "cuda" and self.options is not None
+        on_gpu = self.timeline.trace.device == "cuda" and self.options is not None
+        return on_gpu and self.timeline.peak_bytes <= _LARGEST_BYTES
 
     @cached_property
     def _libraries(self) -> tuple[LibraryWorkspace, ...]:
