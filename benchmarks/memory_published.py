@@ -5,8 +5,8 @@
 Rows: `benchmarks/published/memory.json`. Allocated is what the step asks for, in whole blocks, with kernels'
 workspaces and what libraries keep. Reserved is what torch's caching allocator makes of it, simulated.
 Brackets are batches of image models that ran on an RTX 3090 and the next larger ones, which did not. Needs
-the `benchmarks` extra. Exit code 1 if a bound is missed: allocated within 1 % (or within half of the last digit that
-was published), reserved within 3 % in the median, every bracket right.
+the `benchmarks` extra. Exit code 1 if a bound is missed: allocated within 1 % (or within half of the last
+digit that was published), reserved within 3 % in the median, every bracket right.
 """
 
 from __future__ import annotations

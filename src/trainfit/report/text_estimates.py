@@ -32,7 +32,7 @@ def estimate_view(data: EstimateData) -> RenderableType:
     return stacked(
         [_headline(data), *settings_lines(subject)],
         [_where(data)],
-        [_device_memory(data)] if data.subject.captured_for == "cuda" else [],
+        [_device_memory(data)] if data.smallest_memory_bytes != data.peak_bytes else [],
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
         [_modules(data.rows, timed=time is not None)] if data.rows else [],
