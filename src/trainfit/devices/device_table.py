@@ -38,8 +38,8 @@ MARGIN_SHARE = 0.04
 chooses and their workspaces, kernels that are loaded late, other processes.
 
 `benchmarks/memory_published.py` compares with batches that ran or ran out of memory on a GPU of 24 GB: of
-those that ran, the one closest to the limit is predicted to need 95.8 % of the usable memory, and of those
-that did not, 101.4 %."""
+those that ran, the one closest to the limit is predicted to need 92.3 % of the usable memory, and of those
+that did not, 101.4 %. The margin is in the middle of what is left."""
 
 _MPS = (
     "Apple's GPUs (mps) cannot be predicted: what torch's Metal kernels keep and allocate inside Metal is "
