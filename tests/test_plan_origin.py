@@ -34,9 +34,9 @@ def build(batch: int = 512, layers: int = 4, device: str = "cpu") -> trainfit.St
 def plan_of(device: str = "cpu", **arguments: Any) -> trainfit.Plan:
     options = trainfit.StepOptions(set=arguments)
     trace = trainfit.capture(build, device=device, options=options)
-    return trainfit.plan(
-        trace, device=device, budget=trainfit.estimate(trace, device=device).peak_bytes * 9 // 10
-    )
+    budget = trainfit.estimate(trace, device=device).peak_bytes * 9 // 10
+    # cuBLAS alone takes more than this step.
+    return trainfit.plan(trace, device=device, budget=budget, allocator=None)
 
 
 def test_the_same_step_is_no_difference() -> None:

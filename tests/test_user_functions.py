@@ -226,7 +226,7 @@ def test_sizes_that_cannot_be_counted_are_one_message() -> None:
 
 
 def test_things_of_the_wrong_kind_are_one_message() -> None:
-    plan = trainfit.plan(build, device="h100", budget="4MiB")
+    plan = trainfit.plan(build, device="h100", budget="4MiB", allocator=None)
     model = build().model
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: trainfit.estimate(build, options={"batch": 3}), "options is a trainfit.StepOptions"),  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from trainfit.allocator import (
     smallest_capacity,
     write_sequence,
 )
-from trainfit.allocator.capacity_search import _Probes
+from trainfit.allocator.capacity_search import _CapacityProbes
 from trainfit.allocator.stand_in_device import PAGE
 from trainfit.errors import FileFormatError, OptionError
 
@@ -172,7 +172,7 @@ def test_the_smallest_capacity_is_that_of_plain_bisection(seed: int, expandable:
 
 
 def test_few_capacities_are_replayed() -> None:
-    probes = _Probes(random_sequence(1, 2000), AllocatorOptions(), None, None, False)
+    probes = _CapacityProbes(random_sequence(1, 2000), AllocatorOptions(), None, None, False)
     probes.run_unlimited(1 << 40)
     asked = list(range(1, probes.most + 1))
     outcomes = [probes.outcome(pages).runs for pages in asked]

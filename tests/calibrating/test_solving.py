@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import fields, replace
 
 import pytest
+import torch
 from pretend_gpu import SMALL, KnowingClock, captured_once
 
 from trainfit.calibrating import answering, probes
@@ -54,6 +55,9 @@ HIDDEN = Constants(
 @pytest.fixture(autouse=True)
 def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "PricedProbes", captured_once)
+    # As torch begins: then convolutions in float32 run on tensor cores.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
 def solve_all(

@@ -95,8 +95,19 @@ _STEP = {
     "--task": WORDS,
     "--json": WRITTEN,
 }
+ALLOCATORS = WORDS | st.sampled_from(
+    [
+        "default",
+        "expandable",
+        "none",
+        "expandable_segments:True",
+        "max_split_size_mb:",
+        "max_split_size_mb:64,",
+        "a:b",
+    ]
+)
 _CAPTURED = _STEP | {"--steps": NUMBERS}
-_COSTS = {"--device": DEVICES, "--costs": WORDS}
+_COSTS = {"--device": DEVICES, "--costs": WORDS, "--allocator": ALLOCATORS}
 COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
     "estimate": {**_CAPTURED, **_COSTS, "--refresh": None, "--save-trace": WRITTEN},
     "plan": {
