@@ -55,9 +55,7 @@ HIDDEN = Constants(
 @pytest.fixture(autouse=True)
 def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "PricedProbes", captured_once)
-    # As torch begins: then convolutions in float32 run on tensor cores.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    assert torch.backends.cudnn.allow_tf32, "then convolutions in float32 run on tensor cores"
 
 
 def solve_all(

@@ -379,7 +379,11 @@ def convolving(size: int) -> Trace:
         model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1))
         return Step.of(model, torch.randn(8, 64, size, size), loss=lambda y: (y * y).sum())
 
-    return captured(build, "cuda")
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        return captured(build, "cuda")
+    finally:
+        torch.backends.cudnn.allow_tf32 = before  # a step may set it, and it stays set
 
 
 def test_a_trace_says_how_much_more_cudnn_may_take() -> None:
