@@ -27,6 +27,7 @@ from trainfit.errors import CaptureError
 from trainfit.workspace.remembered import ResultLayout
 
 _LARGEST_REAL_BYTES = 1 << 28
+_BY_MAKER = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 
 
@@ -150,7 +151,10 @@ class MetadataOracle:
         for device in dict.fromkeys((self._device, "cpu")):
             fakes: list[torch.Tensor] = []
             # Without torch's log of a traceback for a user's shape error; the user gets their own.
-            with self._modes[device], while_set(_LOGGER, "disabled", True):
+            mode = self._modes[device]
+            # torch remembers answers for all modes, but GPUs of another maker lay out convolutions differently.
+            remembers = mode.cache_enabled and func not in _BY_MAKER
+            with mode, while_set(mode, "cache_enabled", remembers), while_set(_LOGGER, "disabled", True):
                 fake_args = [_fake(value, device, fakes) for value in args]
                 fake_kwargs = {name: _fake(value, device, fakes) for name, value in kwargs.items()}
                 try:
@@ -248,12 +252,25 @@ def _output(value: Any, storages: dict[int, int], groups: dict[int, int]) -> Any
 
 
 def differs(outputs: Any, result: Any) -> bool:
-    """Whether a kernel returned tensors of other dtypes or shapes than were described, or none at all."""
+    """Whether a kernel returned other tensors than were described, or none at all.
+
+    They differ in dtype or shape; numbers with a fraction also in how they lie in memory, which a program
+    decides nothing by, but which later operators pay for.
+    """
     if isinstance(outputs, NewTensor | InputAlias):
-        return result is None or (outputs.dtype, outputs.size) != (result.dtype, result.shape)
+        if result is None or (outputs.dtype, outputs.size) != (result.dtype, result.shape):
+            return True
+        return outputs.dtype.is_floating_point and _steps(outputs.stride, outputs.size) != _steps(
+            result.stride(), result.shape
+        )
     if isinstance(outputs, list | tuple):
         return any(map(differs, outputs, result))
     return False
+
+
+def _steps(stride: Sequence[int], size: torch.Size) -> list[int]:
+    """Return the strides that matter: those of dimensions with more than one element."""
+    return [step for step, length in zip(stride, size) if length > 1]
 
 
 def _new_tensors(outputs: Sequence[Any]) -> Iterator[NewTensor]:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from trainfit.costs.tiling import tiled_seconds
+from trainfit.devices.architectures import is_amd
 from trainfit.devices.device_table import Device
 from trainfit.devices.efficiency import Constants
 from trainfit.errors import DeviceError
 from trainfit.operators.convolution_calls import Convolution, Pass, is_channels_last
+from trainfit.operators.copied_inputs import lies_in_rows
 from trainfit.operators.matrix_products import Product
 from trainfit.operators.recorded_calls import ITEM_BYTES, nbytes
+from trainfit.traces.trace import TensorSpec
 
 SHARED_LANES = ("sm_86", "sm_89", "sm_120")
 _ALIGNED_BYTES = 16
 """What tensor cores load at once: rows that begin elsewhere need other kernels."""
 _WIDE_GROUP = 32
 """Channels of a group that fill the smallest tile."""
+_GROUPS_AT_ONCE = 32
+"""Groups that the fast kernels for groups do at once: those of ResNeXt, whose layers have 32 or 64."""
 _CORES = {"fp64": "float64", "fp32": "float32", "tf32": "tf32", "bf16": "16-bit", "fp16": "16-bit"}
 
 
@@ -99,8 +105,11 @@ class ProductRates:
 
     def convolution(self, called: Convolution, dtype: str) -> float:
         """Return the seconds of the products of a convolution, without rewriting its images."""
+        called = self._as_given(called)
         if called.kind == "depthwise":
             return sum(self._depthwise(called, one, dtype) for one in called.passes)
+        if called.kind == "grouped" and self._without_kernel(called, dtype):
+            return self._plain_groups(called)
         rate = self.large(dtype, "convolution") * self._convolution_share(called, dtype)
         seconds = sum(self._tiled(one.product, rate) for one in called.passes)
         if called.kind == "grouped" or not self.on_tensor_cores(dtype, "convolution"):
@@ -121,13 +130,22 @@ class ProductRates:
         return constants.convolution_share * (1.0 if aligned else constants.unaligned_share)
 
     def _grouped_share(self, called: Convolution) -> float:
-        """Return the same for groups: few kernels do them, and with channels last only some widths."""
-        constants, width = self.constants, called.inputs
-        if called.channels_last and width & (width - 1):
-            return constants.odd_groups_share
-        last = called.channels_last
+        """Return the same for groups; several narrow ones are done at once where there are many of them."""
+        constants, last = self.constants, called.channels_last
         share = constants.grouped_channels_last_share if last else constants.grouped_convolution_share
-        return share * (constants.narrow_groups_gain if width < _WIDE_GROUP else 1.0)
+        at_once = called.inputs < _WIDE_GROUP and called.groups % _GROUPS_AT_ONCE == 0
+        return share * (constants.narrow_groups_gain if at_once else 1.0)
+
+    def _without_kernel(self, called: Convolution, dtype: str) -> bool:
+        """Whether tensor cores have no kernel for such groups: with channels last few numbers of them do."""
+        odd = called.channels_last and called.groups % _GROUPS_AT_ONCE != 0
+        return odd and self.on_tensor_cores(dtype, "convolution")
+
+    def _plain_groups(self, called: Convolution) -> float:
+        """Return the seconds of plain kernels, which narrow groups do not fill."""
+        share = self.constants.odd_groups_share * min(1.0, called.inputs / _WIDE_GROUP)
+        flops = sum(one.product.flops for one in called.passes)
+        return flops / (self.without_tensor_cores() * share)
 
     def _depthwise(self, called: Convolution, one: Pass, dtype: str) -> float:
         """Return the seconds of plain kernels: so many cycles per element, and more for each tap."""
@@ -146,15 +164,29 @@ class ProductRates:
     def rewriting(self, called: Convolution, dtype: str) -> tuple[float, int]:
         """Return the seconds and the kernels of rewriting images for tensor cores, which want channels last.
 
-        Every pass does so for itself, before and after its products: nothing of it overlaps with them.
+        Every pass does so for itself, before and after its products: nothing of it overlaps with them. What
+        torch copies before that, for a library that wants images in rows, comes on top.
         """
+        given = self._as_given(called)
+        copied = [] if given is called else [spec for spec in called.images if not lies_in_rows(spec)]
+        seconds, kernels = self.copying(copied)
         if called.kind == "depthwise" or not self.on_tensor_cores(dtype, "convolution"):
-            return 0.0, 0
+            return seconds, kernels
         rewritten = [
-            2 * nbytes(spec) for one in called.passes for spec in one.images if not is_channels_last(spec)
+            2 * nbytes(spec) for one in given.passes for spec in one.images if not is_channels_last(spec)
         ]
         share = self.constants.memory_share * self.constants.rewriting_share
-        return sum(rewritten) / (self.bandwidth * share), len(rewritten)
+        return seconds + sum(rewritten) / (self.bandwidth * share), kernels + len(rewritten)
+
+    def copying(self, copied: Sequence[TensorSpec]) -> tuple[float, int]:
+        """Return the seconds and the kernels of making tensors contiguous that were permuted."""
+        share = self.constants.memory_share * self.constants.transposed_share
+        moved = sum(2 * nbytes(spec) for spec in copied)
+        return moved / (self.bandwidth * share), len(copied)
+
+    def _as_given(self, called: Convolution) -> Convolution:
+        """Return a convolution as the library gets it: AMD's wants images in rows."""
+        return called.in_rows() if is_amd(self.device.architecture) else called
 
 
 def _aligned(dtype: str, *lengths: int) -> bool:

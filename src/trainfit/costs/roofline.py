@@ -80,10 +80,11 @@ class Roofline:
     def price_contents(self, signature: Signature, contents: CallContents) -> OpCost:
         """Return what a call costs that runs a kernel, by what is known to be inside."""
         computing, kind, rewriting, kernels = self._computing(signature, contents)
+        copying, copies = self.rates.copying(contents.copied)
         moving = self._memory_seconds(signature, contents.access)
-        kernels += self._kernels(signature)
+        kernels += copies + self._kernels(signature)
         latency = kernels * self.constants.kernel_seconds
-        seconds = max(computing, moving) + rewriting
+        seconds = max(computing, moving) + rewriting + copying
         bound = "compute" if computing > moving else "memory"
         if latency > seconds:
             bound = "latency"

@@ -40,11 +40,11 @@ class Constants:
     grouped_channels_last_share: float = 1.0
     """The same with channels last. Fitted."""
     narrow_groups_gain: float = 3.0
-    """How much faster groups of fewer than 32 channels are than their tiles would be: there are kernels that
-    do several of them at once. Fitted."""
-    odd_groups_share: float = 0.074
-    """The same as the share above, with channels last, where the channels of a group are no power of two.
-    Fitted."""
+    """How much faster groups of fewer than 32 channels are than their tiles would be, where 32 divides their
+    number: there are kernels that do several of them at once. Fitted."""
+    odd_groups_share: float = 0.28
+    """Of the speed of plain products, for groups with channels last whose number 32 does not divide: there
+    are no kernels on tensor cores for them. Fitted."""
     plain_convolution_share: float = 0.75
     """The same without tensor cores, where no Winograd transformation helps."""
     winograd_gain: float = 1.8

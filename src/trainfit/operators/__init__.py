@@ -15,6 +15,7 @@ fused_attention     fused attention: the shape of the work inside
 arithmetic          what other operators compute per element
 traffic             the bytes that a call moves
 access_patterns     how a call walks through memory
+copied_inputs       what a kernel copies before it reads it
 call_contents       all of these about one call, found once
 work                FLOPs and bytes of a call, from all of these
 """

@@ -7,9 +7,10 @@ from functools import lru_cache
 
 from trainfit.operators.access_patterns import Access, access_of
 from trainfit.operators.convolution_calls import Convolution, convolution_of
+from trainfit.operators.copied_inputs import copied_inputs
 from trainfit.operators.fused_attention import FusedAttention, attention_of
 from trainfit.operators.matrix_products import Product, products_of
-from trainfit.traces.trace import Signature
+from trainfit.traces.trace import Signature, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class CallContents:
     convolution: Convolution | None
     attention: FusedAttention | None
     access: Access
+    copied: tuple[TensorSpec, ...] = ()
+    """Inputs that the kernel copies first."""
 
 
 @lru_cache(maxsize=32768)
@@ -31,4 +34,5 @@ def contents_of(signature: Signature) -> CallContents:
         convolution=convolution_of(signature) if products else None,
         attention=None if products else attention_of(signature),
         access=access_of(signature),
+        copied=copied_inputs(signature),
     )

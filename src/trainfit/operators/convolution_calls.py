@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainfit.operators.matrix_products import Product, is_convolution, products_of
@@ -33,6 +35,7 @@ class Convolution:
     inputs: int
     outputs: int
     """Channels per group."""
+    groups: int
     taps: int
     """The size of a filter: 9 if it is 3 x 3."""
     unit_steps: bool
@@ -40,6 +43,17 @@ class Convolution:
     channels_last: bool
     """Whether the images lie in memory as the fast kernels want them."""
     passes: tuple[Pass, ...]
+
+    @property
+    def images(self) -> tuple[TensorSpec, ...]:
+        """All images that it reads or writes; the passes of backward begin with the same gradient."""
+        first, *others = self.passes
+        return (*first.images, *(spec for one in others for spec in one.images[1:]))
+
+    def in_rows(self) -> Convolution:
+        """Return the same with contiguous images, which is how some libraries want them."""
+        passes = [replace(one, images=tuple(map(_made_contiguous, one.images))) for one in self.passes]
+        return replace(self, channels_last=False, passes=tuple(passes))
 
     @property
     def is_winograd(self) -> bool:
@@ -80,6 +94,7 @@ def _found(signature: Signature) -> Convolution | None:
         kind=kind,
         inputs=inputs,
         outputs=outputs,
+        groups=groups,
         taps=math.prod(weight.shape[2:]),
         unit_steps=all(step == 1 for one in steps for step in (one if isinstance(one, list) else [one])),
         channels_last=_is_image(images) and is_channels_last(images),
@@ -109,3 +124,8 @@ def _passes(
 
 def _is_image(spec: TensorSpec) -> bool:
     return len(spec.shape) >= 3
+
+
+def _made_contiguous(spec: TensorSpec) -> TensorSpec:
+    lengths = reversed((*spec.shape[1:], 1))
+    return replace(spec, stride=tuple(reversed([*itertools.accumulate(lengths, operator.mul)])))

@@ -88,7 +88,7 @@ def convolution_workspace(signature: Signature, device: Device, tf32: bool) -> K
     images, weight = call.tensor(0), call.tensor(1)
     if images is None or weight is None or not signature.outputs or not all(images.shape):
         return KernelWorkspace(0, 0)
-    found = _convolution(call, images, weight, signature.outputs[0], first=3)
+    found = _convolution(call, images, weight, signature.outputs[0], device, first=3)
     transposed = bool(call.get(6, "transposed", False))
     if transposed:
         found = replace(found, images=found.results, results=found.images)
@@ -102,7 +102,7 @@ def convolution_backward_workspace(signature: Signature, device: Device, tf32: b
     gradient, images, weight = call.tensor(0), call.tensor(1), call.tensor(2)
     if gradient is None or images is None or weight is None or not all(images.shape):
         return KernelWorkspace(0, 0)
-    found = _convolution(call, images, weight, gradient, first=4)
+    found = _convolution(call, images, weight, gradient, device, first=4)
     transposed = bool(call.get(7, "transposed", False))
     if transposed:
         found = replace(found, images=found.results, results=found.images)
@@ -118,13 +118,19 @@ def convolution_backward_workspace(signature: Signature, device: Device, tf32: b
 
 
 def _convolution(
-    call: RecordedArguments, images: TensorSpec, weight: TensorSpec, results: TensorSpec, first: int
+    call: RecordedArguments,
+    images: TensorSpec,
+    weight: TensorSpec,
+    results: TensorSpec,
+    device: Device,
+    first: int,
 ) -> _ConvolutionCall:
     """Read the arguments; `first` is where the strides stand, which padding and dilation follow."""
     dims = len(weight.shape) - 2
     steps, dilation = (_each(call.get(first + at, name, 1), dims) for at, name in _NAMES)
     groups = int(call.get(first + 5, "groups", 1))
-    last = _is_channels_last(images) or _is_channels_last(weight)
+    # Before AMD's library torch makes all of them contiguous.
+    last = not is_amd(device.architecture) and any(map(_is_channels_last, (images, weight)))
     return _ConvolutionCall(images, weight, results, groups, steps, dilation, last)
 
 

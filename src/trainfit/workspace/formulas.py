@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainfit.devices.device_table import ANY_GPU, Device
+from trainfit.operators.copied_inputs import copied_bytes
 from trainfit.operators.families import FACTORISATIONS, RECURRENT
 from trainfit.operators.names import OperatorSet, aten_name
 from trainfit.operators.recorded_calls import ITEM_BYTES, RecordedArguments, elements
@@ -50,7 +51,10 @@ def gpu_workspace(
         return _CONVOLUTIONS[name](signature, device, tf32)
     formula = _FORMULAS.get(name)
     found = formula(signature, device) if formula else None if signature.name in _NOT_KNOWN else 0
-    return None if found is None else KernelWorkspace(found, found)
+    if found is None:
+        return None
+    found += copied_bytes(signature)
+    return KernelWorkspace(found, found)
 
 
 def has_formula(signature: Signature) -> bool:

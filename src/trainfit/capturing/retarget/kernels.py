@@ -1,4 +1,4 @@
-"""Operators that choose another kernel on a GPU: dropout, RMS norm, recurrent layers and attention.
+"""Operators that choose another kernel on a GPU: dropout, RMS norm, group norm, recurrent layers and attention.
 
 They are composites that ask "is this tensor on a GPU?" in C++, where the claims of `device.py` are not heard.
 While a capture for a GPU runs, each has a kernel of ours at the autograd key, which calls what the GPU's
@@ -9,6 +9,7 @@ refuse to compute.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -84,6 +85,12 @@ def _rms_norm_formula(
     return (upcast * torch.rsqrt(variance + epsilon) * weight).to(torch.result_type(tensor, weight))
 
 
+def group_norm(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    """The GPU's kernel reads images row by row, and makes others so; the CPU's leaves channels last."""
+    normed: torch.Tensor = aten.group_norm.default.decompose(tensor.contiguous(), *args)
+    return normed
+
+
 def _recurrent(mode: int) -> Callable[..., Any]:
     """One cuDNN call for all layers and steps, with a reserve space instead of saved gates."""
 
@@ -103,14 +110,23 @@ def _recurrent(mode: int) -> Callable[..., Any]:
     return recurrent
 
 
-def _cudnns_memory_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
-    """The layout of a convolution's results: channels last if an operand lies so, but not in fp64."""
-    if torch.float64 in (input.dtype, weight.dtype):
-        return torch.contiguous_format
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
-    if channels_last in (suggest_memory_format(input), suggest_memory_format(weight)):
-        return channels_last
-    return torch.contiguous_format
+def _memory_format_on(gpu: Gpu) -> Callable[..., torch.memory_format]:
+    """The layout of a convolution's results: channels last if an operand lies so, but not in fp64.
+
+    On AMD's GPUs torch gives its library contiguous images only, unless an environment variable asks for
+    channels last.
+    """
+
+    def memory_format(input: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        if torch.float64 in (input.dtype, weight.dtype):
+            return torch.contiguous_format
+        channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+        if channels_last not in (suggest_memory_format(input), suggest_memory_format(weight)):
+            return torch.contiguous_format
+        as_on_nvidia = not gpu.is_amd or os.environ.get("PYTORCH_MIOPEN_SUGGEST_NHWC") == "1"
+        return channels_last if as_on_nvidia else torch.contiguous_format
+
+    return memory_format
 
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -135,6 +151,7 @@ def histogram(tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "dropout": dropout,
     "rms_norm": rms_norm,
+    "group_norm": group_norm,
     "lstm.input": _recurrent(_LSTM),
     "gru.input": _recurrent(_GRU),
     "rnn_tanh.input": _recurrent(_RNN_TANH),
@@ -153,7 +170,8 @@ def gpu_kernels(gpu: Gpu) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel of torch is replaced, which is the purpose
             library.impl("histc", histogram, "CPU", allow_override=True)
-        with replaced(torch._C, "_conv_determine_backend_memory_format", lambda _: _cudnns_memory_format):
+        chosen = _memory_format_on(gpu)
+        with replaced(torch._C, "_conv_determine_backend_memory_format", lambda _: chosen):
             yield
     finally:
         library._destroy()
