@@ -1,31 +1,29 @@
-"""Fit the roofline's constants on the published train rows, by coordinate search. Prints the fitted tables.
+"""Fit the roofline's constants on published step times, by coordinate search, and print them.
 
-    python benchmarks/calibrate.py [--cache DIR] [--minutes 10] [--held-out]
+    python benchmarks/calibrate.py [--cache DIR] [--minutes 10] [--only everything|models|devices]
 
 What is fitted are the constants of `devices/efficiency.py` marked so, those that an architecture has of its
 own (`costs/calibration.py`), and the `matmul_share` of the two GPUs of the data for which no fastest matrix
 product is published. Every family of rows (a model on a GPU in one precision) counts by the root of its
-number of rows, so that no benchmark with many batch sizes decides alone. The loss is the mean of
-|log(predicted / published)|. The test rows are never looked at.
+number of rows, so that no benchmark with many batch sizes decides alone; at most three rows of each count.
+The loss is the mean of |log(predicted / published)|.
 
-`--held-out` fits again without each device, and without each fifth of the models, and predicts what was left
-out: how far off a step may be on a device that nobody has seen, or with a model that nobody has. The ranges
-that are printed follow from it.
+Ten fits, each written to `published/fits`: one on everything, whose constants are built in; three that leave
+out a third of the families of rows (a model on a device), chosen by a hash; and one without any row of each
+device. `time_accuracy_published.py` judges each row by fits that have not seen it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from published.fitting import EVERYWHERE, Fit, Key, Limits, Point, constants_at, family_of
-from published.prediction import is_test, predict
 from published.rows import Row, captured, load_rows
-from result_files import arguments, write_rows
+from published.stored_fits import EVERYTHING, StoredFit, save_fit, without_device, without_model
+from result_files import arguments
 from trainfit.costs.roofline import Roofline
 from trainfit.traces.trace import Trace
 
@@ -39,7 +37,7 @@ FITTED: dict[str, tuple[float, float, float]] = {
     "grouped_convolution_share": (0.5, 0.10, 1.0),
     "grouped_channels_last_share": (0.5, 0.10, 1.0),
     "narrow_groups_gain": (1.2, 1.0, 3.0),
-    "odd_groups_share": (0.2, 0.05, 1.0),
+    "odd_groups_share": (0.25, 0.05, 1.0),
     "depthwise_cycles": (0.5, 0.10, 5.0),
     "depthwise_tap_cycles": (0.2, 0.02, 0.5),
     "depthwise_last_cycles": (1.4, 0.10, 5.0),
@@ -72,78 +70,52 @@ OWN: dict[Key, tuple[float, float, float]] = {
     ("gfx942", "simt_share"): (0.5, 0.20, 0.85),
     ("gfx942", "memory_share"): (0.7, 0.35, 1.0),
     ("gfx942", "kernel_seconds"): (5e-6, 2e-6, 10e-6),
+    ("gfx942", "convolution_share"): (0.8, 0.30, 1.5),
+    ("gfx942", "grouped_convolution_share"): (0.5, 0.10, 1.5),
+    ("gfx942", "depthwise_tap_cycles"): (0.2, 0.02, 2.0),
     ("h100-sxm-80gb", "host_factor"): (2.0, 0.5, 5.0),
     ("l40s", "matmul_share"): (0.8, 0.50, 1.0),
     ("rtx-3090", "matmul_share"): (1.0, 0.85, 1.15),
 }
 """What an architecture has of its own, the host of a published machine, and the fastest product of the two
 devices for which none is published. GeForce cards clock above their datasheet."""
-FOLDS = 5
 NOTICEABLE = 0.05
 
 Sample = tuple[Row, Trace]
 
 
 def main() -> int:
-    """Fit and print."""
+    """Fit, print and write."""
     parser = arguments(__doc__)
     parser.add_argument("--cache", type=Path, help="keep captured steps in this folder")
     parser.add_argument("--minutes", type=float, default=10.0, help="stop a fit after this long")
-    parser.add_argument("--held-out", action="store_true", help="fit without each device and some models")
+    parser.add_argument("--only", choices=("everything", "models", "devices"), help="one kind of fit")
     options = parser.parse_args()
     samples = load_samples(options.cache)
     print(f"{len(samples)} rows with distinct steps")
-    if options.held_out:
-        rows = [asdict(row) for row in held_out(samples, options.minutes)]
-        write_rows("time_held_out", rows, options.csv)
-        return 0
-    train = [sample for sample in samples if not is_test(sample[0])]
-    fit = fitted(train, options.minutes)
-    print(f"{len(train)} of them to fit on, loss {fit.loss:.4f}")
-    for (where, name), value in fit.point.items():
-        print(f"    {where:16} {name}: {value:.3g}")
-    for architecture, kinds in sorted(noticeable_kinds(fit).items()):
-        print(f"    {architecture:16} {', '.join(sorted(kinds))}")
+    for name, seen in fits_of(thinned(samples), options.only):
+        fit = Fit(seen, *start(row for row, _ in seen))
+        fit.improve(deadline=time.monotonic() + 60 * options.minutes)
+        kinds = {architecture: frozenset(found) for architecture, found in noticeable_kinds(fit).items()}
+        save_fit(name, StoredFit(fit.point, kinds, fit.loss))
+        print(f"{name}: {len(seen)} rows, loss {fit.loss:.4f}", flush=True)
+        if name == EVERYTHING:
+            for (where, what), value in fit.point.items():
+                print(f"    {where:16} {what}: {value:.3g}")
+            for architecture, found in sorted(kinds.items()):
+                print(f"    {architecture:16} {', '.join(sorted(found))}", flush=True)
     return 0
 
 
-def fitted(samples: list[Sample], minutes: float) -> Fit:
-    """Return the fit on these rows."""
-    fit = Fit(samples, *start(row for row, _ in samples))
-    fit.improve(deadline=time.monotonic() + 60 * minutes)
-    return fit
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """What is predicted for a row that the fit has not seen."""
-
-    id: str
-    device: str
-    left_out: str
-    predicted_seconds: float
-    published_seconds: float
-
-
-def held_out(samples: list[Sample], minutes: float) -> Iterator[HeldOut]:
-    """Yield predictions of rows by fits that have seen nothing of their device, or of their model."""
-    train = [sample for sample in samples if not is_test(sample[0])]
-    for name in sorted({row.device.name for row, _ in samples}):
-        point = fitted([s for s in thinned(train) if s[0].device.name != name], minutes).point
-        yield from _predicted([s for s in samples if s[0].device.name == name], point, "device")
-    for fold in range(FOLDS):
-        point = fitted([s for s in thinned(train) if fold_of(s[0]) != fold], minutes).point
-        yield from _predicted([s for s in train if fold_of(s[0]) == fold], point, "model")
-
-
-def _predicted(samples: list[Sample], point: Point, left_out: str) -> Iterator[HeldOut]:
-    for row, trace in samples:
-        unknown = row.device
-        if left_out == "device" and (unknown.name, "matmul_share") in OWN:
-            unknown = replace(unknown, matmul_share=None)
-        device, constants = constants_at(point, unknown)
-        seconds = predict(replace(row, device=device), trace, constants).seconds
-        yield HeldOut(row.id, device.name, left_out, seconds, row.measured_seconds)
+def fits_of(samples: list[Sample], only: str | None) -> Iterator[tuple[str, list[Sample]]]:
+    """Yield the name of each fit, and the rows that it sees."""
+    if only in (None, "everything"):
+        yield EVERYTHING, samples
+    left_out = {"models": without_model, "devices": without_device}
+    for kind, name_of in left_out.items():
+        if only in (None, kind):
+            for name in sorted({name_of(row) for row, _ in samples}):
+                yield name, [sample for sample in samples if name_of(sample[0]) != name]
 
 
 def thinned(samples: list[Sample]) -> list[Sample]:
@@ -157,12 +129,6 @@ def thinned(samples: list[Sample]) -> list[Sample]:
         picked = {0, len(family) // 2, len(family) - 1}
         found += [family[number] for number in sorted(picked)]
     return found
-
-
-def fold_of(row: Row) -> int:
-    """Return to which fifth of the models a row belongs, by a hash of the model's name."""
-    model = row.family.partition(" on ")[0]
-    return hashlib.sha256(model.encode()).digest()[1] % FOLDS
 
 
 def noticeable_kinds(fit: Fit) -> dict[str, set[str]]:

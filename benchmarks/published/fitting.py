@@ -74,6 +74,7 @@ class _Sample:
             for number in self.readers.get(moved, ()):
                 self.seconds[number] = model.price_contents(*self.calls[number]).seconds
             return
+        self.readers.clear()
         recorder = _Recorder(values)
         model = Roofline(device, cast(Constants, recorder), tf32)
         for number, (signature, contents) in enumerate(self.calls):
@@ -111,8 +112,18 @@ class Fit:
         self.point, self.limits = dict(point), limits
         for sample in self.samples:
             sample.reprice(self.point)
+        # What an architecture would have of its own stays the general figure where no row is about it.
+        self.point = {key: value for key, value in self.point.items() if self._is_read(key)}
+        for sample in self.samples:
+            sample.reprice(self.point)
         self.errors = np.array([sample.error(self.point) for sample in self.samples])
         self.weights = _weights(self.samples)
+
+    def _is_read(self, key: Key) -> bool:
+        scope, name = key
+        return scope == EVERYWHERE or any(
+            scope in sample.scopes and (name in sample.readers or name in _HOST) for sample in self.samples
+        )
 
     @property
     def loss(self) -> float:

@@ -224,8 +224,12 @@ def _declare_vision_operators() -> None:
     if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
         return
     with contextlib.suppress(RuntimeError):  # declared already: by a torchvision that was built for the CPU
-        torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(
+            "torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
+        torch.library.define(
+            "torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
 
 
 def _classifier(kind: str, **sizes: Any) -> nn.Module:

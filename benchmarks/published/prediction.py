@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainfit.costs.constants import constants_of
 from trainfit.costs.roofline import roofline_costs
@@ -48,14 +48,21 @@ class Prediction:
         return abs(self.ratio - 1)
 
 
-def predict(row: Row, trace: Trace, constants: Constants | None = None) -> Prediction:
-    """Predict the step of a row.
+def predict(
+    row: Row, trace: Trace, constants: Constants | None = None, kinds: frozenset[str] | None = None
+) -> Prediction:
+    """Predict the step of a row, with the constants that are built in, or with those of a fit.
 
-    For sharded rows the micro batch counts `grad_accum` times; the collectives are taken to hide behind the
-    computation, and the optimizer works on one shard.
+    `kinds` are the kinds of operators that the fit has seen on the device. For sharded rows the micro batch
+    counts `grad_accum` times; the collectives are taken to hide behind the computation, and the optimizer
+    works on one shard.
     """
     constants = constants or constants_of(row.device)
-    time = summarise(schedule(trace, roofline_costs(trace, row.device, constants)))
+    costs = roofline_costs(trace, row.device, constants)
+    if kinds is not None:
+        present = frozenset(cost.kind for cost in costs.costs if cost.kind)
+        costs = replace(costs, uncalibrated=present - kinds)
+    time = summarise(schedule(trace, costs))
     seconds = time.step_seconds * row.data["config"].get("grad_accum", 1)
     seconds += sharded_optimizer_seconds(row, constants)
     scale = seconds / time.step_seconds
@@ -72,9 +79,16 @@ def sharded_optimizer_seconds(row: Row, constants: Constants) -> float:
     return float(shard * ADAMW_BYTES / (row.device.bandwidth_bytes_per_second * constants.list_share))
 
 
-def is_test(row: Row) -> bool:
-    """Whether the row is kept for judging: about a third of the families, chosen by a hash of their name."""
-    return hashlib.sha256(row.family.encode()).digest()[0] % 3 == 0
+THIRDS = 3
+
+
+def third_of(row: Row) -> int:
+    """Return to which third of the families a row belongs, by a hash of the family's name.
+
+    Each third is judged by a fit on the other two. The hash is the one by which the first third was kept for
+    judging when there was one fit only, before any was made.
+    """
+    return hashlib.sha256(row.family.encode()).digest()[0] % THIRDS
 
 
 def comparable_pairs(predictions: Iterable[Prediction]) -> Iterator[tuple[Prediction, Prediction]]:

@@ -418,3 +418,22 @@ def test_unknown_workspaces_are_named() -> None:
     names = "aten.linalg_cholesky_ex.default, aten.linalg_solve_triangular.default"
     assert said.text.endswith(f"is not known and counts as 0 for: {names}")
     assert signature(trace, only_op(trace, "linalg_cholesky_ex")).workspace_source == "unknown"
+
+
+def test_what_a_norm_copies_to_read_its_rows_is_there_while_it_runs() -> None:
+    rows = spec("float16", 64, 1500, 384)
+    permuted = TensorSpec("float16", (64, 1500, 384), (1500 * 384, 1, 1500))
+    assert workspace(call("native_layer_norm", rows, [384], None, None, 1e-5, outputs=(rows,))) == 0
+    copied = call("native_layer_norm", permuted, [384], None, None, 1e-5, outputs=(rows,))
+    assert workspace(copied) == 64 * 1500 * 384 * 2
+
+
+def test_amds_library_gets_contiguous_images() -> None:
+    """Whatever lies with channels last is copied: images and weight here."""
+    images, weight = spec("float16", 8, 64, 28, 28, last=True), spec("float16", 32, 64, 3, 3, last=True)
+    results = spec("float16", 8, 32, 28, 28)
+    given = call(
+        "convolution", images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, outputs=(results,)
+    )
+    assert workspace(given, find_device("mi325x")) == (8 * 64 * 28 * 28 + 32 * 64 * 9) * 2
+    assert workspace(given) == 0

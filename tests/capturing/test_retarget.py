@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from trainfit.devices.device_table import find_device
 from trainfit.steps.step import Step
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
@@ -688,6 +689,40 @@ def test_convolutions_keep_channels_last_except_in_fp64(dtype: torch.dtype, stri
 
     trace = captured(build, "cuda")
     assert signature(trace, only_op(trace, "convolution")).outputs[0].stride == stride
+
+
+@pytest.mark.parametrize("rows", [2, 64])
+def test_amds_convolutions_are_contiguous_whatever_was_captured_before(rows: int) -> None:
+    """Also where the values are known, and where torch's fake tensors remember NVIDIA's answer."""
+
+    def build() -> Step:
+        model = nn.Conv2d(8, 4, 3, padding=1)
+        inputs = torch.randn(rows, 8, 16, 16).to(memory_format=torch.channels_last)
+        return Step.of(model, inputs, loss=torch.sum)
+
+    for name, stride in (("h100", (1024, 1, 64, 4)), ("mi325x", (1024, 256, 16, 1))):
+        trace = captured(build, find_device(name))
+        assert signature(trace, only_op(trace, "convolution")).outputs[0].stride == stride
+        # WHEN a result is read, it lies as it was made
+        assert signature(trace, only_op(trace, "sum")).inputs[0].stride == stride
+        assert trace.architecture == find_device(name).architecture
+
+
+def test_group_norm_makes_channels_last_contiguous() -> None:
+    """The copy is the program's until backward: the norm keeps it."""
+
+    def build() -> Step:
+        model = nn.Sequential(nn.Conv2d(8, 4, 3, padding=1), nn.GroupNorm(2, 4))
+        inputs = torch.randn(64, 8, 16, 16)
+        return Step.of(model.to(memory_format=torch.channels_last), inputs, loss=torch.sum)
+
+    trace = captured(build, "cuda")
+    norm = signature(trace, only_op(trace, "native_group_norm"))
+    assert norm.inputs[0].stride == norm.outputs[0].stride == (1024, 256, 16, 1)
+    copied = only_op(trace, "clone")
+    assert signature(trace, copied).inputs[0].stride == (1024, 1, 64, 4)
+    (copy,) = trace.ops[copied].creates
+    assert any(trace.op_name(op) == "aten.native_group_norm_backward.default" for op in trace.readers[copy])
 
 
 def test_a_kernel_that_the_cpu_lacks_in_16_bits_is_captured_with_small_values_too() -> None:

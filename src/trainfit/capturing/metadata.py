@@ -152,7 +152,7 @@ class MetadataOracle:
             fakes: list[torch.Tensor] = []
             # Without torch's log of a traceback for a user's shape error; the user gets their own.
             mode = self._modes[device]
-            # torch remembers answers for all modes, but GPUs of another maker lay out convolutions differently.
+            # torch remembers answers for all modes; other makers of GPUs lay out convolutions differently.
             remembers = mode.cache_enabled and func not in _BY_MAKER
             with mode, while_set(mode, "cache_enabled", remembers), while_set(_LOGGER, "disabled", True):
                 fake_args = [_fake(value, device, fakes) for value in args]

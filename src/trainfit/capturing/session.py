@@ -186,8 +186,11 @@ def capture(
         _captures_now = threading.get_ident()
         oracle = MetadataOracle(kind)
         found = FoundState()
+        architecture_mattered = False
         for _ in range(_MOST_CORRECTIONS):
             session = Session(device, oracle, settings)
+            # What the oracle remembers may have been decided by it in an attempt before.
+            session.gpu.architecture_mattered = architecture_mattered
             session.values.know_everything = know_everything
             session.ledger.host_by_default = host_by_default
             session.before_operators = guard or session.before_operators
@@ -199,6 +202,7 @@ def capture(
                 traces = None  # it may ask to be on a GPU
             finally:
                 found.put_back()  # also for the next attempt, whose tensors are others
+                architecture_mattered = session.gpu.architecture_mattered
             if traces is None:
                 host_by_default = host_by_default and not session.names_no_device
                 continue

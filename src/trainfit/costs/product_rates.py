@@ -162,10 +162,11 @@ class ProductRates:
         return elements * cycles / (self.multiprocessors * self.device.clock)
 
     def rewriting(self, called: Convolution, dtype: str) -> tuple[float, int]:
-        """Return the seconds and the kernels of rewriting images for tensor cores, which want channels last.
+        """Return the seconds and the kernels of rewriting images for tensor cores.
 
-        Every pass does so for itself, before and after its products: nothing of it overlaps with them. What
-        torch copies before that, for a library that wants images in rows, comes on top.
+        They want channels last, and rows of whole vectors. Every pass rewrites for itself, before and after
+        its products: nothing of it overlaps with them. What torch copies before that, for a library that
+        wants images in rows, comes on top.
         """
         given = self._as_given(called)
         copied = [] if given is called else [spec for spec in called.images if not lies_in_rows(spec)]
@@ -173,10 +174,27 @@ class ProductRates:
         if called.kind == "depthwise" or not self.on_tensor_cores(dtype, "convolution"):
             return seconds, kernels
         rewritten = [
-            2 * nbytes(spec) for one in given.passes for spec in one.images if not is_channels_last(spec)
+            2 * nbytes(spec)
+            for one in given.passes
+            for spec in one.images
+            if not is_channels_last(spec) or not _aligned(dtype, spec.shape[1])
         ]
         share = self.constants.memory_share * self.constants.rewriting_share
         return seconds + sum(rewritten) / (self.bandwidth * share), kernels + len(rewritten)
+
+    def biasing(self, called: Convolution) -> tuple[float, int]:
+        """Return the seconds and the kernels of a bias, which torch adds, or sums the gradient of, by itself.
+
+        Only its own kernel for depthwise filters in rows does both at once.
+        """
+        if called.biased is None:
+            return 0.0, 0
+        constants = self.constants
+        if called.kind == "depthwise" and not (called.backward or called.channels_last):
+            return 0.0, 0
+        moved = nbytes(called.biased) * (1 if called.backward else 2)
+        share = constants.reduction_share if called.backward else constants.strided_share
+        return moved / (self.bandwidth * constants.memory_share * share), 1
 
     def copying(self, copied: Sequence[TensorSpec]) -> tuple[float, int]:
         """Return the seconds and the kernels of making tensors contiguous that were permuted."""

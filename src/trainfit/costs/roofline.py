@@ -106,7 +106,9 @@ class Roofline:
         if contents.convolution is not None:
             called, dtype = contents.convolution, signature.inputs[0].dtype
             kind = f"{called.kind} convolutions in {rates.precision(dtype, 'convolution')}"
-            return rates.convolution(called, dtype), kind, *rates.rewriting(called, dtype)
+            rewriting, copies = rates.rewriting(called, dtype)
+            biasing, sums = rates.biasing(called)
+            return rates.convolution(called, dtype), kind, rewriting + biasing, copies + sums
         if contents.products:
             dtype = signature.inputs[0].dtype
             seconds = sum(rates.product(product, dtype) for product in contents.products)

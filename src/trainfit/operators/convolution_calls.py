@@ -30,6 +30,7 @@ class Pass:
 class Convolution:
     """One call, forward or backward."""
 
+    backward: bool
     kind: Kind
     """`depthwise` if every channel has filters of its own, `grouped` if a few channels have."""
     inputs: int
@@ -42,6 +43,8 @@ class Convolution:
     """Whether it looks at every position, and at neighbours only: neither strided nor dilated."""
     channels_last: bool
     """Whether the images lie in memory as the fast kernels want them."""
+    biased: TensorSpec | None
+    """The results that a bias is added to, or, in backward, whose gradients are summed for it."""
     passes: tuple[Pass, ...]
 
     @property
@@ -91,6 +94,7 @@ def _found(signature: Signature) -> Convolution | None:
         inputs, outputs = outputs, inputs
     kind: Kind = "dense" if groups == 1 else "depthwise" if inputs == 1 else "grouped"
     return Convolution(
+        backward=backward,
         kind=kind,
         inputs=inputs,
         outputs=outputs,
@@ -98,8 +102,16 @@ def _found(signature: Signature) -> Convolution | None:
         taps=math.prod(weight.shape[2:]),
         unit_steps=all(step == 1 for one in steps for step in (one if isinstance(one, list) else [one])),
         channels_last=_is_image(images) and is_channels_last(images),
+        biased=_biased(signature, call, backward),
         passes=_passes(signature, products, images, backward),
     )
+
+
+def _biased(signature: Signature, call: RecordedArguments, backward: bool) -> TensorSpec | None:
+    if backward:
+        wanted = call.get(10, "output_mask", [True, True, True])
+        return signature.inputs[0] if wanted[2] else None
+    return signature.outputs[0] if call.tensor(2, "bias") is not None and signature.outputs else None
 
 
 def _passes(

@@ -1,4 +1,4 @@
-"""Operators that choose another kernel on a GPU: dropout, RMS norm, group norm, recurrent layers and attention.
+"""Operators that choose another kernel on a GPU: dropout, norms, recurrent layers and attention.
 
 They are composites that ask "is this tensor on a GPU?" in C++, where the claims of `device.py` are not heard.
 While a capture for a GPU runs, each has a kernel of ours at the autograd key, which calls what the GPU's
