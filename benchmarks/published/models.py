@@ -6,9 +6,6 @@ below are three classics, and torchvision's ConvNeXt, which drops branches at ra
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +28,6 @@ class CannotExpress(Exception):
 
 def build_row(row: dict[str, Any]) -> Callable[[], Step]:
     """Return the function that builds the step of a row."""
-    _declare_vision_operators()  # transformers imports it as well, where it is installed
     config = row["config"]
     if config.get("compile"):
         raise CannotExpress("the step was compiled; trainfit prices eager steps")
@@ -212,24 +208,6 @@ def _timm(name: str) -> nn.Module:
     timm.layers.set_fused_attn(False)
     model: nn.Module = timm.create_model(name)
     return model
-
-
-@functools.cache
-def _declare_vision_operators() -> None:
-    """Declare what torchvision describes on import, where its own library does not load.
-
-    timm imports torchvision, and the registries' is built for CUDA: beside torch's CPU build it has no
-    operators, and its import fails on these two, which no model here calls.
-    """
-    if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
-        return
-    with contextlib.suppress(RuntimeError):  # declared already: by a torchvision that was built for the CPU
-        torch.library.define(
-            "torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
-        torch.library.define(
-            "torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
 
 
 def _classifier(kind: str, **sizes: Any) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainfit.costs.calibration import CALIBRATIONS, Calibration
+from trainfit.costs.calibration import CALIBRATIONS, NEAREST, Calibration
 from trainfit.devices.device_table import Device
 from trainfit.devices.efficiency import Constants
 
@@ -13,8 +13,11 @@ CALIBRATED = Constants()
 
 
 def constants_of(device: Device) -> Constants:
-    """Return the general constants, replaced by those of the device's architecture, and those by its own."""
-    found = CALIBRATIONS.get(device.architecture, Calibration()).constants
+    """Return the general constants, replaced by those of its architecture or its nearest, and by its own."""
+    architecture = device.architecture
+    found = dict(CALIBRATIONS.get(NEAREST.get(architecture, architecture), Calibration()).constants)
+    if architecture in NEAREST:
+        found.pop("uncertainty", None)
     return replace(CALIBRATED, **(found | device.constants))
 
 

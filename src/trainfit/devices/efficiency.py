@@ -18,31 +18,31 @@ class Constants:
     # Matrix products -------------------------------------------------------------------------------------
     best_share: float = 0.85
     """Of the peak FLOP/s: the fastest matrix product, where the device table has no measured figure."""
-    in_step_share: float = 0.927
+    in_step_share: float = 1.0
     """Of the fastest product's speed, for large products inside a step: colder caches, lower clocks under
     sustained load. Fitted."""
     tf32_share: float = 0.67
     """Of that speed, for float32 products that are rounded to TF32. Fitted."""
     simt_share: float = 0.85
     """Of the float32 peak, for products without tensor cores."""
-    shared_lanes_share: float = 0.45
+    shared_lanes_share: float = 0.521
     """The same on chips whose datasheet counts lanes twice that also do the integer work (GA10x, Ada and
     consumer Blackwell). Fitted."""
     tile_fill: float = 32.0
     """Elements of the summed dimension that filling and draining a tile's pipeline costs. Fitted."""
-    unaligned_share: float = 1.0
+    unaligned_share: float = 0.985
     """Of the speed, for products on tensor cores whose rows do not begin at multiples of 16 bytes: channels
     or a vocabulary that 8 does not divide. Fitted."""
-    convolution_share: float = 0.955
+    convolution_share: float = 0.985
     """A convolution's products against plain ones: addresses have to be computed. Fitted."""
-    grouped_convolution_share: float = 0.555
+    grouped_convolution_share: float = 0.509
     """The same for convolutions in groups, for which the libraries have fewer kernels. Fitted."""
     grouped_channels_last_share: float = 1.0
     """The same with channels last. Fitted."""
     narrow_groups_gain: float = 3.0
     """How much faster groups of fewer than 32 channels are than their tiles would be, where 32 divides their
     number: there are kernels that do several of them at once. Fitted."""
-    odd_groups_share: float = 0.28
+    odd_groups_share: float = 0.243
     """Of the speed of plain products, for groups with channels last whose number 32 does not divide: there
     are no kernels on tensor cores for them. Fitted."""
     plain_convolution_share: float = 0.75
@@ -50,27 +50,27 @@ class Constants:
     winograd_gain: float = 1.8
     """How much faster 3 x 3 filters are there with it: 2.25 times fewer multiplications with the smallest
     tiles, less what transforming costs."""
-    depthwise_cycles: float = 0.961
+    depthwise_cycles: float = 0.694
     """Cycles of a multiprocessor for each element of a convolution that has filters of its own for every
     channel, which tensor cores do not do. Fitted."""
-    depthwise_tap_cycles: float = 0.193
+    depthwise_tap_cycles: float = 0.222
     """The same for each tap of the filter. Fitted."""
-    depthwise_last_cycles: float = 1.51
+    depthwise_last_cycles: float = 2.03
     """Per element, with channels last: other kernels. Fitted."""
-    depthwise_last_tap_cycles: float = 0.0859
+    depthwise_last_tap_cycles: float = 0.0519
     """Per tap, with channels last. Fitted."""
-    depthwise_float32_waste: float = 195.0
+    depthwise_float32_waste: float = 197.0
     """In float32 with channels last cuDNN does them as products of whole tiles of channels: products that are
     computed for each that is needed. Fitted."""
-    attention_share: float = 0.969
+    attention_share: float = 0.595
     """Of what a large product gets, for the forward of fused attention. Fitted."""
-    attention_backward_share: float = 0.399
+    attention_backward_share: float = 0.427
     """The same for its backward. Fitted."""
-    efficient_attention_share: float = 0.584
+    efficient_attention_share: float = 0.541
     """The memory-efficient kernel against the flash kernel. Fitted."""
-    score_cycles: float = 0.0986
+    score_cycles: float = 0.0399
     """Cycles of a multiprocessor that a score takes besides the products: an exponential, a sum. Fitted."""
-    dropped_score_cycles: float = 0.352
+    dropped_score_cycles: float = 0.158
     """The same for the random number that dropout draws for it. Fitted."""
 
     # Memory ----------------------------------------------------------------------------------------------
@@ -78,23 +78,23 @@ class Constants:
     """Of all the shares below: what an architecture gets less of its datasheet's bandwidth than others."""
     stream_share: float = 0.92
     """Of the bandwidth, for kernels that read and write straight through. Fitted."""
-    reduction_share: float = 0.92
+    reduction_share: float = 0.863
     """The same for reductions, norms and softmax. Fitted."""
-    strided_share: float = 0.722
+    strided_share: float = 0.743
     """For kernels that go element by element: what is broadcast, cut out or of several dtypes. Fitted."""
-    transposed_share: float = 0.492
+    transposed_share: float = 0.524
     """For copies that transpose. Fitted."""
-    joined_share: float = 0.5
+    joined_share: float = 0.458
     """For `cat` and `stack`. Fitted."""
-    rewriting_share: float = 0.824
+    rewriting_share: float = 0.86
     """For rewriting images for the tensor cores, before and after a convolution. Fitted."""
-    irregular_share: float = 0.25
+    irregular_share: float = 0.233
     """For gathers, scatters and sorts. Fitted."""
     list_share: float = 0.9
     """For kernels over lists of tensors (foreach and fused optimizers). Fitted."""
-    cache_gain: float = 3.59
+    cache_gain: float = 2.1
     """How much faster than memory the last-level cache is, for what is still in it. Fitted."""
-    kernel_seconds: float = 3.12e-06
+    kernel_seconds: float = 1.51e-06
     """From a kernel's start to its end if it has nothing to do. Fitted."""
 
     # The host --------------------------------------------------------------------------------------------
