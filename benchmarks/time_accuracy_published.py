@@ -25,6 +25,7 @@ from published.prediction import Prediction, comparable_pairs, predict, quantile
 from published.rows import Row, captured, load_rows
 from published.stored_fits import StoredFit, load_fit, without_device, without_model
 from result_files import arguments, write_rows
+from trainfit.costs.constants import constants_of, uncalibrated_width
 from trainfit.traces.trace import Trace
 
 MEDIAN_BOUND = 0.08
@@ -99,6 +100,11 @@ def _with_fit(row: Row, trace: Trace, name: str) -> Prediction:
         device = replace(device, constants={}, calibrated=False)
         device = replace(device, matmul_share=None) if fitted_share else device
     device, constants = constants_at(fit.point, device)
+    widths = constants_of(device)
+    related = widths.related_uncertainty
+    if device.architecture not in fit.kinds:
+        related = uncalibrated_width(replace(device, architecture=f"{device.architecture}, new"), widths)
+    constants = replace(constants, uncertainty=widths.uncertainty, related_uncertainty=related)
     kinds = fit.kinds.get(device.architecture, frozenset()) if device.calibrated else None
     return predict(replace(row, device=device), trace, constants, kinds)
 

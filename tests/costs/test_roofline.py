@@ -494,7 +494,8 @@ def test_constants_that_are_called_fitted_are_those_that_the_calibration_fits() 
         ("rtx-a6000", "related_uncertainty"),  # an architecture that was
         ("t4", "uncalibrated_uncertainty"),
         ("mi250x", "foreign_uncertainty"),
-        ("mi325x", "foreign_uncertainty"),
+        ("mi300x", "related_uncertainty"),  # an MI325X with less memory
+        ("mi325x", "related_uncertainty"),
     ],
 )
 def test_what_is_not_calibrated_has_the_range_of_the_nearest_that_is(name: str, width: str) -> None:
@@ -504,6 +505,15 @@ def test_what_is_not_calibrated_has_the_range_of_the_nearest_that_is(name: str, 
     assert costs.uncertainty == constants_of(device).uncertainty
     names = ("uncertainty", "related_uncertainty", "uncalibrated_uncertainty", "foreign_uncertainty")
     assert sorted(names, key=lambda name: float(getattr(CALIBRATED, name))) == list(names)
+
+
+def test_what_nobody_compared_has_the_constants_of_its_nearest() -> None:
+    """An MI250X as an MI325X, a B200 as an H100; how sure that is is not taken over."""
+    for name, nearest in (("mi250x", "mi325x"), ("b200", "h200"), ("v100-sxm-32gb", "a100-sxm-80gb")):
+        found, known = constants_of(find_device(name)), constants_of(find_device(nearest))
+        assert found.in_step_share == known.in_step_share != CALIBRATED.in_step_share
+        assert found.uncertainty == CALIBRATED.uncertainty
+    assert constants_of(find_device("t4")) == CALIBRATED
 
 
 def test_what_a_device_was_not_calibrated_on_is_known_by_kind() -> None:

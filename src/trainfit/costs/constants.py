@@ -22,13 +22,8 @@ def constants_of(device: Device) -> Constants:
 
 
 def uncalibrated_width(device: Device, constants: Constants) -> float:
-    """Return how far off what was not calibrated may be: known of its architecture, its maker, or nothing.
-
-    What is known of one kind of operator on a device of another maker says nothing about its other kinds:
-    they are done by other libraries.
-    """
+    """Return how far off what was not calibrated may be: known of its architecture, its maker, or nothing."""
+    if device.architecture in CALIBRATIONS:
+        return constants.related_uncertainty
     nvidia = not device.architecture or device.architecture.startswith("sm_")
-    if not nvidia:
-        return constants.foreign_uncertainty
-    related = device.calibrated or device.architecture in CALIBRATIONS
-    return constants.related_uncertainty if related else constants.uncalibrated_uncertainty
+    return constants.uncalibrated_uncertainty if nvidia else constants.foreign_uncertainty
