@@ -9,6 +9,9 @@ import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainfit.planning.effects import Effect, Moment, ends_of
 from trainfit.traces.trace import Interval, Op, Storage, Trace
 
@@ -50,6 +53,7 @@ class Renumbering:
         for effect in ordered:
             self.segment_start[effect.region.start] = effect.insert + self._before[-1]
             self._before.append(self._before[-1] + len(effect.segment))
+        self._shift = np.array(self._before, dtype=np.int64)
         self.ordered = ordered
         self.first_insert = min(self._inserts, default=len(trace.ops))
 
@@ -60,6 +64,16 @@ class Renumbering:
     def end(self, time: int) -> int:
         """Return the new time of a release before an op: before the segments that are inserted there."""
         return time + self._before[bisect.bisect_left(self._inserts, time)] if time > 0 else self.start(time)
+
+    def starts(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return `start` of many."""
+        found: NDArray[np.int64] = times + self._shift[np.searchsorted(self._inserts, times, side="right")]
+        return found
+
+    def ends(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return `end` of many."""
+        before = np.searchsorted(self._inserts, times, side="left")
+        return np.where(times > 0, times + self._shift[before], self.starts(times))
 
     def after(self, moment: Moment | None, effect: Effect) -> int | None:
         """Return the new time of a moment; a position is one in the segment of `effect`."""

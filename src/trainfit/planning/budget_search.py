@@ -1,0 +1,131 @@
+"""The fastest plan that runs within a budget as an allocator hands memory out: the solver's, or one found by trials.
+
+The solver knows the bytes that are asked for at once. Where its answer for the whole budget runs, nothing is
+better. Otherwise it is asked for less, by what the allocator adds, and its answers are where trials begin
+(`trial_search.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.planning import certify
+from trainfit.planning.certify import Certified, Unplanned
+from trainfit.planning.master import MasterProblem, Solution
+from trainfit.planning.planned_columns import PlannedColumns
+from trainfit.planning.trial_search import TrialSearch
+from trainfit.planning.trials import Trials
+from trainfit.planning.uniform_choices import Combination, UniformChoices
+
+_QUICK_GAP_SHARE = 5e-3
+"""Of the step's time: good enough for an answer that trials begin with."""
+_QUICK_SECONDS = 3.0
+_MOST_ANSWERS = 4
+"""How many budgets the solver is asked for."""
+_ROOM_SHARE = 0.005
+"""Of the budget: between one that is enough for the model and one that is too much, less is not worth looking
+for."""
+_MOST_CERTIFICATES = 4
+
+Solver = Callable[[int, float], Solution]
+"""Solves the master problem for a budget, within so many seconds, as well as it can."""
+
+
+@dataclass
+class BudgetSearch:
+    """Searches for one step and one setting of the allocator; what ran once is remembered."""
+
+    problem: MasterProblem
+    step: Unplanned
+    choices: UniformChoices
+    columns: PlannedColumns
+    most_trials: int
+    _remembered: list[Combination] = field(default_factory=list)
+    """What was the fastest for other budgets: it may be for the next one, too."""
+
+    def with_allocator(self, allocator: AllocatorOptions, most_trials: int) -> BudgetSearch:
+        """Return a search with another setting of the allocator."""
+        step = replace(self.step, allocator=allocator)
+        return BudgetSearch(self.problem, step, self.choices, self.columns, most_trials)
+
+    def search(self, budget_bytes: int, deadline: float, solver: Solver) -> Certified | None:
+        """Return the fastest plan that was found to run within the budget; None if there is none."""
+        modelled = certify.peak_within(self.step.trace, budget_bytes)
+        first = self.quick(modelled, max(deadline - time.monotonic(), 1.0))
+        if not first.feasible:
+            return None
+        answers, bound = [self._combination(first)], first.bound
+        plan = self._certified(answers[0], budget_bytes, bound)
+        if plan.fits:
+            best = solver(modelled, max(deadline - time.monotonic(), 1.0))
+            if best.feasible:
+                answers, bound = [self._combination(best), *answers], max(best.bound, bound)
+            if self._certified(answers[0], budget_bytes, bound).fits:
+                # What ran in less memory before may be faster than what the solver had time to find.
+                known = sorted([*answers, *self._remembered], key=lambda one: one.seconds)
+                return self._first_that_fits(known, budget_bytes, bound)
+        else:
+            answers += self._smaller(plan, budget_bytes, modelled, deadline)
+        assert self.step.allocator is not None
+        trials = Trials(self.step, self.step.allocator, self.columns)
+        search = TrialSearch(
+            self.choices, trials, budget_bytes, self.step.step_seconds, self.most_trials, deadline
+        )
+        running = search.search([*self._remembered, *answers])
+        return self._first_that_fits(running, budget_bytes, bound)
+
+    def _smaller(
+        self, first: Certified, budget_bytes: int, modelled: int, deadline: float
+    ) -> list[Combination]:
+        """Return the solver's answers for less than the budget, by what the allocator adds."""
+        found: list[Combination] = []
+        enough, exceeds = 0, modelled
+        asked = modelled - max(first.memory_bytes - budget_bytes, 1)
+        while len(found) < _MOST_ANSWERS - 1 and time.monotonic() < deadline:
+            answer = self.quick(asked, max(deadline - time.monotonic(), 1.0))
+            if not answer.feasible:
+                break
+            found.append(self._combination(answer))
+            plan = self._certified(found[-1], budget_bytes, 0.0)
+            if plan.fits:
+                enough = asked
+                asked = (enough + exceeds) // 2
+            else:
+                exceeds = asked
+                asked = (enough + exceeds) // 2 if enough else asked - (plan.memory_bytes - budget_bytes)
+            if exceeds - enough < _ROOM_SHARE * budget_bytes:
+                break
+        return found
+
+    def _first_that_fits(
+        self, combinations: Sequence[Combination], budget_bytes: int, bound: float
+    ) -> Certified | None:
+        """Certify combinations until one fits: trials are of few steps, the certificate is of all."""
+        for combination in combinations[:_MOST_CERTIFICATES]:
+            plan = self._certified(combination, budget_bytes, bound)
+            if plan.fits:
+                self._remembered.append(combination)
+                return plan
+        return None
+
+    def quick(self, budget_bytes: int, seconds_limit: float) -> Solution:
+        """Solve the master problem well enough for a beginning."""
+        gap = _QUICK_GAP_SHARE * self.step.step_seconds
+        seconds = min(_QUICK_SECONDS, seconds_limit)
+        return self.problem.solve(budget_bytes, seconds_limit=seconds, gap_seconds=gap)
+
+    def _combination(self, solution: Solution) -> Combination:
+        return self.choices.combination([self.problem.options[number] for number in solution.options])
+
+    def _certified(self, combination: Combination, budget_bytes: int, bound: float) -> Certified:
+        return certify.certified(
+            self.step,
+            combination.effects,
+            budget_bytes,
+            bound,
+            summed_seconds=combination.seconds,
+            method="regions",
+        )
