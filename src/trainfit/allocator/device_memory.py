@@ -79,12 +79,7 @@ class StepMemory:
         """The least memory with which the step runs."""
         if not self.is_simulated:
             return self.timeline.peak_bytes
-        try:
-            return smallest_capacity(self.sequence, self.options, total_bytes=self.device.memory_bytes)
-        except OutOfMemory:
-            # Expandable segments reserve addresses for little more than the device has: ask a larger one.
-            enough = 2 * self._unlimited.reserved_peak_bytes
-            return smallest_capacity(self.sequence, self.options, total_bytes=enough)
+        return least_capacity(self.sequence, self.options, self.device)
 
     def runs_within(self, capacity_bytes: int) -> bool:
         """Whether the step runs with so much memory for the allocator."""
@@ -148,6 +143,18 @@ class StepMemory:
     def _replayed(self, capacity_bytes: int) -> AllocatorReplay:
         total = max(self.device.memory_bytes, capacity_bytes)
         return replay(self.sequence, self.options, capacity_bytes, total_bytes=total)
+
+
+def least_capacity(
+    sequence: AllocationSequence, options: AllocatorOptions | None, device: Device
+) -> int:
+    """Return the least memory for the allocator with which a sequence runs on a device."""
+    try:
+        return smallest_capacity(sequence, options, total_bytes=device.memory_bytes)
+    except OutOfMemory:
+        # Expandable segments reserve addresses for little more than the device has: ask a larger one.
+        enough = 2 * replay(sequence, options).reserved_peak_bytes
+        return smallest_capacity(sequence, options, total_bytes=enough)
 
 
 def _is_steady(replayed: AllocatorReplay) -> bool:

@@ -20,15 +20,17 @@ from trainfit.planning.trial_search import TrialSearch
 from trainfit.planning.trials import Trials
 from trainfit.planning.uniform_choices import Combination, UniformChoices
 
-_QUICK_GAP_SHARE = 5e-3
-"""Of the step's time: good enough for an answer that trials begin with."""
-_QUICK_SECONDS = 3.0
-_MOST_ANSWERS = 4
+_FIRST_GAP_SHARE, _NEXT_GAP_SHARE = 5e-3, 5e-4
+"""Of the step's time: good enough to see whether the allocator runs it, and for a plan to begin trials with."""
+_QUICK_SECONDS = 1.0
+_MOST_ANSWERS = 5
 """How many budgets the solver is asked for."""
 _ROOM_SHARE = 0.005
 """Of the budget: between one that is enough for the model and one that is too much, less is not worth looking
 for."""
 _MOST_CERTIFICATES = 4
+_MOST_LEAST = 10
+"""How many choices are looked at to find the one that needs the least memory."""
 
 Solver = Callable[[int, float], Solution]
 """Solves the master problem for a budget, within so many seconds, as well as it can."""
@@ -45,57 +47,65 @@ class BudgetSearch:
     most_trials: int
     _remembered: list[Combination] = field(default_factory=list)
     """What was the fastest for other budgets: it may be for the next one, too."""
+    _answers: dict[tuple[int, float], Solution] = field(default_factory=dict)
+    """The solver's, by budget and gap; it knows nothing of allocators."""
 
     def with_allocator(self, allocator: AllocatorOptions, most_trials: int) -> BudgetSearch:
         """Return a search with another setting of the allocator."""
         step = replace(self.step, allocator=allocator)
-        return BudgetSearch(self.problem, step, self.choices, self.columns, most_trials)
+        return replace(self, step=step, most_trials=most_trials, _remembered=[])
 
     def search(self, budget_bytes: int, deadline: float, solver: Solver) -> Certified | None:
         """Return the fastest plan that was found to run within the budget; None if there is none."""
         modelled = certify.peak_within(self.step.trace, budget_bytes)
-        first = self.quick(modelled, max(deadline - time.monotonic(), 1.0))
+        first = self.first(modelled, max(deadline - time.monotonic(), 1.0))
         if not first.feasible:
             return None
+        trials = Trials(self.step, self.step.allocator, self.columns)
         answers, bound = [self._combination(first)], first.bound
-        plan = self._certified(answers[0], budget_bytes, bound)
-        if plan.fits:
+        if trials.run(answers[0].effects, budget_bytes):
             best = solver(modelled, max(deadline - time.monotonic(), 1.0))
             if best.feasible:
                 answers, bound = [self._combination(best), *answers], max(best.bound, bound)
-            if self._certified(answers[0], budget_bytes, bound).fits:
+            if trials.run(answers[0].effects, budget_bytes):
                 # What ran in less memory before may be faster than what the solver had time to find.
                 known = sorted([*answers, *self._remembered], key=lambda one: one.seconds)
                 return self._first_that_fits(known, budget_bytes, bound)
         else:
-            answers += self._smaller(plan, budget_bytes, modelled, deadline)
-        assert self.step.allocator is not None
-        trials = Trials(self.step, self.step.allocator, self.columns)
+            answers += self._smaller(trials, answers[0], budget_bytes, modelled, deadline)
         search = TrialSearch(
             self.choices, trials, budget_bytes, self.step.step_seconds, self.most_trials, deadline
         )
         running = search.search([*self._remembered, *answers])
         return self._first_that_fits(running, budget_bytes, bound)
 
+    def least(self, smallest_peak: Solution) -> Combination:
+        """Return what runs in the least memory, of the choices that free most and the one with this peak."""
+        trials = Trials(self.step, self.step.allocator, self.columns)
+        most_freed = sorted(self.choices.by_price, key=lambda one: -trials.least_peak_bytes(one.effects))
+        tried = [self._combination(smallest_peak), *reversed(most_freed[-_MOST_LEAST:])]
+        return min(tried, key=lambda one: trials.needed_bytes(one.effects))
+
     def _smaller(
-        self, first: Certified, budget_bytes: int, modelled: int, deadline: float
+        self, trials: Trials, first: Combination, budget_bytes: int, modelled: int, deadline: float
     ) -> list[Combination]:
         """Return the solver's answers for less than the budget, by what the allocator adds."""
         found: list[Combination] = []
         enough, exceeds = 0, modelled
-        asked = modelled - max(first.memory_bytes - budget_bytes, 1)
+        asked = modelled - max(trials.needed_bytes(first.effects) - budget_bytes, 1)
         while len(found) < _MOST_ANSWERS - 1 and time.monotonic() < deadline:
-            answer = self.quick(asked, max(deadline - time.monotonic(), 1.0))
+            answer = self._answer(asked, max(deadline - time.monotonic(), 1.0), _NEXT_GAP_SHARE)
             if not answer.feasible:
                 break
             found.append(self._combination(answer))
-            plan = self._certified(found[-1], budget_bytes, 0.0)
-            if plan.fits:
+            if trials.run(found[-1].effects, budget_bytes):
                 enough = asked
-                asked = (enough + exceeds) // 2
             else:
                 exceeds = asked
-                asked = (enough + exceeds) // 2 if enough else asked - (plan.memory_bytes - budget_bytes)
+            if enough:
+                asked = (enough + exceeds) // 2
+            else:
+                asked -= max(trials.needed_bytes(found[-1].effects) - budget_bytes, 1)
             if exceeds - enough < _ROOM_SHARE * budget_bytes:
                 break
         return found
@@ -105,22 +115,28 @@ class BudgetSearch:
     ) -> Certified | None:
         """Certify combinations until one fits: trials are of few steps, the certificate is of all."""
         for combination in combinations[:_MOST_CERTIFICATES]:
-            plan = self._certified(combination, budget_bytes, bound)
+            plan = self.certified(combination, budget_bytes, bound)
             if plan.fits:
                 self._remembered.append(combination)
                 return plan
         return None
 
-    def quick(self, budget_bytes: int, seconds_limit: float) -> Solution:
-        """Solve the master problem well enough for a beginning."""
-        gap = _QUICK_GAP_SHARE * self.step.step_seconds
-        seconds = min(_QUICK_SECONDS, seconds_limit)
-        return self.problem.solve(budget_bytes, seconds_limit=seconds, gap_seconds=gap)
+    def first(self, budget_bytes: int, seconds_limit: float) -> Solution:
+        """Solve the master problem roughly: is there a plan at all, and what is the bound?"""
+        return self._answer(budget_bytes, seconds_limit, _FIRST_GAP_SHARE)
+
+    def _answer(self, budget_bytes: int, seconds_limit: float, gap_share: float) -> Solution:
+        key = (budget_bytes, gap_share)
+        if key not in self._answers:
+            gap, seconds = gap_share * self.step.step_seconds, min(_QUICK_SECONDS, seconds_limit)
+            self._answers[key] = self.problem.solve(budget_bytes, seconds_limit=seconds, gap_seconds=gap)
+        return self._answers[key]
 
     def _combination(self, solution: Solution) -> Combination:
         return self.choices.combination([self.problem.options[number] for number in solution.options])
 
-    def _certified(self, combination: Combination, budget_bytes: int, bound: float) -> Certified:
+    def certified(self, combination: Combination, budget_bytes: int, bound: float) -> Certified:
+        """Replay a combination on the trace, and promise what comes out."""
         return certify.certified(
             self.step,
             combination.effects,

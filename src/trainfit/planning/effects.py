@@ -107,7 +107,7 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
     effect = Effect(region, choice, region.first_unpack, segment, until, {}, copies, by_torch=by_torch)
     return replace(
         effect,
-        ends={number: end for number, end, _ in ends_of(trace, (effect,))},
+        ends=_ends(trace, region, until),
         held=(*_states(trace, effect, first_draws), *region.overwritten),
         held_again=tuple(_held_again(trace, effect)),
     )
@@ -118,6 +118,24 @@ def _segment(trace: Trace, region: RegionGraph, repeated: set[int]) -> tuple[int
     last = max((hold.start for holds in region.saved.values() for hold in holds), default=region.start)
     ops = range(region.start, min(max(last, *repeated, -1) + 1, region.end))
     return tuple(with_casts(trace, ops, repeated, region.casts))
+
+
+def _ends(trace: Trace, region: RegionGraph, until: dict[int, Moment]) -> dict[int, Moment | None]:
+    """Return the storages that have another end if this is the only region; as `ends_of` does for several."""
+    found: dict[int, Moment | None] = {}
+    for number in dict.fromkeys((*region.saved, *until)):
+        storage = trace.storages[number]
+        if storage.persistent:
+            continue
+        time = region.ends[number]
+        end = None if time is None else Moment(time)
+        held = until.get(number)
+        if held is not None and end is not None and end < held:
+            end = held
+        if end is None or end.position >= 0 or end.time != storage.end:
+            if end is not None or storage.end is not None:
+                found[number] = end
+    return found
 
 
 def ends_of(trace: Trace, effects: Sequence[Effect]) -> Iterator[tuple[int, Moment | None, Effect]]:

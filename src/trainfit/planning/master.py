@@ -134,7 +134,10 @@ class MasterProblem:
     def added_by(self, options: Sequence[Option]) -> float:
         """Return what options add to the step, as the problem sees it."""
         seconds = sum(option.seconds for option in options)
-        host_seconds = sum(option.host_seconds for option in options)
+        return self.added_seconds(seconds, sum(option.host_seconds for option in options))
+
+    def added_seconds(self, seconds: float, host_seconds: float) -> float:
+        """Return what so much more work of the device and of the host adds to the step."""
         return seconds + max(host_seconds - seconds - self.spare_seconds, 0.0)
 
     def _solution(self, answer: Answer, *, bound: float) -> Solution:

@@ -98,7 +98,7 @@ class Planner:
             return None
         search = self.trials.with_allocator(replace(options, expandable_segments=True), _FEW_TRIALS)
         deadline = time.monotonic() + seconds_limit
-        better = search.search(found.plan.budget_bytes, deadline, search.quick)
+        better = search.search(found.plan.budget_bytes, deadline, search.first)
         if better is None or (found.fits and found.step_seconds - better.step_seconds < least_gain):
             return None
         return better.plan
@@ -141,8 +141,10 @@ class Planner:
         )
 
     def smallest(self, budget_bytes: int = 0, *, seconds_limit: float = 10.0) -> Certified:
-        """Return the plan with the smallest peak that was found."""
+        """Return the plan that runs in the least memory of those that were found."""
         found = self.problem.smallest_peak(seconds_limit=seconds_limit)
+        if self.trials is not None:
+            return self.trials.certified(self.trials.least(found), budget_bytes, 0.0)
         return self.certified(found.options, budget_bytes, 0.0)
 
     def frontier(self, points: int, *, seconds_limit: float = 60.0) -> list[Plan]:

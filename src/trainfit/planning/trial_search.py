@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trainfit.planning.master import Option
 from trainfit.planning.trials import Trials
 from trainfit.planning.uniform_choices import Combination, UniformChoices
 
@@ -35,6 +34,11 @@ class _Pair:
     faster_first: bool
     cuts: tuple[float, ...]
     """Where regions begin, in the order in which more and more of the faster one is taken."""
+
+    @property
+    def sides(self) -> tuple[Combination, Combination]:
+        """What is before the cut and what is after it."""
+        return (self.faster, self.runs) if self.faster_first else (self.runs, self.faster)
 
 
 @dataclass
@@ -59,7 +63,7 @@ class TrialSearch:
         """Return what was found to run, the fastest first; `known` are choices to begin with."""
         self._first_trial = self.trials.count
         self._try_all(known)
-        uniform = self.choices.by_price()
+        uniform = self.choices.by_price
         self._try_all(uniform)
         self._try_variations(uniform)
         for combination in self.running[:_MOST_STARTS]:
@@ -107,7 +111,7 @@ class TrialSearch:
         """Put a choice that runs together with all that are faster."""
         for faster in (*self.running, *self._failing):
             if faster.seconds < combination.seconds:
-                cuts = sorted({_start(o) for o in (*combination.options, *faster.options)})
+                cuts = sorted({*combination.starts, *faster.starts})
                 self._push(_Pair(combination, faster, False, (math.inf, *reversed(cuts))))
                 self._push(_Pair(combination, faster, True, (-1, *cuts[1:], math.inf)))
 
@@ -115,11 +119,11 @@ class TrialSearch:
         """Remember to try the first cut at which a pair is faster than the best so far."""
         enough = self._best_seconds - _LEAST_GAIN * self.step_seconds
         low, high = 0, len(pair.cuts) - 1
-        if self._mixed(pair, high).seconds > enough:
+        if self._seconds(pair, high) > enough:
             return
         while high - low > 1:
             middle = (low + high) // 2
-            if self._mixed(pair, middle).seconds <= enough:
+            if self._seconds(pair, middle) <= enough:
                 high = middle
             else:
                 low = middle
@@ -141,11 +145,13 @@ class TrialSearch:
         return self._mixed(pair, low)
 
     def _mixed(self, pair: _Pair, number: int) -> Combination:
+        before, after = pair.sides
         cut = pair.cuts[number]
-        before, after = (pair.faster, pair.runs) if pair.faster_first else (pair.runs, pair.faster)
-        chosen = [option for option in before.options if option.effects[0].region.end <= cut]
-        return self.choices.combination(chosen + [option for option in after.options if _start(option) >= cut])
+        return self.choices.combination((*before.until(cut), *after.since(cut)))
 
-
-def _start(option: Option) -> int:
-    return option.effects[0].region.start
+    def _seconds(self, pair: _Pair, number: int) -> float:
+        """Return what a mixture adds to the step, without making it."""
+        before, after = pair.sides
+        cut = pair.cuts[number]
+        seconds, host_seconds = before.summed_until(cut) + after.summed_since(cut)
+        return self.choices.problem.added_seconds(float(seconds), float(host_seconds))

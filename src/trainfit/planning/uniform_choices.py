@@ -8,8 +8,10 @@ seconds for the same bytes, and may need less memory all the same.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +24,9 @@ from trainfit.planning.options import option_of
 from trainfit.planning.regions import RegionGraph
 from trainfit.traces.simulate import Timeline
 
-_PRICES = 48
+_PRICES = 32
+_LENGTHS = (1.0, 0.3, 0.15, 0.08, 0.04)
+"""The longest regions of a choice, as shares of the longest of all."""
 _SAME = 1e-6
 """A share of what it is worth: less is no reason to prefer a region to those within it."""
 
@@ -37,12 +41,46 @@ class Combination:
     freed_bytes: int
     """What they free between forward and backward, summed up."""
 
-    @property
+    @cached_property
     def key(self) -> tuple[int, ...]:
         """What tells it from others: the identities of its options, of which there is one for each point."""
         return tuple(id(option) for option in self.options)
 
-    @property
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where its regions begin."""
+        return [option.effects[0].region.start for option in self.options]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [option.effects[0].region.end for option in self.options]
+
+    @cached_property
+    def _sums(self) -> Seconds:
+        """The device's and the host's seconds of the first options: none, one, two, ..."""
+        own = [(0.0, 0.0), *((option.seconds, option.host_seconds) for option in self.options)]
+        summed: Seconds = np.cumsum(np.array(own), axis=0)
+        return summed
+
+    def until(self, cut: float) -> tuple[Option, ...]:
+        """Return the options whose regions end before a cut."""
+        return self.options[: bisect_right(self._ends, cut)]
+
+    def since(self, cut: float) -> tuple[Option, ...]:
+        """Return the options whose regions begin after a cut."""
+        return self.options[bisect_left(self.starts, cut) :]
+
+    def summed_until(self, cut: float) -> Seconds:
+        """Return the device's and the host's seconds of those whose regions end before a cut."""
+        summed: Seconds = self._sums[bisect_right(self._ends, cut)]
+        return summed
+
+    def summed_since(self, cut: float) -> Seconds:
+        """Return the device's and the host's seconds of those whose regions begin after a cut."""
+        summed: Seconds = self._sums[-1] - self._sums[bisect_left(self.starts, cut)]
+        return summed
+
+    @cached_property
     def effects(self) -> list[Effect]:
         """What they change in the trace."""
         return [effect for option in self.options for effect in option.effects]
@@ -73,19 +111,28 @@ class UniformChoices:
             ordered, self.problem.added_by(ordered), sum(self._freed[id(option)] for option in ordered)
         )
 
+    @cached_property
     def by_price(self) -> list[Combination]:
-        """Return the choices of all prices, each once, the slowest first."""
-        seconds = np.array([option.seconds for option in self.problem.options])
+        """The choices of all prices, for regions of up to several lengths; each once, the slowest first.
+
+        A long region frees most, and needs most while it is computed again; which does not count in its worth.
+        """
+        options = self.problem.options
+        seconds = np.array([option.seconds for option in options])
         freed = np.array(self.problem.freed, dtype=np.float64)
         useful = (freed > 0) & (seconds > 0)
         if not useful.any():
             return []
         rates = seconds[useful] / freed[useful]
+        prices = np.geomspace(2 * float(rates.max()), 0.5 * float(rates.min()), _PRICES)
+        lengths = np.array([len(option.effects[0].region.ops) for option in options])
         found = {}
-        for price in np.geomspace(2 * float(rates.max()), 0.5 * float(rates.min()), _PRICES).tolist():
-            chosen = self._worth_most(price * freed - seconds)
-            found[tuple(chosen)] = self.combination([self.problem.options[number] for number in chosen])
-        return sorted(found.values(), key=lambda combination: -combination.seconds)
+        for share in _LENGTHS:
+            short = lengths <= share * lengths.max()
+            for price in prices.tolist():
+                chosen = self._worth_most(np.where(short, price * freed - seconds, -np.inf))
+                found[tuple(chosen)] = self.combination([options[number] for number in chosen])
+        return sorted(found.values(), key=lambda combination: (-combination.seconds, combination.freed_bytes))
 
     def _worth_most(self, worth: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[int]:
         """Return options that are worth most together: of a region, or of those within it."""
@@ -103,7 +150,7 @@ class UniformChoices:
             values[-1] += max(own, inside, 0.0)
 
         values.append(0.0)
-        for start, end, numbers in self._regions():
+        for start, end, numbers in self._regions:
             while around and around[-1][0] <= start:
                 close()
             best = max(numbers, key=lambda number: float(worth[number]))
@@ -113,14 +160,14 @@ class UniformChoices:
             close()
         return chosen
 
-    def _regions(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Yield the regions, those around others first: where they begin and end, and their options."""
+    @cached_property
+    def _regions(self) -> list[tuple[int, int, list[int]]]:
+        """The regions, those around others first: where they begin and end, and their options."""
         of_region: dict[int, list[int]] = {}
         for number, option in enumerate(self.problem.options):
             of_region.setdefault(option.region, []).append(number)
-        for numbers in of_region.values():
-            region = self.problem.options[numbers[0]].effects[0].region
-            yield region.start, region.end, numbers
+        spans = [self.problem.options[numbers[0]].effects[0].region for numbers in of_region.values()]
+        return [(span.start, span.end, numbers) for span, numbers in zip(spans, of_region.values())]
 
     def variations(self, combination: Combination) -> Iterator[Combination]:
         """Yield what is like a combination, but recomputes one of its kept values more, or all small ones."""
