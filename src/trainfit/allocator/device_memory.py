@@ -145,9 +145,7 @@ class StepMemory:
         return replay(self.sequence, self.options, capacity_bytes, total_bytes=total)
 
 
-def least_capacity(
-    sequence: AllocationSequence, options: AllocatorOptions | None, device: Device
-) -> int:
+def least_capacity(sequence: AllocationSequence, options: AllocatorOptions | None, device: Device) -> int:
     """Return the least memory for the allocator with which a sequence runs on a device."""
     try:
         return smallest_capacity(sequence, options, total_bytes=device.memory_bytes)

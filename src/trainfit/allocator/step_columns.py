@@ -167,7 +167,7 @@ _Events = tuple[list[int], list[int], list[int]]
 
 
 def columns_of(trace: Trace, kept: Sequence[LibraryWorkspace] = ()) -> StepColumns | None:
-    """Return the columns of a trace; None where storages change their size, or are too many to be numbered."""
+    """Return the columns of a trace; None where storages change their size, or are too many to number."""
     storages, unseen = trace.storages, len(trace.releases)
     if any(storage.resizes for storage in storages) or unseen + len(storages) + len(kept) >= 1 << _ORDER_BITS:
         return None

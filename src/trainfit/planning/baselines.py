@@ -18,8 +18,8 @@ from trainfit.costs.schedule import schedule
 from trainfit.planning.certify import Unplanned, reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.full_recompute import full_recompute
-from trainfit.planning.planned_columns import PlannedColumns
 from trainfit.planning.model_calls import block_families
+from trainfit.planning.planned_columns import PlannedColumns
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
 from trainfit.planning.trials import Trials

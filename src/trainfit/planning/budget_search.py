@@ -1,4 +1,4 @@
-"""The fastest plan that runs within a budget as an allocator hands memory out: the solver's, or one found by trials.
+"""The fastest plan that an allocator runs within a budget: the solver's, or one that was found by trials.
 
 The solver knows the bytes that are asked for at once. Where its answer for the whole budget runs, nothing is
 better. Otherwise it is asked for less, by what the allocator adds, and its answers are where trials begin
@@ -20,14 +20,13 @@ from trainfit.planning.trial_search import TrialSearch
 from trainfit.planning.trials import Trials
 from trainfit.planning.uniform_choices import Combination, UniformChoices
 
-_FIRST_GAP_SHARE, _NEXT_GAP_SHARE = 5e-3, 5e-4
-"""Of the step's time: good enough to see whether the allocator runs it, and for a plan to begin trials with."""
-_QUICK_SECONDS = 1.0
-_MOST_ANSWERS = 5
-"""How many budgets the solver is asked for."""
+_FIRST_GAP_SHARE = 5e-3
+"""Of the step's time: good enough to see whether the allocator runs it."""
+_QUICK_SECONDS = 0.7
 _ROOM_SHARE = 0.005
 """Of the budget: between one that is enough for the model and one that is too much, less is not worth looking
 for."""
+_FEW_TRIALS = 10
 _MOST_CERTIFICATES = 4
 _MOST_LEAST = 10
 """How many choices are looked at to find the one that needs the least memory."""
@@ -45,15 +44,25 @@ class BudgetSearch:
     choices: UniformChoices
     columns: PlannedColumns
     most_trials: int
-    _remembered: list[Combination] = field(default_factory=list)
-    """What was the fastest for other budgets: it may be for the next one, too."""
+    most_answers: int = 4
+    """How many budgets the solver is asked for."""
+    gap_share: float = 1e-3
+    """Of the step's time: good enough for a plan to begin trials with."""
+    _remembered: list[tuple[float, Combination]] = field(default_factory=list)
+    """What was the fastest for other budgets, and the step's seconds: it may be for the next one, too."""
     _answers: dict[tuple[int, float], Solution] = field(default_factory=dict)
     """The solver's, by budget and gap; it knows nothing of allocators."""
 
-    def with_allocator(self, allocator: AllocatorOptions, most_trials: int) -> BudgetSearch:
-        """Return a search with another setting of the allocator."""
-        step = replace(self.step, allocator=allocator)
-        return replace(self, step=step, most_trials=most_trials, _remembered=[])
+    def rough(self, allocator: AllocatorOptions) -> BudgetSearch:
+        """Return a search with another setting of the allocator that takes less time, and finds less."""
+        return replace(
+            self,
+            step=replace(self.step, allocator=allocator),
+            most_trials=_FEW_TRIALS,
+            most_answers=3,
+            gap_share=_FIRST_GAP_SHARE,
+            _remembered=[],
+        )
 
     def search(self, budget_bytes: int, deadline: float, solver: Solver) -> Certified | None:
         """Return the fastest plan that was found to run within the budget; None if there is none."""
@@ -68,23 +77,26 @@ class BudgetSearch:
             if best.feasible:
                 answers, bound = [self._combination(best), *answers], max(best.bound, bound)
             if trials.run(answers[0].effects, budget_bytes):
-                # What ran in less memory before may be faster than what the solver had time to find.
-                known = sorted([*answers, *self._remembered], key=lambda one: one.seconds)
-                return self._first_that_fits(known, budget_bytes, bound)
+                answers.sort(key=lambda one: one.seconds)
+                return self._first_that_fits(answers, budget_bytes, bound)
         else:
             answers += self._smaller(trials, answers[0], budget_bytes, modelled, deadline)
         search = TrialSearch(
             self.choices, trials, budget_bytes, self.step.step_seconds, self.most_trials, deadline
         )
-        running = search.search([*self._remembered, *answers])
+        running = search.search([*(known for _, known in self._remembered), *answers])
         return self._first_that_fits(running, budget_bytes, bound)
 
-    def least(self, smallest_peak: Solution) -> Combination:
+    def least(self, smallest_peak: Solution, budget_bytes: int) -> Certified:
         """Return what runs in the least memory, of the choices that free most and the one with this peak."""
         trials = Trials(self.step, self.step.allocator, self.columns)
         most_freed = sorted(self.choices.by_price, key=lambda one: -trials.least_peak_bytes(one.effects))
         tried = [self._combination(smallest_peak), *reversed(most_freed[-_MOST_LEAST:])]
-        return min(tried, key=lambda one: trials.needed_bytes(one.effects))
+        combination = min(tried, key=lambda one: trials.needed_bytes(one.effects))
+        plan = self.certified(combination, budget_bytes, 0.0)
+        if plan.fits:
+            self._remembered.append((plan.step_seconds, combination))
+        return plan
 
     def _smaller(
         self, trials: Trials, first: Combination, budget_bytes: int, modelled: int, deadline: float
@@ -92,9 +104,11 @@ class BudgetSearch:
         """Return the solver's answers for less than the budget, by what the allocator adds."""
         found: list[Combination] = []
         enough, exceeds = 0, modelled
-        asked = modelled - max(trials.needed_bytes(first.effects) - budget_bytes, 1)
-        while len(found) < _MOST_ANSWERS - 1 and time.monotonic() < deadline:
-            answer = self._answer(asked, max(deadline - time.monotonic(), 1.0), _NEXT_GAP_SHARE)
+        # The answer may ask for less than it was allowed.
+        asked = min(modelled, trials.least_peak_bytes(first.effects))
+        asked -= max(trials.needed_bytes(first.effects) - budget_bytes, 1)
+        while len(found) < self.most_answers - 1 and time.monotonic() < deadline:
+            answer = self._answer(asked, max(deadline - time.monotonic(), 1.0), self.gap_share)
             if not answer.feasible:
                 break
             found.append(self._combination(answer))
@@ -105,6 +119,7 @@ class BudgetSearch:
             if enough:
                 asked = (enough + exceeds) // 2
             else:
+                asked = min(asked, trials.least_peak_bytes(found[-1].effects))
                 asked -= max(trials.needed_bytes(found[-1].effects) - budget_bytes, 1)
             if exceeds - enough < _ROOM_SHARE * budget_bytes:
                 break
@@ -113,13 +128,24 @@ class BudgetSearch:
     def _first_that_fits(
         self, combinations: Sequence[Combination], budget_bytes: int, bound: float
     ) -> Certified | None:
-        """Certify combinations until one fits: trials are of few steps, the certificate is of all."""
+        """Certify combinations until one fits: trials are of few steps, the certificate is of all.
+
+        What ran within another budget and is faster is certified before: more memory never costs time.
+        """
+        found: Certified | None = None
         for combination in combinations[:_MOST_CERTIFICATES]:
             plan = self.certified(combination, budget_bytes, bound)
             if plan.fits:
-                self._remembered.append(combination)
+                self._remembered.append((plan.step_seconds, combination))
+                found = plan
+                break
+        for seconds, combination in sorted(self._remembered, key=lambda known: known[0]):
+            if found is not None and seconds >= found.step_seconds:
+                break
+            plan = self.certified(combination, budget_bytes, bound)
+            if plan.fits:
                 return plan
-        return None
+        return found
 
     def first(self, budget_bytes: int, seconds_limit: float) -> Solution:
         """Solve the master problem roughly: is there a plan at all, and what is the bound?"""

@@ -16,6 +16,7 @@ position within the segment.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -100,7 +101,8 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
     }
     made_again = {s for op in segment for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
-    released = {number: _release(trace, region, number, segment) for number in kept | made_again}
+    ordered = sorted(segment)
+    released = {number: _release(trace, region, number, ordered) for number in kept | made_again}
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
     copies = {n: (position_of[trace.storages[n].producer], released[n]) for n in made_again}
@@ -132,9 +134,8 @@ def _ends(trace: Trace, region: RegionGraph, until: dict[int, Moment]) -> dict[i
         held = until.get(number)
         if held is not None and end is not None and end < held:
             end = held
-        if end is None or end.position >= 0 or end.time != storage.end:
-            if end is not None or storage.end is not None:
-                found[number] = end
+        if end != (None if storage.end is None else Moment(storage.end)):
+            found[number] = end
     return found
 
 
@@ -187,12 +188,15 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
             yield position, position + 1, sum(trace.storages[s].bytes for s in persistent)
 
 
-def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...]) -> Moment:
-    """Return when what was made again or taken from the cache is freed: with autograd, else as in forward."""
+def _release(trace: Trace, region: RegionGraph, number: int, ordered: list[int]) -> Moment:
+    """Return when what was made again or taken from the cache is freed: with autograd, else as in forward.
+
+    `ordered` are the ops of the segment by number.
+    """
     if number in region.released:
         return Moment(region.released[number])
     holds = [hold for hold in trace.storages[number].held_by("program") if hold.start < region.end]
     python_end = max((region.end if hold.end is None else hold.end for hold in holds), default=region.end)
     if python_end >= region.end:
         return Moment(region.first_unpack, SEGMENT_END)
-    return Moment(region.first_unpack, sum(op < python_end for op in segment))
+    return Moment(region.first_unpack, bisect_left(ordered, python_end))

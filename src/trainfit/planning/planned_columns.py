@@ -1,7 +1,7 @@
 """What an allocator is asked for under a plan, without writing the plan's trace: quick enough to try many.
 
-`rewrite.py` writes the trace of a step with regions; its requests are those found here. Only what decides about
-memory is worked out, with the storages of the step as columns (`allocator/step_columns.py`).
+`rewrite.py` writes the trace of a step with regions; its requests are those found here. Only what decides
+about memory is worked out, with the storages of the step as columns (`allocator/step_columns.py`).
 """
 
 from __future__ import annotations

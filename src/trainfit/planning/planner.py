@@ -32,7 +32,6 @@ _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 """Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
 _MOST_TRIALS = 80
 """How many choices are given to the allocator for one budget."""
-_FEW_TRIALS = 10
 _CLEARLY_SHARE = 0.01
 """Of the step: a plan that is faster by this much is worth a setting of the allocator."""
 _FEW_OPTIONS = 400
@@ -96,15 +95,17 @@ class Planner:
         least_gain = _CLEARLY_SHARE * self.step.step_seconds
         if found.fits and found.step_seconds - found.plan.bound_seconds < least_gain:
             return None
-        search = self.trials.with_allocator(replace(options, expandable_segments=True), _FEW_TRIALS)
-        deadline = time.monotonic() + seconds_limit
-        better = search.search(found.plan.budget_bytes, deadline, search.first)
+        budget_bytes, deadline = found.plan.budget_bytes, time.monotonic() + seconds_limit
+        search = self.trials.rough(replace(options, expandable_segments=True))
+        better: Certified | None = search.certified(search.choices.combination(()), budget_bytes, 0.0)
+        if better is None or not better.fits:
+            better = search.search(budget_bytes, deadline, search.first)
         if better is None or (found.fits and found.step_seconds - better.step_seconds < least_gain):
             return None
         return better.plan
 
     def _search(self, budget_bytes: int, deadline: float) -> Certified | None:
-        """Return the fastest plan whose replay is within the budget, where memory is taken as it is asked for.
+        """Return the fastest plan whose replay is within the budget: memory is taken as it is asked for.
 
         The replay is the truth: the model is asked for as much less as it was wrong by.
         """
@@ -144,7 +145,7 @@ class Planner:
         """Return the plan that runs in the least memory of those that were found."""
         found = self.problem.smallest_peak(seconds_limit=seconds_limit)
         if self.trials is not None:
-            return self.trials.certified(self.trials.least(found), budget_bytes, 0.0)
+            return self.trials.least(found, budget_bytes)
         return self.certified(found.options, budget_bytes, 0.0)
 
     def frontier(self, points: int, *, seconds_limit: float = 60.0) -> list[Plan]:

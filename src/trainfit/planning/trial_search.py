@@ -1,11 +1,12 @@
 """The fastest choice of regions that an allocator runs within a budget, looked for by trying many.
 
-What an allocator needs follows from how blocks of all sizes happen to lie between each other, and no program says
-that beforehand: a choice that keeps less may need more. So choices are tried. Those that treat alike regions
-alike come first (`uniform_choices.py`). Then two of them are put together, one that runs for the layers on one
-side of a cut and a faster one for those on the other; the cut is moved for as long as it runs. What that finds
-is put together with others in turn. Of all that would be faster than the best so far, what frees most bytes is
-tried first. The number of trials is limited, not their time: the same step gives the same plan.
+What an allocator needs follows from how blocks of all sizes happen to lie between each other, and no program
+says that beforehand: a choice that keeps less may need more. So choices are tried. Those that treat alike
+regions alike come first (`uniform_choices.py`). Then two of them are put together, one that runs for the
+layers on one side of a cut and a faster one for those on the other; the cut is moved for as long as it runs.
+What that finds is put together with others in turn. Of all that would be faster than the best so far, what
+frees most bytes is tried first. The number of trials is limited, not their time: the same step gives the
+same plan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a choice of regions runs in so much memory: asked of the allocator for many choices, quickly.
 
-An answer takes a hundredth of a second where a certificate takes ten times as long. It is that of the first few
-steps; the certificate of the plan that is given in the end replays as many as it takes.
+An answer takes a hundredth of a second where a certificate takes ten times as long. It is that of the first
+few steps; the certificate of the plan that is given in the end replays as many as it takes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Choices that treat alike regions alike: what an allocator cuts up least, because the same sizes come again.
 
-For one price per byte every region takes the point of its curve that is worth most, and so do the regions that
-are like it. Every price gives a choice, from "nothing is worth it" to "everything is". Points that lie above the
-curve are variations of these: with one of the kept values, or all small ones, recomputed as well. They cost more
-seconds for the same bytes, and may need less memory all the same.
+For one price per byte every region takes the point of its curve that is worth most, and so do the regions
+that are like it. Every price gives a choice, from "nothing is worth it" to "everything is". Points that lie
+above the curve are variations of these: with one of the kept values, or all small ones, recomputed as well.
+They cost more seconds for the same bytes, and may need less memory all the same.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class UniformChoices:
     def by_price(self) -> list[Combination]:
         """The choices of all prices, for regions of up to several lengths; each once, the slowest first.
 
-        A long region frees most, and needs most while it is computed again; which does not count in its worth.
+        A long region frees most, and needs most while it is computed again; its worth does not say that.
         """
         options = self.problem.options
         seconds = np.array([option.seconds for option in options])
@@ -212,7 +212,9 @@ def _drops(groups: Sequence[Group], point: Choice) -> Iterator[frozenset[int]]:
             yield smaller
 
 
-def _repeated_without(groups: Sequence[Group], point: Choice, dropped: frozenset[int]) -> frozenset[int] | None:
+def _repeated_without(
+    groups: Sequence[Group], point: Choice, dropped: frozenset[int]
+) -> frozenset[int] | None:
     """Return what is recomputed if some kept groups are, too; None if that cannot be."""
     found, kept = set(point.repeated), point.kept - dropped
     pending = list(dropped)
