@@ -22,7 +22,9 @@ from trainfit.planning.uniform_choices import Combination, UniformChoices
 
 _FIRST_GAP_SHARE = 5e-3
 """Of the step's time: good enough to see whether the allocator runs it."""
-_QUICK_SECONDS = 0.7
+_FINE_GAP_SHARE = 1e-4
+"""Closer than this to the bound there is nothing to look for."""
+_FIRST_SECONDS, _NEXT_SECONDS = 15.0, 0.7
 _ROOM_SHARE = 0.005
 """Of the budget: between one that is enough for the model and one that is too much, less is not worth looking
 for."""
@@ -68,14 +70,17 @@ class BudgetSearch:
         """Return the fastest plan that was found to run within the budget; None if there is none."""
         modelled = certify.peak_within(self.step.trace, budget_bytes)
         first = self.first(modelled, max(deadline - time.monotonic(), 1.0))
-        if not first.feasible:
+        if first.optimal and not first.feasible:
             return None
         trials = Trials(self.step, self.step.allocator, self.columns)
-        answers, bound = [self._combination(first)], first.bound
-        if trials.run(answers[0].effects, budget_bytes):
-            best = solver(modelled, max(deadline - time.monotonic(), 1.0))
-            if best.feasible:
-                answers, bound = [self._combination(best), *answers], max(best.bound, bound)
+        answers, bound = [self._combination(first)] if first.feasible else [], first.bound
+        if not answers:
+            pass  # the solver ran out of time: trials need none of its answers
+        elif trials.run(answers[0].effects, budget_bytes):
+            if first.seconds - bound > _FINE_GAP_SHARE * self.step.step_seconds:
+                best = solver(modelled, max(deadline - time.monotonic(), 1.0))
+                if best.feasible:
+                    answers, bound = [self._combination(best), *answers], max(best.bound, bound)
             if trials.run(answers[0].effects, budget_bytes):
                 answers.sort(key=lambda one: one.seconds)
                 return self._first_that_fits(answers, budget_bytes, bound)
@@ -108,7 +113,7 @@ class BudgetSearch:
         asked = min(modelled, trials.least_peak_bytes(first.effects))
         asked -= max(trials.needed_bytes(first.effects) - budget_bytes, 1)
         while len(found) < self.most_answers - 1 and time.monotonic() < deadline:
-            answer = self._answer(asked, max(deadline - time.monotonic(), 1.0), self.gap_share)
+            answer = self._answer(asked, _NEXT_SECONDS, self.gap_share)
             if not answer.feasible:
                 break
             found.append(self._combination(answer))
@@ -149,13 +154,13 @@ class BudgetSearch:
 
     def first(self, budget_bytes: int, seconds_limit: float) -> Solution:
         """Solve the master problem roughly: is there a plan at all, and what is the bound?"""
-        return self._answer(budget_bytes, seconds_limit, _FIRST_GAP_SHARE)
+        return self._answer(budget_bytes, min(_FIRST_SECONDS, seconds_limit), _FIRST_GAP_SHARE)
 
     def _answer(self, budget_bytes: int, seconds_limit: float, gap_share: float) -> Solution:
         key = (budget_bytes, gap_share)
         if key not in self._answers:
-            gap, seconds = gap_share * self.step.step_seconds, min(_QUICK_SECONDS, seconds_limit)
-            self._answers[key] = self.problem.solve(budget_bytes, seconds_limit=seconds, gap_seconds=gap)
+            gap = gap_share * self.step.step_seconds
+            self._answers[key] = self.problem.solve(budget_bytes, seconds_limit=seconds_limit, gap_seconds=gap)
         return self._answers[key]
 
     def _combination(self, solution: Solution) -> Combination:

@@ -142,7 +142,7 @@ class MasterProblem:
 
     def _solution(self, answer: Answer, *, bound: float) -> Solution:
         if not answer.feasible:
-            return Solution([], 0.0, 0.0, feasible=False, optimal=answer.proven)
+            return Solution([], 0.0, max(bound, 0.0), feasible=False, optimal=answer.proven)
         chosen = [number for number in range(len(self.options)) if answer.values[number] > 0.5]
         seconds = self.seconds_of(chosen)
         return Solution(chosen, seconds, min(max(bound, 0.0), seconds), feasible=True, optimal=answer.proven)
