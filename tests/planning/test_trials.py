@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 import trainfit
 from trainfit.allocator import AllocationSequence
@@ -13,7 +14,10 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.replay_loop import ALLOCATE, FREE
 from trainfit.allocator.step_columns import columns_of
-from trainfit.allocator.training_steps import Request, TrainingSteps
+from trainfit.allocator.training_steps import Request as Block
+from trainfit.allocator.training_steps import TrainingSteps
+from trainfit.api import choose
+from trainfit.api.request import Request
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices.device_table import Device, find_device
 from trainfit.devices.library_handles import library_workspaces
@@ -25,6 +29,9 @@ from trainfit.planning.planner import Planner
 from trainfit.planning.rewrite import rewritten
 from trainfit.planning.trials import Trials
 from trainfit.planning.uniform_choices import Combination
+from trainfit.report import json_result
+from trainfit.report.reading import plan_data
+from trainfit.report.text_plans import plan_view
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 
@@ -62,9 +69,9 @@ def choices(planner: Planner) -> list[Combination]:
     return found
 
 
-def as_requests(sequence: AllocationSequence) -> list[Request]:
+def as_requests(sequence: AllocationSequence) -> list[Block]:
     """Return a sequence with its blocks numbered as they are made; 0 bytes where one is freed."""
-    found: list[Request] = []
+    found: list[Block] = []
     alive: dict[int, int] = {}
     for kind, slot, size in zip(sequence.kinds, sequence.slots, sequence.sizes):
         if kind == ALLOCATE:
@@ -75,9 +82,9 @@ def as_requests(sequence: AllocationSequence) -> list[Request]:
     return found
 
 
-def one_by_one(trace: Trace, gpu: Device, steps: int = STEPS) -> list[Request]:
+def one_by_one(trace: Trace, gpu: Device, steps: int = STEPS) -> list[Block]:
     training = TrainingSteps(trace, library_workspaces(trace, gpu))
-    parts: Iterable[list[Request]] = (
+    parts: Iterable[list[Block]] = (
         training.before(),
         training.first(),
         *[training.next() for _ in range(1, steps)],
@@ -210,3 +217,23 @@ def test_where_nothing_fits_the_setting_that_would_do_is_named(
     with pytest.raises(BudgetTooSmall, match="expandable_segments:True a plan fits and adds"):
         trainfit.plan(trace, device=gpu, budget=budget)
     assert trainfit.plan(trace, device=gpu, budget=budget, allocator="expandable").regions
+
+
+def test_the_line_and_the_key_about_expandable_segments(trace: Trace, gpu: Device) -> None:
+    needed = StepMemory(simulate(trace), gpu).smallest_bytes
+    result = choose.plan_step(Request(trace, gpu), budget=round(0.97 * needed))
+    assert result.expandable is not None and result.expandable_added is not None
+    data = plan_data(result)
+    written = json_result.result_json(data)["expandable"]
+    assert written == {
+        "step_seconds": result.expandable.step_seconds,
+        "added": result.expandable_added,
+    }
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(plan_view(data))
+    shown = " ".join(captured.get().split())
+    assert f"a plan adds {result.expandable_added:.1%} instead of {data.added:.1%} (predicted)" in shown
+    enough = choose.plan_step(Request(trace, gpu), budget=needed)
+    assert enough.expandable is None and plan_data(enough).expandable is None
+    assert json_result.result_json(plan_data(enough))["expandable"] is None

@@ -160,7 +160,9 @@ class BudgetSearch:
         key = (budget_bytes, gap_share)
         if key not in self._answers:
             gap = gap_share * self.step.step_seconds
-            self._answers[key] = self.problem.solve(budget_bytes, seconds_limit=seconds_limit, gap_seconds=gap)
+            self._answers[key] = self.problem.solve(
+                budget_bytes, seconds_limit=seconds_limit, gap_seconds=gap
+            )
         return self._answers[key]
 
     def _combination(self, solution: Solution) -> Combination:
