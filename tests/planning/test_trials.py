@@ -108,7 +108,7 @@ def test_gradients_that_a_step_leaves_are_freed_in_the_next(gpu: Device) -> None
 
         def run() -> torch.Tensor:
             optimizer.zero_grad()  # at the beginning: the gradients of the step before
-            loss = model(data).square().mean()
+            loss: torch.Tensor = model(data).square().mean()
             loss.backward()
             optimizer.step()
             return loss

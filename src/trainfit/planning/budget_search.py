@@ -24,11 +24,14 @@ _FIRST_GAP_SHARE = 5e-3
 """Of the step's time: good enough to see whether the allocator runs it."""
 _FINE_GAP_SHARE = 1e-4
 """Closer than this to the bound there is nothing to look for."""
-_FIRST_SECONDS, _NEXT_SECONDS = 15.0, 0.7
+_FIRST_SECONDS = 15.0
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 6.0
+"""For all of the solver's answers after the first; between these, so many times as long as the first took."""
+_TIMES_THE_FIRST = 8.0
 _ROOM_SHARE = 0.005
 """Of the budget: between one that is enough for the model and one that is too much, less is not worth looking
 for."""
-_FEW_TRIALS = 10
+_FEW_TRIALS = 30
 _MOST_CERTIFICATES = 4
 _MOST_LEAST = 10
 """How many choices are looked at to find the one that needs the least memory."""
@@ -54,6 +57,8 @@ class BudgetSearch:
     """What was the fastest for other budgets, and the step's seconds: it may be for the next one, too."""
     _answers: dict[tuple[int, float], Solution] = field(default_factory=dict)
     """The solver's, by budget and gap; it knows nothing of allocators."""
+    _first_took: dict[int, float] = field(default_factory=dict)
+    """Seconds, by budget: what the machine and the step make of them is a measure for the next answers."""
 
     def rough(self, allocator: AllocatorOptions) -> BudgetSearch:
         """Return a search with another setting of the allocator that takes less time, and finds less."""
@@ -85,7 +90,7 @@ class BudgetSearch:
                 answers.sort(key=lambda one: one.seconds)
                 return self._first_that_fits(answers, budget_bytes, bound)
         else:
-            answers += self._smaller(trials, answers[0], budget_bytes, modelled, deadline)
+            answers += self._smaller(trials, answers[0], budget_bytes, modelled)
         search = TrialSearch(
             self.choices, trials, budget_bytes, self.step.step_seconds, self.most_trials, deadline
         )
@@ -104,16 +109,18 @@ class BudgetSearch:
         return plan
 
     def _smaller(
-        self, trials: Trials, first: Combination, budget_bytes: int, modelled: int, deadline: float
+        self, trials: Trials, first: Combination, budget_bytes: int, modelled: int
     ) -> list[Combination]:
         """Return the solver's answers for less than the budget, by what the allocator adds."""
+        patience = max(_TIMES_THE_FIRST * self._first_took[modelled], _LEAST_SECONDS)
+        deadline = time.monotonic() + min(patience, _MOST_SECONDS)
         found: list[Combination] = []
         enough, exceeds = 0, modelled
         # The answer may ask for less than it was allowed.
         asked = min(modelled, trials.least_peak_bytes(first.effects))
         asked -= max(trials.needed_bytes(first.effects) - budget_bytes, 1)
         while len(found) < self.most_answers - 1 and time.monotonic() < deadline:
-            answer = self._answer(asked, _NEXT_SECONDS, self.gap_share)
+            answer = self._answer(asked, deadline - time.monotonic(), self.gap_share)
             if not answer.feasible:
                 break
             found.append(self._combination(answer))
@@ -154,7 +161,10 @@ class BudgetSearch:
 
     def first(self, budget_bytes: int, seconds_limit: float) -> Solution:
         """Solve the master problem roughly: is there a plan at all, and what is the bound?"""
-        return self._answer(budget_bytes, min(_FIRST_SECONDS, seconds_limit), _FIRST_GAP_SHARE)
+        begin = time.monotonic()
+        answer = self._answer(budget_bytes, min(_FIRST_SECONDS, seconds_limit), _FIRST_GAP_SHARE)
+        self._first_took.setdefault(budget_bytes, time.monotonic() - begin)
+        return answer
 
     def _answer(self, budget_bytes: int, seconds_limit: float, gap_share: float) -> Solution:
         key = (budget_bytes, gap_share)

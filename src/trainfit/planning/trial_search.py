@@ -93,7 +93,7 @@ class TrialSearch:
     def _try_variations(self, uniform: Sequence[Combination]) -> None:
         """Try what is like the choices that do not run, up to the first that does not fit at all."""
         for combination in uniform:
-            if combination in self.running:
+            if any(combination.key == one.key for one in self.running):
                 continue
             count = self.trials.count
             self._try_all(self.choices.variations(combination))
