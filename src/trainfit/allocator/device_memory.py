@@ -15,6 +15,7 @@ from trainfit.allocator.capacity_search import smallest_capacity
 from trainfit.allocator.event_sequence import AllocationSequence
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.allocator.sequence_replay import AllocatorReplay, replay
+from trainfit.allocator.step_columns import StepColumns, columns_of
 from trainfit.allocator.training_steps import TrainingSteps
 from trainfit.devices.device_table import Device
 from trainfit.devices.library_handles import LibraryWorkspace, library_workspaces
@@ -56,7 +57,7 @@ class StepMemory:
     @property
     def figures(self) -> DeviceMemory:
         """All figures."""
-        if not self._simulated:
+        if not self.is_simulated:
             peak = self.timeline.peak_bytes
             return DeviceMemory(peak, peak, peak)
         return DeviceMemory(
@@ -69,27 +70,22 @@ class StepMemory:
 
     def with_expandable_segments(self) -> StepMemory | None:
         """Return the same with expandable segments; None if it has them, or has no such allocator."""
-        if not self._simulated or self.options is None or self.options.expandable_segments:
+        if not self.is_simulated or self.options is None or self.options.expandable_segments:
             return None
         return replace(self, options=replace(self.options, expandable_segments=True))
 
     @cached_property
     def smallest_bytes(self) -> int:
         """The least memory with which the step runs."""
-        if not self._simulated:
+        if not self.is_simulated:
             return self.timeline.peak_bytes
-        try:
-            return smallest_capacity(self.sequence, self.options, total_bytes=self.device.memory_bytes)
-        except OutOfMemory:
-            # Expandable segments reserve addresses for little more than the device has: ask a larger one.
-            enough = 2 * self._unlimited.reserved_peak_bytes
-            return smallest_capacity(self.sequence, self.options, total_bytes=enough)
+        return least_capacity(self.sequence, self.options, self.device)
 
     def runs_within(self, capacity_bytes: int) -> bool:
         """Whether the step runs with so much memory for the allocator."""
         if capacity_bytes < self.timeline.peak_bytes:
             return False
-        if not self._simulated:
+        if not self.is_simulated:
             return True
         if "smallest_bytes" in vars(self):
             return self.smallest_bytes <= capacity_bytes
@@ -117,6 +113,8 @@ class StepMemory:
 
     def _sequence_of(self, steps: int) -> AllocationSequence:
         """Return what is asked for before the first step and in so many, with a mark after each."""
+        if self._columns is not None:
+            return self._columns.sequence(steps)
         training = TrainingSteps(self.timeline.trace, self._libraries)
         found = AllocationSequence()
         for requests in (training.before(), training.first(), *(training.next() for _ in range(1, steps))):
@@ -128,8 +126,13 @@ class StepMemory:
             found.mark()
         return found
 
+    @cached_property
+    def _columns(self) -> StepColumns | None:
+        return columns_of(self.timeline.trace, self._libraries)
+
     @property
-    def _simulated(self) -> bool:
+    def is_simulated(self) -> bool:
+        """Whether an allocator is replayed; otherwise the step takes what it asks for."""
         on_gpu = self.timeline.trace.device == "cuda" and self.options is not None
         return on_gpu and self.timeline.peak_bytes <= _LARGEST_BYTES
 
@@ -140,6 +143,16 @@ class StepMemory:
     def _replayed(self, capacity_bytes: int) -> AllocatorReplay:
         total = max(self.device.memory_bytes, capacity_bytes)
         return replay(self.sequence, self.options, capacity_bytes, total_bytes=total)
+
+
+def least_capacity(sequence: AllocationSequence, options: AllocatorOptions | None, device: Device) -> int:
+    """Return the least memory for the allocator with which a sequence runs on a device."""
+    try:
+        return smallest_capacity(sequence, options, total_bytes=device.memory_bytes)
+    except OutOfMemory:
+        # Expandable segments reserve addresses for little more than the device has: ask a larger one.
+        enough = 2 * replay(sequence, options).reserved_peak_bytes
+        return smallest_capacity(sequence, options, total_bytes=enough)
 
 
 def _is_steady(replayed: AllocatorReplay) -> bool:

@@ -16,7 +16,7 @@ STREAM 0 is the default stream.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
 from trainfit.allocator.replay_loop import ALLOCATE, COMPLETE, EMPTY, FREE, MARK, RECORD, RESET
@@ -95,6 +95,14 @@ class AllocationSequence:
         """Add a point whose statistics are of interest."""
         self.labels[len(self.kinds)] = label
         self._add(MARK, 0, 0, 0, line)
+
+    def extend(self, kinds: Sequence[int], slots: Sequence[int], sizes: Sequence[int]) -> None:
+        """Add events of the default stream that were made together; nothing is checked, `names` follow."""
+        self.lines.extend(range(len(self.kinds) + 1, len(self.kinds) + len(kinds) + 1))
+        self.kinds.extend(kinds)
+        self.slots.extend(slots)
+        self.sizes.extend(sizes)
+        self.streams.extend([0] * len(kinds))
 
     def _slot(self, name: Hashable) -> int:
         slot = self._slot_of.get(name)

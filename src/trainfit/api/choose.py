@@ -86,6 +86,7 @@ def plan_step(
     doing("solving for the fastest plan")
     found = planner.plan(budget_bytes, seconds_limit=seconds_limit)
     promised = found.promised()
+    expandable = planner.expandable(found) if isinstance(planner, Planner) else None
     watch.lap("solve")
     doing("comparing with the usual ways to checkpoint")
     compared = baselines(planner.step, budget_bytes)
@@ -99,6 +100,7 @@ def plan_step(
         timeline=found.timeline,
         margin_bytes=device.margin_bytes if budget is None else 0,
         baselines=compared,
+        expandable=expandable,
         warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(promised, table),
         seconds=watch.seconds,
     )

@@ -10,7 +10,6 @@ They are priced like regions that are left to torch: no op is followed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -20,10 +19,11 @@ from trainfit.planning.certify import Unplanned, reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.full_recompute import full_recompute
 from trainfit.planning.model_calls import block_families
+from trainfit.planning.planned_columns import PlannedColumns
 from trainfit.planning.regions import RegionGraph, region_graph
 from trainfit.planning.replay import replayed
-from trainfit.planning.rewrite import rewritten
-from trainfit.traces.simulate import Timeline, simulate
+from trainfit.planning.trials import Trials
+from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
 
 
@@ -65,31 +65,27 @@ def blocks_of(trace: Trace, seconds: list[float]) -> Iterator[RegionGraph]:
 def _greedy(
     step: Unplanned, full: list[Effect], budget_bytes: int, nothing: Baseline, everything: Baseline
 ) -> Baseline:
-    """Return the first blocks that fit, the best first, or all of them.
-
-    More blocks never ask for more memory. A replay of a large step takes a while, so the number is guessed
-    between two that are known, as if every block freed as much.
-    """
+    """Return the first blocks that fit, the best first, or all of them; more blocks mostly need less."""
 
     def worth(effect: Effect) -> float:
         return effect.region.freeable_bytes / max(effect.choice.seconds, 1e-12)
 
     ordered = sorted(full, key=worth, reverse=True)
     too_few, enough = 0, len(ordered)
-    most, least = nothing.memory_bytes, everything.memory_bytes
-    if most <= budget_bytes:
+    if nothing.memory_bytes <= budget_bytes:
         return replace(nothing, name="greedy")
-    if least > budget_bytes:
+    if everything.memory_bytes > budget_bytes:
         return replace(everything, name="greedy")
+    trials = Trials(step, step.allocator, PlannedColumns(step.trace, step.costs.device))
     while enough - too_few > 1:
-        guess = too_few + math.ceil((most - budget_bytes) / max(most - least, 1) * (enough - too_few))
-        number = min(max(guess, too_few + 1), enough - 1)
-        needed = _needed(step, simulate(rewritten(step.trace, ordered[:number])))
-        if needed <= budget_bytes:
-            enough, least = number, needed
+        number = (too_few + enough) // 2
+        if trials.run(ordered[:number], budget_bytes):
+            enough = number
         else:
-            too_few, most = number, needed
-    return _replayed("greedy", step, ordered[:enough])
+            too_few = number
+    while (found := _replayed("greedy", step, ordered[:enough])).memory_bytes > budget_bytes:
+        enough += 1  # trials are of few steps; with all of them it fits
+    return found
 
 
 def _needed(step: Unplanned, timeline: Timeline) -> int:

@@ -153,9 +153,14 @@ def host_warnings(plan: Plan, costs: CostTable) -> tuple[str, ...]:
 
 def reserve_bytes(trace: Trace, timeline: Timeline) -> int:
     """Return what is set aside where other data than was assumed may need more; parameters never do."""
+    return reserve_of(trace, timeline.peak_bytes)
+
+
+def reserve_of(trace: Trace, peak_bytes: int) -> int:
+    """Return what is set aside with such a peak."""
     if not trace.depends_on_data:
         return 0
-    return math.ceil(_DATA_SHARE * (timeline.peak_bytes - trace.persistent_bytes))
+    return math.ceil(_DATA_SHARE * (peak_bytes - trace.persistent_bytes))
 
 
 def peak_within(trace: Trace, budget_bytes: int) -> int:

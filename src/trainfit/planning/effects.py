@@ -16,6 +16,7 @@ position within the segment.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -100,14 +101,15 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
     }
     made_again = {s for op in segment for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
-    released = {number: _release(trace, region, number, segment) for number in kept | made_again}
+    ordered = sorted(segment)
+    released = {number: _release(trace, region, number, ordered) for number in kept | made_again}
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
     copies = {n: (position_of[trace.storages[n].producer], released[n]) for n in made_again}
     effect = Effect(region, choice, region.first_unpack, segment, until, {}, copies, by_torch=by_torch)
     return replace(
         effect,
-        ends={number: end for number, end, _ in ends_of(trace, (effect,))},
+        ends=_ends(trace, region, until),
         held=(*_states(trace, effect, first_draws), *region.overwritten),
         held_again=tuple(_held_again(trace, effect)),
     )
@@ -118,6 +120,23 @@ def _segment(trace: Trace, region: RegionGraph, repeated: set[int]) -> tuple[int
     last = max((hold.start for holds in region.saved.values() for hold in holds), default=region.start)
     ops = range(region.start, min(max(last, *repeated, -1) + 1, region.end))
     return tuple(with_casts(trace, ops, repeated, region.casts))
+
+
+def _ends(trace: Trace, region: RegionGraph, until: dict[int, Moment]) -> dict[int, Moment | None]:
+    """Return the storages that have another end if this is the only region; as `ends_of` does for several."""
+    found: dict[int, Moment | None] = {}
+    for number in dict.fromkeys((*region.saved, *until)):
+        storage = trace.storages[number]
+        if storage.persistent:
+            continue
+        time = region.ends[number]
+        end = None if time is None else Moment(time)
+        held = until.get(number)
+        if held is not None and end is not None and end < held:
+            end = held
+        if end != (None if storage.end is None else Moment(storage.end)):
+            found[number] = end
+    return found
 
 
 def ends_of(trace: Trace, effects: Sequence[Effect]) -> Iterator[tuple[int, Moment | None, Effect]]:
@@ -169,12 +188,15 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
             yield position, position + 1, sum(trace.storages[s].bytes for s in persistent)
 
 
-def _release(trace: Trace, region: RegionGraph, number: int, segment: tuple[int, ...]) -> Moment:
-    """Return when what was made again or taken from the cache is freed: with autograd, else as in forward."""
+def _release(trace: Trace, region: RegionGraph, number: int, ordered: list[int]) -> Moment:
+    """Return when what was made again or taken from the cache is freed: with autograd, else as in forward.
+
+    `ordered` are the ops of the segment by number.
+    """
     if number in region.released:
         return Moment(region.released[number])
     holds = [hold for hold in trace.storages[number].held_by("program") if hold.start < region.end]
     python_end = max((region.end if hold.end is None else hold.end for hold in holds), default=region.end)
     if python_end >= region.end:
         return Moment(region.first_unpack, SEGMENT_END)
-    return Moment(region.first_unpack, sum(op < python_end for op in segment))
+    return Moment(region.first_unpack, bisect_left(ordered, python_end))

@@ -81,7 +81,9 @@ class Program:
         status = solver.getModelStatus()
         info = solver.getInfo()
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-            return Answer(feasible=False, proven=status == highspy.HighsModelStatus.kInfeasible)
+            proven = status == highspy.HighsModelStatus.kInfeasible
+            known = not proven and np.isfinite(info.mip_dual_bound)
+            return Answer(False, proven, bound=float(info.mip_dual_bound) / scale if known else 0.0)
         has_integers = any(whole for *_, whole in self._columns)
         bound = info.mip_dual_bound if has_integers else info.objective_function_value
         return Answer(

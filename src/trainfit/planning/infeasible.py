@@ -17,7 +17,8 @@ def too_small(result: PlanResult) -> str:
         f"no plan fits into {format_bytes(result.plan.budget_bytes)}{_without_margin(result)}. "
         f"{_least(result)}The smallest peak that was found is "
         f"{format_bytes(result.plan.peak_bytes)} ({parts}), "
-        f"in the {peak.phase} of {peak.module} at {peak.op}.{_within_margin(result)}{_what_would(result)}"
+        f"in the {peak.phase} of {peak.module} at {peak.op}."
+        f"{_within_margin(result)}{_expandable(result)}{_what_would(result)}"
     )
 
 
@@ -26,6 +27,16 @@ def _least(result: PlanResult) -> str:
     if result.plan.memory_bytes == result.plan.peak_bytes:
         return ""
     return f"The least that was found to run needs {format_bytes(result.plan.memory_bytes)}. "
+
+
+def _expandable(result: PlanResult) -> str:
+    """Say that another setting of the allocator would do, where it would."""
+    if result.expandable_added is None:
+        return ""
+    return (
+        " With PYTORCH_ALLOC_CONF=expandable_segments:True a plan fits and adds "
+        f"{result.expandable_added:.1%} (predicted): --allocator expandable."
+    )
 
 
 def _what_would(result: PlanResult) -> str:

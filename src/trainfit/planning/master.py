@@ -81,6 +81,8 @@ class MasterProblem:
     """For each bucket: option -> most bytes in it if that option is chosen."""
     entering: list[dict[int, int]] = field(default_factory=list)
     """For each bucket: option -> by how much `carried` changes at its beginning."""
+    freed: list[int] = field(default_factory=list)
+    """For each option: what is no longer alive between forward and backward."""
 
     def solve(self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float) -> Solution:
         """Return a choice whose modelled peak is within the budget.
@@ -127,13 +129,20 @@ class MasterProblem:
 
     def seconds_of(self, chosen: Sequence[int]) -> float:
         """Return what options add to the step, as the problem sees it."""
-        seconds = sum(self.options[number].seconds for number in chosen)
-        host_seconds = sum(self.options[number].host_seconds for number in chosen)
+        return self.added_by([self.options[number] for number in chosen])
+
+    def added_by(self, options: Sequence[Option]) -> float:
+        """Return what options add to the step, as the problem sees it."""
+        seconds = sum(option.seconds for option in options)
+        return self.added_seconds(seconds, sum(option.host_seconds for option in options))
+
+    def added_seconds(self, seconds: float, host_seconds: float) -> float:
+        """Return what so much more work of the device and of the host adds to the step."""
         return seconds + max(host_seconds - seconds - self.spare_seconds, 0.0)
 
     def _solution(self, answer: Answer, *, bound: float) -> Solution:
         if not answer.feasible:
-            return Solution([], 0.0, 0.0, feasible=False, optimal=answer.proven)
+            return Solution([], 0.0, max(bound, 0.0), feasible=False, optimal=answer.proven)
         chosen = [number for number in range(len(self.options)) if answer.values[number] > 0.5]
         seconds = self.seconds_of(chosen)
         return Solution(chosen, seconds, min(max(bound, 0.0), seconds), feasible=True, optimal=answer.proven)
@@ -159,6 +168,7 @@ def build(
     problem.peak = [timeline.most_bytes(first, last) for first, last in pairwise(edges)]
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]
+    problem.freed = [0] * len(options)
     for number, effect, steps in changes:
         change = _summed(steps, ops)
         after = during + change
@@ -168,10 +178,17 @@ def build(
                 problem.covering[bucket][number] = int(after[edges[bucket] : edges[bucket + 1]].max())
         inserted = problem.covering[bisect_left(edges, effect.insert)]
         _add_segment(timeline, effect, change, inserted, number)
-        for time, step in _away(effect, steps).items():
+        away = _away(effect, steps)
+        problem.freed[number] -= away.get(region.end, 0)
+        for time, step in away.items():
             entering = problem.entering[bisect_left(edges, time)]
             entering[number] = entering.get(number, 0) + step
     return problem
+
+
+def freed_bytes(timeline: Timeline, option: Option) -> int:
+    """Return what is no longer alive between forward and backward if an option is chosen."""
+    return -sum(_away(e, _steps(timeline, e)).get(e.region.end, 0) for e in option.effects)
 
 
 def _away(effect: Effect, steps: dict[int, int]) -> dict[int, int]:

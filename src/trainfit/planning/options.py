@@ -79,7 +79,8 @@ def _alike(trace: Trace, passes: list[RegionGraph]) -> bool:
     return len(shapes) == 1
 
 
-def _option(step: Schedule, occupied: Seconds, number: int, effects: tuple[Effect, ...]) -> Option:
+def option_of(step: Schedule, occupied: Seconds, number: int, effects: tuple[Effect, ...]) -> Option:
+    """Return one point of the region with this number; `occupied` is the step's `occupied_seconds`."""
     seconds = sum(effect.choice.seconds for effect in effects)
     executor = sum(executor_seconds(effect, step.costs.host) for effect in effects)
     if step.costs.host.runs_kernels:
@@ -110,7 +111,7 @@ def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
         for choice in points:
             chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
             effects = tuple(effect_of(step.trace, *each) for each in zip(passes, chosen))
-            options.append(_option(step, occupied, number, effects))
+            options.append(option_of(step, occupied, number, effects))
     return options
 
 

@@ -28,11 +28,20 @@ class PlanResult:
     timeline: Timeline
     """Of the step with the plan."""
     baselines: tuple[Baseline, ...]
+    expandable: Plan | None = None
+    """The plan for the same budget with `expandable_segments:True`, where that is clearly faster."""
     margin_bytes: int = 0
     """What the budget leaves free of the device's memory for what is not simulated; 0 if it was named."""
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
+
+    @property
+    def expandable_added(self) -> float | None:
+        """What that plan adds to the step, as a share of it."""
+        if self.expandable is None:
+            return None
+        return self.expandable.added_seconds / max(self.expandable.baseline_step_seconds, 1e-12)
 
     def __repr__(self) -> str:
         """One line; the plan has its own."""

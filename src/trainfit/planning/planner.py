@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.doing import doing
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
 from trainfit.planning.baselines import blocks_of
+from trainfit.planning.budget_search import BudgetSearch
 from trainfit.planning.certify import Certified, Unplanned
 from trainfit.planning.effects import effect_of
 from trainfit.planning.full_recompute import full_recompute
 from trainfit.planning.master import MasterProblem, Solution
 from trainfit.planning.options import options_of
+from trainfit.planning.planned_columns import PlannedColumns
+from trainfit.planning.uniform_choices import UniformChoices
 from trainfit.plans.plan import Plan
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
@@ -26,9 +30,10 @@ from trainfit.traces.trace import Trace
 _MOST_ROUNDS = 8
 _FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
 """Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
-_ROOM_SHARE = 0.005
-"""Of the budget: between one that is enough for the model and one that is too much, less is not worth looking
-for."""
+_MOST_TRIALS = 80
+"""How many choices are given to the allocator for one budget."""
+_CLEARLY_SHARE = 0.01
+"""Of the step: a plan that is faster by this much is worth a setting of the allocator."""
 _FEW_OPTIONS = 400
 """So few are solved to the end, if that is quick."""
 _FINE_SECONDS = 2.0
@@ -44,6 +49,8 @@ class Planner:
     allocator: AllocatorOptions | None = DEFAULT_OPTIONS
     problem: MasterProblem = field(init=False)
     step: Unplanned = field(init=False)
+    trials: BudgetSearch | None = field(init=False, default=None)
+    """Where an allocator hands memory out: the search among plans that it runs."""
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -54,6 +61,10 @@ class Planner:
         # Where the host runs the kernels too, all that it does is in the options.
         spare_seconds = math.inf if self.costs.host.runs_kernels else times.spare_seconds
         self.problem = master.build(timeline, options, exclusive, spare_seconds)
+        if StepMemory(timeline, self.costs.device, self.allocator).is_simulated:
+            choices = UniformChoices(self.problem, timeline, times)
+            columns = PlannedColumns(self.trace, self.costs.device)
+            self.trials = BudgetSearch(self.problem, self.step, choices, columns, _MOST_TRIALS)
 
     def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Certified:
         """Return the fastest plan within the budget, or the one with the smallest peak if none fits."""
@@ -61,7 +72,10 @@ class Planner:
         if nothing.fits:
             return nothing
         deadline = time.monotonic() + seconds_limit
-        found = self._search(budget_bytes, deadline)
+        if self.trials is not None:
+            found = self.trials.search(budget_bytes, deadline, self._solved)
+        else:
+            found = self._search(budget_bytes, deadline)
         if found is not None:
             return found
         smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
@@ -70,36 +84,44 @@ class Planner:
         # The solver may have run out of time before it found anything; full recomputation needs none.
         return min(smallest, self._all_blocks(budget_bytes), key=lambda plan: plan.memory_bytes)
 
-    def _search(self, budget_bytes: int, deadline: float) -> Certified | None:
-        """Return the fastest plan that was found to run within the budget.
+    def expandable(self, found: Certified, *, seconds_limit: float = 10.0) -> Plan | None:
+        """Return the plan for the same budget with expandable segments, if it is clearly faster or the first.
 
-        The replay is the truth: the model is asked for as much less as it was wrong by. What an allocator
-        adds differs from plan to plan: where that leaves room, the model is asked for some of it again.
+        They are a setting of the allocator, which then cuts memory up less.
         """
-        best: Certified | None = None
+        options = self.allocator
+        if self.trials is None or options is None or options.expandable_segments:
+            return None
+        least_gain = _CLEARLY_SHARE * self.step.step_seconds
+        if found.fits and found.step_seconds - found.plan.bound_seconds < least_gain:
+            return None
+        budget_bytes, deadline = found.plan.budget_bytes, time.monotonic() + seconds_limit
+        search = self.trials.rough(replace(options, expandable_segments=True))
+        better: Certified | None = search.certified(search.choices.combination(()), budget_bytes, 0.0)
+        if better is None or not better.fits:
+            better = search.search(budget_bytes, deadline, search.first)
+        if better is None or (found.fits and found.step_seconds - better.step_seconds < least_gain):
+            return None
+        return better.plan
+
+    def _search(self, budget_bytes: int, deadline: float) -> Certified | None:
+        """Return the fastest plan whose replay is within the budget: memory is taken as it is asked for.
+
+        The replay is the truth: the model is asked for as much less as it was wrong by.
+        """
         modelled, bound = certify.peak_within(self.trace, budget_bytes), 0.0
-        enough, exceeds = 0, modelled
         for number in range(_MOST_ROUNDS):
             found = self._solved(modelled, max(deadline - time.monotonic(), 1.0))
             if number == 0:
                 # Only the first is asked for the whole budget, so that its bound holds.
                 bound = found.bound
             if not found.feasible:
-                break
+                return None
             plan = self.certified(found.options, budget_bytes, bound)
             if plan.fits:
-                if best is None or plan.step_seconds < best.step_seconds:
-                    best = plan
-                enough = modelled
-            else:
-                exceeds = modelled
-            if best is None:
-                modelled -= max(plan.memory_bytes - budget_bytes, 1)
-                continue
-            if exceeds - enough < _ROOM_SHARE * budget_bytes or time.monotonic() > deadline:
-                break
-            modelled = (enough + exceeds) // 2
-        return best
+                return plan
+            modelled -= max(plan.memory_bytes - budget_bytes, 1)
+        return None
 
     def nothing(self, budget_bytes: int = 0) -> Certified:
         """Return the plan without a region."""
@@ -120,8 +142,10 @@ class Planner:
         )
 
     def smallest(self, budget_bytes: int = 0, *, seconds_limit: float = 10.0) -> Certified:
-        """Return the plan with the smallest peak that was found."""
+        """Return the plan that runs in the least memory of those that were found."""
         found = self.problem.smallest_peak(seconds_limit=seconds_limit)
+        if self.trials is not None:
+            return self.trials.least(found, budget_bytes)
         return self.certified(found.options, budget_bytes, 0.0)
 
     def frontier(self, points: int, *, seconds_limit: float = 60.0) -> list[Plan]:

@@ -195,6 +195,8 @@ class PlanData:
     """The smallest reachable peak, if nothing fits."""
     minimum_memory_bytes: int | None
     """The least memory with which any plan runs that was found, if nothing fits."""
+    expandable: dict[str, float] | None
+    """The plan with `expandable_segments:True`, where that is clearly faster, or the only one that fits."""
     added: float
     groups: tuple[RegionGroup, ...]
     """The most regions first."""

@@ -124,11 +124,18 @@ def plan_data(result: PlanResult) -> PlanData:
         advice=() if result.feasible else advice(result.timeline, planned=True),
         minimum_peak_bytes=None if result.feasible else plan.peak_bytes,
         minimum_memory_bytes=None if result.feasible else plan.memory_bytes,
+        expandable=_expandable(result),
         added=plan.added_seconds / base if base else 0.0,
         groups=_groups(plan, decided),
         ways=_ways(plan, result.baselines),
         memory=memory_curve(result.timeline),
     )
+
+
+def _expandable(result: PlanResult) -> dict[str, float] | None:
+    if result.expandable is None or result.expandable_added is None:
+        return None
+    return {"step_seconds": result.expandable.step_seconds, "added": result.expandable_added}
 
 
 def _groups(plan: Plan, decided: Sequence[dict[str, int]]) -> tuple[RegionGroup, ...]:

@@ -22,7 +22,7 @@ _FITS = {
 def plan_view(data: PlanData) -> RenderableType:
     """Lay out a plan: does it fit, what it costs, how good it is, the usual ways beside it, its regions."""
     return stacked(
-        [_plan_headline(data), *settings_lines(data.subject)],
+        [_plan_headline(data), *_expandable(data), *settings_lines(data.subject)],
         [_ways(data.ways, on_gpu=data.subject.captured_for == "cuda")],
         [_regions(data.groups)] if data.groups else [],
         warnings=data.subject.warnings,
@@ -70,6 +70,18 @@ def _plan_headline(data: PlanData) -> Text:
     line.append(both, "bold green")
     line.append(f" at {format_seconds(data.step_seconds)} per step, {data.added:+.1%} (predicted). ")
     return line.append(f"No plan of this kind is more than {data.gap:.2%} faster.")
+
+
+def _expandable(data: PlanData) -> list[Text]:
+    """Say what a setting of the allocator would be worth."""
+    if data.expandable is None:
+        return []
+    instead = f" instead of {data.added:.1%}" if data.feasible else ""
+    return [
+        Text("With ")
+        .append("PYTORCH_ALLOC_CONF=expandable_segments:True", "bold")
+        .append(f" a plan adds {data.expandable['added']:.1%}{instead} (predicted): --allocator expandable.")
+    ]
 
 
 def _ways(ways: Sequence[Way], *, on_gpu: bool) -> NumberTable:

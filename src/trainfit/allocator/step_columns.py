@@ -1,0 +1,189 @@
+"""A steady step as columns of numbers, and what an allocator is asked for in training, made of them at once.
+
+The same requests as `training_steps.py` makes one by one, many times faster: planning asks for those of
+hundreds of plans. A later step asks for the same as the one before, so that its events are made once. Blocks
+of one step and of the next are in different slots, because a step may free what the one before has left.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.allocator.event_sequence import AllocationSequence
+from trainfit.allocator.replay_loop import ALLOCATE, FREE
+from trainfit.devices.library_handles import LibraryWorkspace
+from trainfit.traces.trace import Trace
+
+Numbers = NDArray[np.int64]
+
+NEVER = 1 << 40
+"""The end of what is still there after the step; a time that no step has."""
+_RELEASE, _CREATE, _WORKSPACE = 0, 2, 3
+"""What comes first at one time, as in `trace_events.py`; nothing grows here."""
+_ORDER_BITS = 24
+
+
+@dataclass(frozen=True)
+class StepColumns:
+    """The storages of a step, one entry for each in every column, and the workspaces of its kernels.
+
+    Times are those of the trace: -1 for what was there before, `NEVER` for what stays.
+    """
+
+    start: Numbers
+    end: Numbers
+    sizes: Numbers
+    born: Numbers
+    """When the first step makes what later ones find; -1 for everything else."""
+    turn: Numbers
+    """Of what is freed at the same time, the order."""
+    workspace_ops: Numbers
+    workspace_sizes: Numbers
+    kept: tuple[tuple[int, int], ...] = ()
+    """What libraries keep: the op of the first step that they need it in, and bytes."""
+
+    def sequence(self, steps: int) -> AllocationSequence:
+        """Return what is asked for before the first step and in so many, with a mark after each part."""
+        before, first = self._first
+        parts = [before, first, *(self._later[number % 2] for number in range(1, steps))]
+        found = AllocationSequence()
+        for kinds, slots, sizes in parts:
+            found.extend(kinds, slots, sizes)
+            found.mark()
+        found.names = list(range(2 * self._count + 1))
+        return found
+
+    @property
+    def least_peak_bytes(self) -> int:
+        """The most bytes of storages that are alive at once: no step needs less."""
+        last = int(max(self.start.max(initial=0), np.where(self.end == NEVER, 0, self.end).max(initial=0)))
+        change = np.bincount(np.maximum(self.start, 0), self.sizes, last + 2)
+        change -= np.bincount(np.minimum(self.end, last + 1), self.sizes, last + 2)
+        return int(np.cumsum(change).max(initial=0))
+
+    @property
+    def _count(self) -> int:
+        return len(self.start) + len(self.kept)
+
+    @cached_property
+    def _left(self) -> dict[int, int]:
+        """What a step leaves, and which storage of a steady step it is in the next one, which frees it."""
+        freed: defaultdict[int, list[int]] = defaultdict(list)
+        for number in np.flatnonzero((self.start < 0) & (self.end < NEVER) & (self.sizes > 0))[::-1].tolist():
+            freed[int(self.sizes[number])].append(number)
+        left = np.flatnonzero((self.start >= 0) & (self.end == NEVER)).tolist()
+        return {n: freed[int(self.sizes[n])].pop() for n in left if freed[int(self.sizes[n])]}
+
+    @cached_property
+    def _first(self) -> tuple[_Events, _Events]:
+        """What is asked for before the first step, and in it."""
+        sizes = self.sizes.copy()
+        sizes[list(self._left.values())] = 0  # of the step before, which there is none
+        start = np.where(self.born >= 0, self.born, self.start)
+        end, turn = self.end, self.turn
+        if self.kept:
+            ops, more = np.array(self.kept, dtype=np.int64).T
+            start, sizes = np.concatenate([start, ops]), np.concatenate([sizes, more])
+            end = np.concatenate([end, np.full(len(ops), NEVER)])
+            turn = np.concatenate([turn, np.zeros(len(ops), dtype=np.int64)])
+        times, kinds, numbers, asked = self._rows(start, end, turn, sizes)
+        # Slots of the first step are those of every second one after it.
+        stays = np.concatenate([self.start < 0, np.full(len(self.kept), True), [True]])
+        slots = numbers + np.where(stays[numbers], 0, self._count)
+        slots[numbers == self._count] = 2 * self._count
+        cut = int(np.searchsorted(times, 0))
+        within = (kinds[cut:].tolist(), slots[cut:].tolist(), asked[cut:].tolist())
+        return (kinds[:cut].tolist(), slots[:cut].tolist(), asked[:cut].tolist()), self._ended(within, 1)
+
+    @cached_property
+    def _later(self) -> tuple[_Events, _Events]:
+        """What every second step asks for, and what the others do: the same, of other slots."""
+        found_before = self.start < 0
+        frees_left = np.zeros(len(self.start), dtype=np.bool_)
+        frees_left[list(self._left.values())] = True
+        sizes = np.where(found_before & ~frees_left, 0, self.sizes)
+        times, kinds, numbers, asked = self._rows(self.start, self.end, self.turn, sizes)
+        inside = times >= 0
+        kinds, numbers, asked = kinds[inside], numbers[inside], asked[inside]
+        maker = np.arange(self._count + 1)
+        for made, freed in self._left.items():
+            maker[freed] = made
+        of_before = np.concatenate([found_before, np.full(len(self.kept) + 1, False)])[numbers]
+        found = []
+        for parity in (0, 1):
+            slots = maker[numbers] + np.where(of_before, 1 - parity, parity) * self._count
+            slots[numbers == self._count] = 2 * self._count
+            found.append(self._ended((kinds.tolist(), slots.tolist(), asked.tolist()), parity))
+        return found[1], found[0]
+
+    def _ended(self, events: _Events, parity: int) -> _Events:
+        """Free what outlives a step without being there in the next: what the step returns."""
+        ends = np.flatnonzero((self.start >= 0) & (self.end == NEVER) & (self.sizes > 0)).tolist()
+        slots = [number + parity * self._count for number in ends if number not in self._left]
+        events[0].extend([FREE] * len(slots))
+        events[1].extend(slots)
+        events[2].extend([0] * len(slots))
+        return events
+
+    def _rows(
+        self, start: Numbers, end: Numbers, turn: Numbers, sizes: Numbers
+    ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Return time, kind, storage and bytes of all events in order; workspaces have the number after all.
+
+        What would be freed before it is made, as it is in the first step where it is born late, stays.
+        """
+        made = np.flatnonzero(sizes > 0)
+        freed = np.flatnonzero((sizes > 0) & (end < NEVER) & (end >= start))
+        at_once = end[freed] == start[freed]
+        used = np.repeat(self.workspace_ops, 2)
+        allocates = np.tile([True, False], len(self.workspace_ops))
+        times = np.concatenate([start[made], end[freed], used])
+        part = np.concatenate(
+            [
+                np.full(len(made), _CREATE),
+                np.where(at_once, _CREATE, _RELEASE),
+                np.full(len(used), _WORKSPACE),
+            ]
+        )
+        turns = np.concatenate([made, np.where(at_once, freed, turn[freed]), np.zeros(len(used), np.int64)])
+        order = np.argsort(((times + 1) * 4 + part << _ORDER_BITS) + turns, kind="stable")
+        kinds = np.concatenate(
+            [np.full(len(made), ALLOCATE), np.full(len(freed), FREE), np.where(allocates, ALLOCATE, FREE)]
+        )
+        numbers = np.concatenate([made, freed, np.full(len(used), self._count)])
+        workspaces = np.where(allocates, np.repeat(self.workspace_sizes, 2), 0)
+        asked = np.concatenate([sizes[made], np.zeros(len(freed), np.int64), workspaces])
+        return times[order], kinds[order], numbers[order], asked[order]
+
+
+_Events = tuple[list[int], list[int], list[int]]
+"""Kinds, slots and bytes."""
+
+
+def columns_of(trace: Trace, kept: Sequence[LibraryWorkspace] = ()) -> StepColumns | None:
+    """Return the columns of a trace; None where storages change their size, or are too many to number."""
+    storages, unseen = trace.storages, len(trace.releases)
+    if any(storage.resizes for storage in storages) or unseen + len(storages) + len(kept) >= 1 << _ORDER_BITS:
+        return None
+    turn = unseen + np.arange(len(storages))
+    # The first release of each: a storage that keeps its size has only one.
+    turn[list(reversed(trace.releases))] = np.arange(unseen - 1, -1, -1)
+    workspaces = [signature.workspace_bytes for signature in trace.signatures]
+    used = [(number, size) for number, op in enumerate(trace.ops) if (size := workspaces[op.signature])]
+    ops, sizes = np.array(used, dtype=np.int64).reshape(-1, 2).T
+    return StepColumns(
+        start=np.array([storage.start for storage in storages], dtype=np.int64),
+        end=np.array([NEVER if s.end is None else s.end for s in storages], dtype=np.int64),
+        sizes=np.array([storage.bytes for storage in storages], dtype=np.int64),
+        born=np.array([storage.born for storage in storages], dtype=np.int64),
+        turn=turn,
+        workspace_ops=ops,
+        workspace_sizes=sizes,
+        kept=tuple((block.first_op, block.bytes) for block in kept),
+    )

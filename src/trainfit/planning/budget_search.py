@@ -1,0 +1,190 @@
+"""The fastest plan that an allocator runs within a budget: the solver's, or one that was found by trials.
+
+The solver knows the bytes that are asked for at once. Where its answer for the whole budget runs, nothing is
+better. Otherwise it is asked for less, by what the allocator adds, and its answers are where trials begin
+(`trial_search.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.planning import certify
+from trainfit.planning.certify import Certified, Unplanned
+from trainfit.planning.master import MasterProblem, Solution
+from trainfit.planning.planned_columns import PlannedColumns
+from trainfit.planning.trial_search import TrialSearch
+from trainfit.planning.trials import Trials
+from trainfit.planning.uniform_choices import Combination, UniformChoices
+
+_FIRST_GAP_SHARE = 5e-3
+"""Of the step's time: good enough to see whether the allocator runs it."""
+_FINE_GAP_SHARE = 1e-4
+"""Closer than this to the bound there is nothing to look for."""
+_FIRST_SECONDS = 15.0
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 6.0
+"""For all of the solver's answers after the first; between these, so many times as long as the first took."""
+_TIMES_THE_FIRST = 8.0
+_ROOM_SHARE = 0.005
+"""Of the budget: between one that is enough for the model and one that is too much, less is not worth looking
+for."""
+_FEW_TRIALS = 30
+_MOST_CERTIFICATES = 4
+_MOST_LEAST = 10
+"""How many choices are looked at to find the one that needs the least memory."""
+
+Solver = Callable[[int, float], Solution]
+"""Solves the master problem for a budget, within so many seconds, as well as it can."""
+
+
+@dataclass
+class BudgetSearch:
+    """Searches for one step and one setting of the allocator; what ran once is remembered."""
+
+    problem: MasterProblem
+    step: Unplanned
+    choices: UniformChoices
+    columns: PlannedColumns
+    most_trials: int
+    most_answers: int = 4
+    """How many budgets the solver is asked for."""
+    gap_share: float = 1e-3
+    """Of the step's time: good enough for a plan to begin trials with."""
+    _remembered: list[tuple[float, Combination]] = field(default_factory=list)
+    """What was the fastest for other budgets, and the step's seconds: it may be for the next one, too."""
+    _answers: dict[tuple[int, float], Solution] = field(default_factory=dict)
+    """The solver's, by budget and gap; it knows nothing of allocators."""
+    _first_took: dict[int, float] = field(default_factory=dict)
+    """Seconds, by budget: what the machine and the step make of them is a measure for the next answers."""
+
+    def rough(self, allocator: AllocatorOptions) -> BudgetSearch:
+        """Return a search with another setting of the allocator that takes less time, and finds less."""
+        return replace(
+            self,
+            step=replace(self.step, allocator=allocator),
+            most_trials=_FEW_TRIALS,
+            most_answers=3,
+            gap_share=_FIRST_GAP_SHARE,
+            _remembered=[],
+        )
+
+    def search(self, budget_bytes: int, deadline: float, solver: Solver) -> Certified | None:
+        """Return the fastest plan that was found to run within the budget; None if there is none."""
+        modelled = certify.peak_within(self.step.trace, budget_bytes)
+        first = self.first(modelled, max(deadline - time.monotonic(), 1.0))
+        if first.optimal and not first.feasible:
+            return None
+        trials = Trials(self.step, self.step.allocator, self.columns)
+        answers, bound = [self._combination(first)] if first.feasible else [], first.bound
+        if not answers:
+            pass  # the solver ran out of time: trials need none of its answers
+        elif trials.run(answers[0].effects, budget_bytes):
+            if first.seconds - bound > _FINE_GAP_SHARE * self.step.step_seconds:
+                best = solver(modelled, max(deadline - time.monotonic(), 1.0))
+                if best.feasible:
+                    answers, bound = [self._combination(best), *answers], max(best.bound, bound)
+            if trials.run(answers[0].effects, budget_bytes):
+                answers.sort(key=lambda one: one.seconds)
+                return self._first_that_fits(answers, budget_bytes, bound)
+        else:
+            answers += self._smaller(trials, answers[0], budget_bytes, modelled)
+        search = TrialSearch(
+            self.choices, trials, budget_bytes, self.step.step_seconds, self.most_trials, deadline
+        )
+        running = search.search([*(known for _, known in self._remembered), *answers])
+        return self._first_that_fits(running, budget_bytes, bound)
+
+    def least(self, smallest_peak: Solution, budget_bytes: int) -> Certified:
+        """Return what runs in the least memory, of the choices that free most and the one with this peak."""
+        trials = Trials(self.step, self.step.allocator, self.columns)
+        most_freed = sorted(self.choices.by_price, key=lambda one: -trials.least_peak_bytes(one.effects))
+        tried = [self._combination(smallest_peak), *reversed(most_freed[-_MOST_LEAST:])]
+        combination = min(tried, key=lambda one: trials.needed_bytes(one.effects))
+        plan = self.certified(combination, budget_bytes, 0.0)
+        if plan.fits:
+            self._remembered.append((plan.step_seconds, combination))
+        return plan
+
+    def _smaller(
+        self, trials: Trials, first: Combination, budget_bytes: int, modelled: int
+    ) -> list[Combination]:
+        """Return the solver's answers for less than the budget, by what the allocator adds."""
+        patience = max(_TIMES_THE_FIRST * self._first_took[modelled], _LEAST_SECONDS)
+        deadline = time.monotonic() + min(patience, _MOST_SECONDS)
+        found: list[Combination] = []
+        enough, exceeds = 0, modelled
+        # The answer may ask for less than it was allowed.
+        asked = min(modelled, trials.least_peak_bytes(first.effects))
+        asked -= max(trials.needed_bytes(first.effects) - budget_bytes, 1)
+        while len(found) < self.most_answers - 1 and time.monotonic() < deadline:
+            answer = self._answer(asked, deadline - time.monotonic(), self.gap_share)
+            if not answer.feasible:
+                break
+            found.append(self._combination(answer))
+            if trials.run(found[-1].effects, budget_bytes):
+                enough = asked
+            else:
+                exceeds = asked
+            if enough:
+                asked = (enough + exceeds) // 2
+            else:
+                asked = min(asked, trials.least_peak_bytes(found[-1].effects))
+                asked -= max(trials.needed_bytes(found[-1].effects) - budget_bytes, 1)
+            if exceeds - enough < _ROOM_SHARE * budget_bytes:
+                break
+        return found
+
+    def _first_that_fits(
+        self, combinations: Sequence[Combination], budget_bytes: int, bound: float
+    ) -> Certified | None:
+        """Certify combinations until one fits: trials are of few steps, the certificate is of all.
+
+        What ran within another budget and is faster is certified before: more memory never costs time.
+        """
+        found: Certified | None = None
+        for combination in combinations[:_MOST_CERTIFICATES]:
+            plan = self.certified(combination, budget_bytes, bound)
+            if plan.fits:
+                self._remembered.append((plan.step_seconds, combination))
+                found = plan
+                break
+        for seconds, combination in sorted(self._remembered, key=lambda known: known[0]):
+            if found is not None and seconds >= found.step_seconds:
+                break
+            plan = self.certified(combination, budget_bytes, bound)
+            if plan.fits:
+                return plan
+        return found
+
+    def first(self, budget_bytes: int, seconds_limit: float) -> Solution:
+        """Solve the master problem roughly: is there a plan at all, and what is the bound?"""
+        begin = time.monotonic()
+        answer = self._answer(budget_bytes, min(_FIRST_SECONDS, seconds_limit), _FIRST_GAP_SHARE)
+        self._first_took.setdefault(budget_bytes, time.monotonic() - begin)
+        return answer
+
+    def _answer(self, budget_bytes: int, seconds_limit: float, gap_share: float) -> Solution:
+        key = (budget_bytes, gap_share)
+        if key not in self._answers:
+            gap = gap_share * self.step.step_seconds
+            self._answers[key] = self.problem.solve(
+                budget_bytes, seconds_limit=seconds_limit, gap_seconds=gap
+            )
+        return self._answers[key]
+
+    def _combination(self, solution: Solution) -> Combination:
+        return self.choices.combination([self.problem.options[number] for number in solution.options])
+
+    def certified(self, combination: Combination, budget_bytes: int, bound: float) -> Certified:
+        """Replay a combination on the trace, and promise what comes out."""
+        return certify.certified(
+            self.step,
+            combination.effects,
+            budget_bytes,
+            bound,
+            summed_seconds=combination.seconds,
+            method="regions",
+        )

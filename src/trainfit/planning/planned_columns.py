@@ -1,0 +1,130 @@
+"""What an allocator is asked for under a plan, without writing the plan's trace: quick enough to try many.
+
+`rewrite.py` writes the trace of a step with regions; its requests are those found here. Only what decides
+about memory is worked out, with the storages of the step as columns (`allocator/step_columns.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from trainfit.allocator.step_columns import NEVER, Numbers, StepColumns, columns_of
+from trainfit.devices.device_table import Device
+from trainfit.devices.library_handles import LibraryWorkspace, library_workspaces
+from trainfit.planning.effects import Effect, ends_of
+from trainfit.planning.rewrite import Renumbering
+from trainfit.traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """What runs again for one region, in columns: storages that are made again, workspaces, what is held."""
+
+    made: Numbers
+    """The position in the segment at which each storage is made."""
+    sizes: Numbers
+    until: Numbers
+    """The time at which it is freed, of the original trace."""
+    until_position: Numbers
+    """The position at which it is freed, or -1 if `until` says it."""
+    workspace_positions: Numbers
+    workspace_sizes: Numbers
+
+
+@dataclass
+class PlannedColumns:
+    """The columns of one step under any plan."""
+
+    trace: Trace
+    device: Device
+    _base: StepColumns | None = field(init=False)
+    _libraries: tuple[LibraryWorkspace, ...] = field(init=False)
+    _segments: dict[int, tuple[Effect, _Segment]] = field(default_factory=dict)
+    """By the identity of the effect, which is kept with it."""
+
+    def __post_init__(self) -> None:
+        """Make the columns of the step without a plan."""
+        self._base = columns_of(self.trace)
+        self._libraries = library_workspaces(self.trace, self.device)
+
+    def of(self, effects: Sequence[Effect]) -> StepColumns | None:
+        """Return the columns of the step with these regions; None if it has no columns."""
+        base = self._base
+        if base is None:
+            return None
+        new = Renumbering(self.trace, effects)
+        start, end = new.starts(base.start), np.where(base.end == NEVER, NEVER, new.ends(base.end))
+        for number, moment, effect in ends_of(self.trace, effects):
+            time = new.after(moment, effect)
+            end[number] = NEVER if time is None else max(time, int(start[number]) + 1)
+        starts, ends, sizes = [start], [end], [base.sizes]
+        ops, workspaces = [new.starts(base.workspace_ops)], [base.workspace_sizes]
+        for effect in effects:
+            segment, first = self._segment(effect), new.segment_start[effect.region.start]
+            made = first + segment.made
+            inside = first + np.minimum(segment.until_position, len(effect.segment))
+            freed = np.where(segment.until_position < 0, new.ends(segment.until), inside)
+            starts.append(made)
+            ends.append(np.maximum(freed, made + 1))
+            sizes.append(segment.sizes)
+            ops.append(first + segment.workspace_positions)
+            workspaces.append(segment.workspace_sizes)
+        for effect in effects:
+            first = new.segment_start[effect.region.start]
+            held = [(new.start(op), new.end(effect.region.release), size) for op, size in effect.held]
+            held += [(first + begin, first + last, size) for begin, last, size in effect.held_again]
+            for column, values in zip((starts, ends, sizes), zip(*held)):
+                column.append(np.array(values, dtype=np.int64))
+        more = sum(len(column) for column in starts[1:])
+        unseen, count = len(self.trace.releases), len(base.start)
+        return replace(
+            base,
+            start=np.concatenate(starts),
+            end=np.concatenate(ends),
+            sizes=np.concatenate(sizes),
+            born=np.concatenate([np.where(base.born < 0, -1, new.starts(base.born)), np.full(more, -1)]),
+            turn=np.concatenate([base.turn, unseen + np.arange(count, count + more)]),
+            workspace_ops=np.concatenate(ops),
+            workspace_sizes=np.concatenate(workspaces),
+            kept=self._kept(new),
+        )
+
+    def _kept(self, new: Renumbering) -> tuple[tuple[int, int], ...]:
+        """Return what libraries keep; what runs again may be the first of backward that needs it."""
+        found = {one.name: (new.start(one.first_op), one.bytes) for one in self._libraries}
+        for effect in new.ordered:
+            first = new.segment_start[effect.region.start]
+            if found and first > max(found.values())[0]:
+                break
+            again = tuple(replace(self.trace.ops[op], phase="backward") for op in effect.segment)
+            for one in library_workspaces(replace(self.trace, ops=again), self.device):
+                found[one.name] = min(found.get(one.name, (NEVER, 0)), (first + one.first_op, one.bytes))
+        return tuple(sorted(found.values()))
+
+    def _segment(self, effect: Effect) -> _Segment:
+        """Return the columns of a region's segment, which are made once."""
+        found = self._segments.get(id(effect))
+        if found is None:
+            found = self._segments[id(effect)] = (effect, _segment_of(self.trace, effect))
+        return found[1]
+
+
+def _segment_of(trace: Trace, effect: Effect) -> _Segment:
+    workspaces = [trace.signatures[trace.ops[op].signature].workspace_bytes for op in effect.segment]
+    used = np.flatnonzero(workspaces)
+    copies = [
+        (made, trace.storages[number].bytes, end.time, end.position)
+        for number, (made, end) in effect.copies.items()
+    ]
+    made, sizes, until, position = np.array(copies, dtype=np.int64).reshape(-1, 4).T
+    return _Segment(
+        made,
+        sizes,
+        until,
+        position,
+        used,
+        np.array(workspaces, dtype=np.int64)[used],
+    )
