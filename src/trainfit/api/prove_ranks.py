@@ -66,6 +66,7 @@ def _verified(
             warnings=said_of_real_runs(trace.assumptions),
         )
         everyone = [RankFound.from_data(data) for data in control.gathered(found.as_data())]
+    control.leave()
     request.watch.lap("measure")
     return RankVerification(
         target=trace.target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -65,9 +66,17 @@ class RankControl:
         """Return whether something is so on every rank."""
         return all(self.gathered(bool(here)))
 
+    def leave(self) -> None:
+        """End the conversation: the first rank, which may keep the store, waits for the others to go."""
+        self.store.set(f"left/{self.cluster.rank}", "yes")
+        if self.cluster.rank == 0:
+            for rank in range(self.cluster.world_size):
+                self._get(f"left/{rank}")
+
     def failed(self, message: str) -> None:
         """Tell the others that this rank cannot go on."""
-        self.store.set("failed", json.dumps([self.cluster.rank, message]))
+        with contextlib.suppress(RuntimeError):  # the store may be gone with the first rank
+            self.store.set("failed", json.dumps([self.cluster.rank, message]))
 
     def failure(self, seconds: float = 0.0) -> str | None:
         """Return what another rank has failed with, if one tells within some seconds."""
