@@ -5,6 +5,7 @@ They are forked: torch is loaded once. The caller must not have computed anythin
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -22,13 +23,17 @@ class RanksFailed(RuntimeError):
     """A rank has raised, or all together took too long."""
 
 
-def run_ranks(function: Callable[[], Any], size: int, seconds: float = 300.0) -> list[Any]:
+def run_ranks(function: Callable[[], Any], size: int, seconds: float = 120.0) -> list[Any]:
     """Call a function on every rank and return what each returned; one that fails ends all."""
-    # As with torchrun, the store is not in one of the ranks, which may end before the others.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # As with torchrun, the store is not in one of the ranks, which may end before the others. Nor is it here: it
+    # has a thread, and a process with threads must not be forked.
+    ports, given = _FORK.Pipe(duplex=False)
+    store = _FORK.Process(target=_keep_store, args=(given,), daemon=True)
+    store.start()
+    port = ports.recv()
     pipes = [_FORK.Pipe(duplex=False) for _ in range(size)]
     processes = [
-        _FORK.Process(target=_rank, args=(function, rank, size, store.port, pipe[1]), daemon=False)
+        _FORK.Process(target=_rank, args=(function, rank, size, port, seconds, pipe[1]), daemon=False)
         for rank, pipe in enumerate(pipes)
     ]
     for process, pipe in zip(processes, pipes):
@@ -42,13 +47,20 @@ def run_ranks(function: Callable[[], Any], size: int, seconds: float = 300.0) ->
             process.join(5)
             if process.is_alive():
                 process.kill()
-    del store
+        store.kill()
     failures = [text for is_good, text in answers if not is_good]
     if failures:
         # Those that only say that another has failed are the longest in coming to the point.
         own = [text for text in failures if "has failed" not in text and "has ended" not in text]
         raise RanksFailed((own or failures)[0])
     return [value for _, value in answers]
+
+
+def _keep_store(given: Connection) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given.send(store.port)
+    while True:
+        time.sleep(3600)
 
 
 def _answer(rank: int, pipe: Connection, end: float) -> tuple[bool, Any]:
@@ -61,7 +73,11 @@ def _answer(rank: int, pipe: Connection, end: float) -> tuple[bool, Any]:
     return found
 
 
-def _rank(function: Callable[[], Any], rank: int, size: int, port: int, pipe: Connection) -> None:
+def _rank(
+    function: Callable[[], Any], rank: int, size: int, port: int, seconds: float, pipe: Connection
+) -> None:
+    # Where a rank waits for ever, this says where.
+    faulthandler.dump_traceback_later(max(seconds - 10, 1), exit=True)
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
