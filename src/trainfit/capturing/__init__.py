@@ -36,6 +36,7 @@ hollow           tensors without memory; `hollow_results` makes those that an op
 ledger           every storage, who holds it, and when it is freed
 autograd         saved tensors, and the module of each backward node
 modules          names of modules
+queues           on which queue an operator runs, and what it waits for
 recorder         the ops and storages of one run, as they happen
 counting         FLOPs and bytes of every operator
 describing       which step it is: parameters, dtypes, optimizer
