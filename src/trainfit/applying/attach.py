@@ -19,6 +19,7 @@ from trainfit.applying.following import followed_ops
 from trainfit.applying.planned_forward import FORWARD, Calls, PlannedForward, planned_forward
 from trainfit.applying.planned_model import PlannedModel, Promise
 from trainfit.applying.region import PlannedCall
+from trainfit.capturing.modules import class_name
 from trainfit.errors import PlanError
 from trainfit.plans.plan import Plan
 from trainfit.plans.plan_origin import other_model
@@ -54,7 +55,7 @@ def _settings_of(model: nn.Module) -> Settings:
         dtype=dtype_name([name for name, _ in numbers.most_common()], []),
         parameters=numbers.total(),
         modules=sum(1 for _ in model.modules()),
-        model_class=type(model).__name__,
+        model_class=class_name(model),
     )
 
 

@@ -27,6 +27,7 @@ from trainfit.applying.op_results import (
     TensorLayout,
     can_be_absent,
     has_storage,
+    parts_of,
     tensors_in,
 )
 from trainfit.applying.randomness import generator_of, state_of
@@ -81,7 +82,8 @@ class RegionRecorder(RegionMode):
             return False
         if self._permanent is None:
             weights = (*self._module.parameters(), *self._module.buffers())
-            self._permanent = {_storage_id(t) for t in weights if has_storage(t)} | self._inputs
+            parts = (part for weight in weights for part in parts_of(weight))
+            self._permanent = {_storage_id(part) for part in parts if has_storage(part)} | self._inputs
         if _storage_id(tensor) not in self._permanent:
             return False
         self.record.flow.permanent.add(number)

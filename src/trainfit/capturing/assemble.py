@@ -64,10 +64,13 @@ def assemble(session: Session, step: Step, target: str) -> t.Trace:
 
 def _with_gathered(trace: t.Trace, session: Session) -> t.Trace:
     """Say which storages parameters are gathered into, for the module of each parameter."""
-    from trainfit.capturing.distributed.sharded_units import gathered_parameters  # it loads FSDP
+    # It loads FSDP.
+    from trainfit.capturing.distributed.sharded_units import gathered_parameters, sharded_units
 
     found: dict[int, set[int]] = {}
+    units: set[int] = set()
     for root in session.modules.roots:
+        units.update(map(session.modules.index, sharded_units(root)))
         for module, tensor in gathered_parameters(root):
             lives = _lives_of(session, (tensor,))
             found.setdefault(session.modules.index(module), set()).update(live.index for live in lives)
@@ -77,7 +80,7 @@ def _with_gathered(trace: t.Trace, session: Session) -> t.Trace:
     for number in gathered:
         storages[number] = replace(storages[number], category="parameter", gathered=True)
     modules = tuple(
-        replace(module, gathered=tuple(sorted(found.get(number, set()) & gathered)))
+        replace(module, gathered=tuple(sorted(found.get(number, set()) & gathered)), unit=number in units)
         for number, module in enumerate(trace.modules)
     )
     return replace(trace, storages=tuple(storages), modules=modules)
@@ -359,4 +362,6 @@ def _call(call: Any, ops: int) -> t.ModuleCall:
         forward_end=call.forward_end if call.forward_end >= 0 else ops,
         backward_start=call.backward_start,
         backward_end=call.backward_end,
+        body_start=call.body_start if call.body_end >= 0 else -1,
+        body_end=call.body_end,
     )

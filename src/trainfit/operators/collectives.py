@@ -5,6 +5,11 @@ from __future__ import annotations
 NAMESPACES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 """Where torch keeps the operators of `torch.distributed`."""
 
+WAITS = frozenset(
+    f"{namespace}.{name}.default" for namespace in NAMESPACES for name in ("wait_tensor", "_wrap_tensor_autograd")
+)
+"""What waits for a collective, at once or when its result is used: they return what they are given."""
+
 _KINDS = {
     "all_gather": "allgather all_gather_into_tensor allgather_into_tensor _allgather_base",
     "reduce_scatter": "reduce_scatter reduce_scatter_tensor _reduce_scatter_base",

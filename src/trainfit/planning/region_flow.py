@@ -52,8 +52,8 @@ class RegionFlow:
 
 def flow_of(trace: Trace, calls: Sequence[int], saved: Saved) -> RegionFlow:
     """Return the flow of calls in a row whose results are needed in backward as `saved` says."""
-    starts = [trace.calls[call].forward_start for call in calls]
-    found = RegionFlow(range(starts[0], trace.calls[calls[-1]].forward_end))
+    starts = [trace.calls[call].body.start for call in calls]
+    found = RegionFlow(range(starts[0], trace.calls[calls[-1]].body.stop))
     flow, numbers = found.flow, found.numbers
     draws: dict[int, list[int]] = {}
     written_at: dict[int, list[int]] = {}
