@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from trainfit.operators.collectives import fills_outputs, is_repeatable
 from trainfit.planning.groups import Group, groups_of, values_read
 from trainfit.planning.region_flow import RegionFlow, flow_of
 from trainfit.planning.weight_casts import is_kept_by_autocast
@@ -102,6 +103,9 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
     if any(trace.calls[n].recompute or trace.calls[n].backward_start < 0 for n in calls) or end <= start:
         return None
     if any(trace.ops[op].phase != "forward" for op in range(start, end)):
+        return None
+    if any(fills_outputs(name) and not is_repeatable(name) for name in map(trace.op_name, range(start, end))):
+        # A message between two ranks is sent once, and a barrier waits once.
         return None
     if any(op.recompute for op in trace.ops[last.backward_start : first.backward_end]):
         # The step has a checkpoint of its own in there; what that holds the second time is not in the trace.
