@@ -42,7 +42,9 @@ def _of_many(session: Session) -> Iterator[None]:
         stack.enter_context(stages_of(session.cluster.rank, session.messages, session.listener))
         # It compares the models of all processes, of which there is one.
         stack.enter_context(
-            replaced(torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda o: _nothing)
+            replaced(
+                torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda o: _nothing
+            )
         )
         yield
 
