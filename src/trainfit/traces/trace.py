@@ -134,6 +134,10 @@ class Storage:
     born: int = -1
     """Of what is there in every step but the first, as optimizer state is: before which op of the first step
     it is made. -1 for everything else."""
+    gathered: bool = False
+    """Whether it holds parameters that are gathered from other ranks, beside this rank's part of them."""
+    stream: str = COMPUTE
+    """The queue that it was allocated on: a GPU's memory is kept apart by it."""
 
     @property
     def persistent(self) -> bool:
@@ -170,6 +174,10 @@ class Module:
     parameters: tuple[int, ...]
     """The storages of its parameters; those of shared ones are the first module's."""
     buffers: tuple[int, ...]
+    gathered: tuple[int, ...] = ()
+    """The storages that its parameters are gathered into."""
+    whole_parameter_bytes: int = 0
+    """Its parameters on all ranks together, each counted once: `parameters` has this rank's part."""
 
 
 @dataclass(frozen=True, slots=True)
