@@ -103,23 +103,21 @@ def _error(predicted: int, measured: int) -> float:
     return (predicted - measured) / max(measured, 1)
 
 
-def on_this_rank(name: str, shares: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Predict and measure a case on the rank that this process is."""
+def on_this_rank(name: str, share: float | None) -> dict[str, Any]:
+    """Predict and measure a case on the rank that this process is, with a plan or without."""
     control = RankControl.from_environment()
     try:
         case, cluster = CASES[name], control.cluster
         trace = capture(case.build, target=name, limits=THOROUGH, cluster=cluster)
         predicted = predicted_memory(simulate(trace))
+        plan, budget = None, 0
+        if share is not None:
+            plan, budget = _shared_plan(trace, share, control)
+            predicted = RankMemory(plan.peak_bytes, predicted.persistent_bytes, {})
         with silent_groups():
-            found = run_rank(case.build, predicted, trace.steps, control, plan=None, eager=False)
-            rows = [_row(name, cluster.world_size, found)]
-            for share in shares if case.plans else ():
-                plan, budget = _shared_plan(trace, share, control)
-                promised = RankMemory(plan.peak_bytes, predicted.persistent_bytes, {})
-                planned = run_rank(case.build, promised, trace.steps, control, plan=plan, eager=False)
-                rows.append(_row(name, cluster.world_size, planned, share, budget, plan))
+            found = run_rank(case.build, predicted, trace.steps, control, plan=plan, eager=False)
         control.leave()
-        return [asdict(row) for row in rows]
+        return asdict(_row(name, cluster.world_size, found, share, budget, plan))
     except BaseException as error:
         control.failed(str(error))
         raise
@@ -180,20 +178,21 @@ def _row(
     )
 
 
-def run_case(name: str, ranks: int, shares: tuple[float, ...]) -> list[Row]:
+def run_case(name: str, ranks: int, share: float | None = None) -> list[Row]:
     """Run a case on so many ranks."""
     try:
-        found = run_ranks(functools.partial(on_this_rank, name, shares), ranks)
+        found = run_ranks(functools.partial(on_this_rank, name, share), ranks)
     except RanksFailed as error:
-        return [Row(name, ranks, failure=" ".join(str(error).split()))]
-    return [Row(**row) for rows in found for row in rows]
+        return [Row(name, ranks, share=share, failure=" ".join(str(error).split()))]
+    return [Row(**row) for row in found]
 
 
 def as_lines(row: Row) -> list[str]:
     verdict = "ok  " if row.good else "MISS"
     where = f"{verdict} {row.name:24} {row.rank} of {row.ranks}"
     if row.failure:
-        return [f"{verdict} {row.name:24} {row.ranks} ranks: {row.failure}"]
+        plan = "" if row.share is None else f" plan {row.share:.0%}"
+        return [f"{verdict} {row.name:24} {row.ranks} ranks{plan}: {row.failure}"]
     peak = f"{row.predicted_bytes:>11,} predicted, {row.measured_bytes:>11,} measured {_shown(row.error)}"
     if row.share is not None:
         same = "equal" if row.equal else "NOT EQUAL"
@@ -231,9 +230,10 @@ def main() -> int:
     for name in options.names or CASES:
         for ranks in CASES[name].ranks:
             if options.ranks in (None, ranks):
-                found = run_case(name, ranks, () if options.no_plans else SHARES)
-                rows += found
-                print("\n".join(line for row in found for line in as_lines(row)), flush=True)
+                for share in (None, *(SHARES if CASES[name].plans and not options.no_plans else ())):
+                    found = run_case(name, ranks, share)
+                    rows += found
+                    print("\n".join(line for row in found for line in as_lines(row)), flush=True)
     unplanned = [row for row in rows if row.share is None]
     plans = {(row.name, row.ranks, row.share) for row in rows if row.share is not None}
     bad_plans = {(row.name, row.ranks, row.share) for row in rows if row.share is not None and not row.good}

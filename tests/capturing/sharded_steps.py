@@ -6,6 +6,7 @@ Each is a function of the kind of device, as a training script has it; nothing i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -78,7 +79,9 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A small language model; `around` recomputes whole blocks."""
 
-    def __init__(self, width: int = WIDTH, layers: int = LAYERS, *, inside: bool = False, around: bool = False) -> None:
+    def __init__(
+        self, width: int = WIDTH, layers: int = LAYERS, *, inside: bool = False, around: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.layers = nn.ModuleList(Block(width, inside) for _ in range(layers))
@@ -137,7 +140,9 @@ def trained(
 # FSDP2 ----------------------------------------------------------------------------------------------------
 
 
-def sharded(place: torch.device, *, model: dict[str, Any] | None = None, mesh: Any = None, **how: Any) -> Transformer:
+def sharded(
+    place: torch.device, *, model: dict[str, Any] | None = None, mesh: Any = None, **how: Any
+) -> Transformer:
     """Shard each block and the root."""
     made = Transformer(**(model or {})).to(place)
     if mesh is None:
@@ -210,9 +215,7 @@ def fsdp_sgd(device: str) -> Step:
 
 def fsdp_clipped(device: str) -> Step:
     place = start(device)
-    return trained(
-        sharded(place), place, before_step=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-    )
+    return trained(sharded(place), place, before_step=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0))
 
 
 def fsdp_norm_read(device: str) -> Step:
@@ -230,9 +233,9 @@ def fsdp_prefetch(device: str) -> Step:
     place = start(device)
     model = sharded(place)
     blocks: list[Any] = list(model.layers)
-    for block, following in zip(blocks, blocks[1:]):
+    for block, following in itertools.pairwise(blocks):
         block.set_modules_to_forward_prefetch([following])
-    for block, before in zip(blocks[1:], blocks):
+    for before, block in itertools.pairwise(blocks):
         block.set_modules_to_backward_prefetch([before])
     return trained(model, place)
 
@@ -445,7 +448,9 @@ def pipeline(device: str, schedule: str) -> Step:
     stage = PipelineStage(part, rank, world, place)
     kinds: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
     schedules = kinds[schedule](
-        stage, n_microbatches=4, loss_fn=lambda out, target: F.cross_entropy(out.flatten(0, 1), target.flatten())
+        stage,
+        n_microbatches=4,
+        loss_fn=lambda out, target: F.cross_entropy(out.flatten(0, 1), target.flatten()),
     )
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-3)
     tokens = tokens_on(place)
@@ -475,7 +480,8 @@ def one_f_one_b(device: str) -> Step:
 FSDP: tuple[Build, ...] = (
     fsdp, fsdp_kept, fsdp_partly, fsdp_bf16, fsdp_bf16_reduced_in_fp32, fsdp_uneven, fsdp_checkpoint_inside,
     fsdp_checkpoint_around, fsdp_offloaded, fsdp_foreach, fsdp_fused, fsdp_for_loop, fsdp_sgd, fsdp_clipped,
-    fsdp_norm_read, fsdp_prefetch, fsdp_accumulating, fsdp_accumulating_unsynced, fsdp_meta_init, hsdp, hsdp_bf16,
+    fsdp_norm_read, fsdp_prefetch, fsdp_accumulating, fsdp_accumulating_unsynced, fsdp_meta_init, hsdp,
+    hsdp_bf16,
 )  # fmt: skip
 DDP: tuple[Build, ...] = (ddp, ddp_views, ddp_small_buckets, ddp_no_sync, ddp_views_no_sync)
 TENSOR_PARALLEL: tuple[Build, ...] = (tp, sp, parallel_loss, tp_fsdp)

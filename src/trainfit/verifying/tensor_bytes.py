@@ -43,7 +43,7 @@ class Part:
     """A tensor or a part of it: its memory as words of its element size, in the tensor's own layout."""
 
     tensor: torch.Tensor
-    """Keeps the memory."""
+    """The whole of it."""
     words: Array
 
     @property
@@ -75,7 +75,8 @@ def whole(tensor: torch.Tensor) -> Part:
     if tensor.numel() == 0:
         return Part(tensor, np.empty(tuple(tensor.shape), dtype=_WORDS[size]))
     span = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
-    memory = (ctypes.c_char * (span * size)).from_address(tensor.data_ptr())
+    memory: Any = (ctypes.c_char * (span * size)).from_address(tensor.data_ptr())
+    memory.owner = tensor  # arrays keep what they are made of, and with it the tensor
     strides = tuple(stride * size for stride in tensor.stride())
     words: Array = np.ndarray(tuple(tensor.shape), dtype=_WORDS[size], buffer=memory, strides=strides)
     return Part(tensor, words)
