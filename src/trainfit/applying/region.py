@@ -27,7 +27,7 @@ from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
 from trainfit.applying.sharded_modules import is_unit
-from trainfit.applying.torch_changes import noticed_reads, ordinary_paths
+from trainfit.applying.torch_changes import noticed_reads, ordinary_paths, quiet_propagation
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans.plan import OpDecision
 from trainfit.plans.recomputation import rerun
@@ -122,8 +122,12 @@ class RegionCall:
 
         attributes, host_random = ModuleAttributes(self._module), HostRandomState()
         hooks = saved_tensors_hooks(pack_and_note, unpack)
-        ordinary = ordinary_paths(self._planned.names)
-        with execution.forward(recorder.value_read), ordinary, noticed_reads.used(), hooks, recorder:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(execution.forward(recorder.value_read))
+            for change in (ordinary_paths(self._planned.names), noticed_reads.used(), quiet_propagation()):
+                stack.enter_context(change)
+            stack.enter_context(hooks)
+            stack.enter_context(recorder)
             yield
         self._record = recorder.finish(complete=has_hooks_inside(self._module.modules()))
         self._attributes = attributes
@@ -171,7 +175,9 @@ class RegionCall:
         as_in_forward = contextlib.nullcontext() if self._attributes is None else self._attributes.restored()
         with execution.recomputation():
             try:
-                with ordinary_paths(self._planned.names), as_in_forward, drawn_again(self._host_random), mode:
+                ordinary = ordinary_paths(self._planned.names)
+                drawn = drawn_again(self._host_random)
+                with ordinary, quiet_propagation(), as_in_forward, drawn, mode:
                     yield
             finally:
                 mode.finish()
