@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "applying"), str(Path(__file__).parent / "ranks")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "applying"))
+sys.path.insert(0, str(Path(__file__).parent / "ranks"))
 import small_steps
 from plans import as_a_whole, plan_for, save_products
 

@@ -156,7 +156,7 @@ def _kind(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         return (value.shape, value.dtype, value.device, value.requires_grad)
     if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
         tensors += parts_of(value)
-        return (kind, value.shape, value.dtype, value.device, value.requires_grad, *_context(value))
+        return (kind.__name__, value.shape, value.dtype, value.device, value.requires_grad, *_context(value))
     if isinstance(value, _VALUES):
         return (kind, value)
     if isinstance(value, tuple) or kind is list:

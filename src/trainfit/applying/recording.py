@@ -32,8 +32,8 @@ from trainfit.applying.op_results import (
 )
 from trainfit.applying.randomness import generator_of, state_of
 from trainfit.applying.records import VALUE, VIEW, CountedTensor, OpRecord, OutsideArgument, Record
-from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.exchanges import outputs_of
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.schemas import Operator, aten
 from trainfit.operators.collectives import fills_outputs
 from trainfit.plans.plan import SAVE

@@ -18,8 +18,8 @@ from trainfit.applying.call_arguments import CallArguments
 from trainfit.applying.chaining import pass_on
 from trainfit.applying.execution import execution
 from trainfit.applying.following import Follower
-from trainfit.applying.plain_checkpoint import OnFollowed
 from trainfit.applying.op_results import parts_of
+from trainfit.applying.plain_checkpoint import OnFollowed
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
 from trainfit.applying.randomness import drawn_again

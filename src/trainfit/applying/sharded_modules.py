@@ -7,7 +7,6 @@ whether a unit gathers again when it is recomputed depends on what autograd has 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +17,6 @@ _TENSOR_PARALLEL = "torch.distributed.tensor."
 _UNIT = "FSDPModule"
 
 
-@functools.cache
 def is_distributed(kind: type) -> bool:
     """Whether a class is one of `torch.distributed`'s: meshes, groups, and FSDP's state."""
     return kind.__module__.startswith(_DISTRIBUTED)

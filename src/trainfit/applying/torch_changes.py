@@ -7,8 +7,8 @@ capture recorded, so they get their ordinary path here too.
 Reads without an operator: `tolist` and `numpy` read memory directly. What they read in forward must have its
 values again when the region is recomputed, so they say what they read.
 
-Propagation: distributed tensors find out what an operator returns on fake tensors, once for each kind of call.
-That is no part of the region: it would not be there when the region is recomputed.
+Propagation: distributed tensors ask fake tensors what an operator returns, once for each kind of call. That
+is no part of the region: it would not be there when the region is recomputed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ NAMESPACES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_a
 """Where torch keeps the operators of `torch.distributed`."""
 
 WAITS = frozenset(
-    f"{namespace}.{name}.default" for namespace in NAMESPACES for name in ("wait_tensor", "_wrap_tensor_autograd")
+    f"{namespace}.{name}.default"
+    for namespace in NAMESPACES
+    for name in ("wait_tensor", "_wrap_tensor_autograd")
 )
 """What waits for a collective, at once or when its result is used: they return what they are given."""
 
@@ -27,7 +29,9 @@ _KINDS = {
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
 
-_REPEATABLE = frozenset("alltoall_base_ _allgather_base_ _reduce_scatter_base_ allreduce_ broadcast_".split())
+_REPEATABLE = frozenset(
+    ("alltoall_base_", "_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_")
+)
 
 
 def fills_outputs(name: str) -> bool:

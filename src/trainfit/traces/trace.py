@@ -177,7 +177,7 @@ class Module:
     gathered: tuple[int, ...] = ()
     """The storages that its parameters are gathered into."""
     unit: bool = False
-    """Whether it is a unit of FSDP: it gathers its parameters, and those of modules inside, around its call."""
+    """Whether it is a unit of FSDP: parameters, also those of modules inside, are gathered around its call."""
     whole_parameter_bytes: int = 0
     """Its parameters on all ranks together, each counted once: `parameters` has this rank's part."""
 

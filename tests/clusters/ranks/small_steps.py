@@ -1,4 +1,4 @@
-"""A small transformer, arranged for several processes in ordinary PyTorch; `plan` is applied where it says."""
+"""A small transformer, arranged for several processes in ordinary PyTorch, with a plan applied on the way."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _of_unit(recorder: Recorder, original: Any) -> Any:
     return call
 
 
-def sharded_units(root: nn.Module) -> Iterator[FSDPModule]:
+def sharded_units(root: nn.Module) -> Iterator[Any]:
     """Yield the units of a model."""
     return (module for module in root.modules() if isinstance(module, FSDPModule))
 
