@@ -16,6 +16,7 @@ from trace_text import trace
 
 from trainfit.traces import arguments, trace_check
 from trainfit.traces.assumptions import Assumption
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import Settings
 from trainfit.traces.step_runs import Growth, Steps
 from trainfit.traces.trace import Collective, Interval, Storage, Trace
@@ -129,11 +130,16 @@ BREAKAGES: list[tuple[str, Break]] = [
         "kinds 1: TF32 is allowed for some of matmul, convolution, once each",
         lambda trace: replace(trace, tf32=("softmax",)),
     ),
+    (
+        "cluster 0: its rank is one of its world, which its mesh divides",
+        lambda trace: replace(trace, cluster=Cluster(world_size=2, rank=2)),
+    ),
     ("module 2: module names are unique", change("modules", NET_B, name="Net.a")),
     ("module 1: a parent comes before its children", change("modules", NET_A, parent=NET_B)),
     ("module 1: a parent comes before its children", change("modules", NET_A, parent=NET_A)),
     ("module 0: a parent comes before its children", change("modules", NET, parent=-2)),
     ("module 1: what it owns is in the table of storages", change("modules", NET_A, parameters=(10,))),
+    ("module 1: what it owns is in the table of storages", change("modules", NET_A, gathered=(10,))),
     ("module 1: what it owns is in the table of storages", change("modules", NET_A, buffers=(-1,))),
     ("call 1: every call is the call of a module", change("calls", 1, module=-1)),
     ("call 1: every call is the call of a module", change("calls", 1, module=3)),
@@ -146,6 +152,11 @@ BREAKAGES: list[tuple[str, Break]] = [
     ("call 1: backward begins before it ends, within the step", change("calls", 1, backward_start=-2)),
     ("call 1: backward begins before it ends, within the step", change("calls", 1, backward_start=-1)),
     ("call 1: backward begins before it ends, within the step", change("calls", 1, backward_end=10)),
+    ("call 1: what a module does itself lies between what its hooks do", change("calls", 1, body_start=0)),
+    (
+        "call 1: what a module does itself lies between what its hooks do",
+        change("calls", 1, body_start=0, body_end=9),
+    ),
     ("call 3: a call lies within the call that made it", change("calls", 3, forward_start=0)),
     ("call 3: a call lies within the call that made it", change("calls", 3, forward_end=5)),
     ("op 0: every op has a signature", change("ops", MM, signature=-1)),
@@ -181,6 +192,8 @@ BREAKAGES: list[tuple[str, Break]] = [
     ),
     ("storage 3: its bytes are not negative", change("storages", SPARE, bytes=-1)),
     ("storage 3: its category is one of the eight", change("storages", SPARE, category="stuff")),
+    ("storage 3: what is gathered is a parameter", change("storages", SPARE, gathered=True)),
+    ("storage 3: its stream has a name", change("storages", SPARE, stream="")),
     ("storage 3: it begins within the step or before", change("storages", SPARE, start=-2)),
     ("storage 3: it begins within the step or before", change("storages", SPARE, start=10)),
     ("storage 3: it ends after it begins, within the step", change("storages", SPARE, end=10)),

@@ -11,7 +11,7 @@ In the order in which a step passes through them:
 - `replaying.py` computes it again in backward, with the `call_arguments.py` that it was called with, or with
   what the region before it computes again (`chaining.py`);
 - `op_results.py` returns results without computing them, `randomness.py` repeats random draws;
-- `python_objects.py` sees to what Python code changes;
+- `python_objects.py` sees to what Python code changes, and `sharded_modules.py` to what it must not touch;
 - `modes.py` and `torch_changes.py` let a region run the operators that the capture recorded;
 - `plain_checkpoint.py` leaves regions to torch alone, where that is known to do the same;
 - `trainer_callback.py` lets Hugging Face's Trainer apply a plan, the only file that loads transformers.

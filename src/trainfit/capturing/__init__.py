@@ -17,6 +17,8 @@ disk             no tensors are written, and older files stay as they are
 processes        workers run ordinary Python
 explaining       errors that only a capture raises
 refusals         steps that cannot be captured
+distributed      one rank of a cluster, without the other processes
+own_gpu          which GPU of its node the process has
 retarget         a capture on CPU tensors behaves as on a GPU
 composites       operators of torch that take another path under a dispatch mode
 derivatives      backward formulas of torch that do
@@ -35,9 +37,11 @@ hollow           tensors without memory; `hollow_results` makes those that an op
 ledger           every storage, who holds it, and when it is freed
 autograd         saved tensors, and the module of each backward node
 modules          names of modules
+queues           on which queue an operator runs, and what it waits for
 recorder         the ops and storages of one run, as they happen
 counting         FLOPs and bytes of every operator
 describing       which step it is: parameters, dtypes, optimizer
+categories       what each storage is
 assemble         puts the trace together
 observed_calls   what an observation notes of module calls
 observing        the second way in: follows code that runs anyway, on real or fake tensors

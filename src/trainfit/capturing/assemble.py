@@ -5,17 +5,22 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainfit.capturing.categories import (
+    Recording,
+    categories_now,
+    category_by_origin,
+    lives_of,
+    with_gathered,
+)
 from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.exchanges import CommunicationGroup, collective_of
-from trainfit.capturing.ledger import Ledger, LiveStorage
+from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
-from trainfit.capturing.modules import ModuleTable
-from trainfit.capturing.plain_tensors import strided_parts
-from trainfit.capturing.recorder import BACKWARD, FORWARD, Recorder, Row
+from trainfit.capturing.recorder import BACKWARD, FORWARD, Row
 from trainfit.steps.step import Step
 from trainfit.traces import arguments
 from trainfit.traces import trace as t
@@ -24,44 +29,21 @@ if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
 
-class Recording(Protocol):
-    """Where a run was recorded: in the session of a capture, or in an observation."""
-
-    @property
-    def device(self) -> str:
-        """The kind of device that it is for."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Every storage."""
-
-    @property
-    def recorder(self) -> Recorder:
-        """What happened to them."""
-
-    @property
-    def modules(self) -> ModuleTable:
-        """The modules that were called."""
-
-
 def assemble(session: Session, step: Step, target: str) -> t.Trace:
     """Make the trace of the step that the session has recorded."""
     # A step may replace tensors (`parameter.data = ...`, `zero_grad()` first): both ends are looked at.
     labels = categories_now(session, step) | session.categories_at_start
+    trace = trace_of(session, labels, target)
     return replace(
-        trace_of(session, labels, target),
+        trace if session.cluster is None else with_gathered(trace, session),
         architecture=session.gpu.device.architecture if session.gpu.architecture_mattered else "",
         samples=step.samples,
         tokens=step.tokens,
         model=session.modules.index(step.model),
+        cluster=session.cluster,
         settings=described(session.settings, step, session),
         assumptions=(*session.gpu.assumptions(), *on_the_host(step, session), *session.values.assumptions),
     )
-
-
-def categories_now(session: Session, step: Step) -> dict[int, str]:
-    """Return what the storages of a step's models and optimizers are at this moment."""
-    return known_categories(session, (*step.optimizers, *session.optimizers.values()))
 
 
 def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Trace:
@@ -72,9 +54,8 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
     for number, live in enumerate(lives):
         live.index = number
     signatures, signature_of = _signatures(rows)
-    categories = [labels.get(id(live)) or _category_by_origin(live, rows) for live in lives]
+    categories = [labels.get(id(live)) or category_by_origin(live, rows) for live in lives]
     births = _births(lives, categories, rows)
-    queues = _queues([signatures[signature_of[id(row.call)]].collective for row in rows])
     ops = tuple(
         t.Op(
             signature=signature_of[id(row.call)],
@@ -86,12 +67,12 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
             reads=_numbers(row.reads),
             writes=_numbers(row.writes),
             creates=_numbers(row.creates),
-            queue=queue,
-            waits_for=waits_for,
+            queue=row.queue,
+            waits_for=row.waits_for,
             host_waits=row.host_waits,
             reads_value=row.reads_value,
         )
-        for row, forward_op, (queue, waits_for) in zip(rows, _forward_ops(rows), queues)
+        for row, forward_op in zip(rows, _forward_ops(rows))
     )
     return t.Trace(
         target=target,
@@ -111,25 +92,6 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
         releases=_numbers(live for live in recording.ledger.releases if live.nbytes or live.resizes),
         tf32=_tf32(),
     )
-
-
-def _queues(collectives: list[t.Collective | None]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the queue of each op, and for which ops of other queues it waits.
-
-    A collective is on its group's queue; it waits for what was computed, and the next op for it. That is how
-    a synchronous one runs. What an asynchronous one overlaps with until its `wait()` is not followed.
-    """
-    found: list[tuple[str, tuple[int, ...]]] = []
-    computed: tuple[int, ...] = ()
-    awaited: tuple[int, ...] = ()
-    for number, collective in enumerate(collectives):
-        if collective is None:
-            found.append((t.COMPUTE, awaited))
-            computed, awaited = (number,), ()
-        else:
-            found.append((f"group {collective.group}", computed))
-            awaited = (*awaited, number)
-    return found
 
 
 def _tf32() -> tuple[str, ...]:
@@ -224,50 +186,6 @@ def _output_specs(outputs: Iterable[Any]) -> Iterator[t.TensorSpec]:
             yield from _output_specs(output)
 
 
-def _lives_of(recording: Recording, tensors: Iterable[torch.Tensor]) -> Iterator[LiveStorage]:
-    parts = (part for tensor in tensors for part in strided_parts(tensor))
-    return (live for live in map(recording.ledger.find, parts) if live is not None)
-
-
-def known_categories(recording: Recording, optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, str]:
-    """Return what the storages of models and optimizers are at this moment, by id of their entry."""
-    labels: dict[int, str] = {}
-
-    def label(tensors: Iterable[Any], category: str) -> None:
-        for live in _lives_of(recording, tensors):
-            labels.setdefault(id(live), category)
-
-    for root in recording.modules.roots:
-        label(root.parameters(), "parameter")
-        label(root.buffers(), "buffer")
-        label((p.grad for p in root.parameters() if p.grad is not None), "gradient")
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            label(group["params"], "parameter")
-        for state in optimizer.state.values():
-            label(_tensors(state), "optimizer_state")
-    return labels
-
-
-def _category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
-    if live.gradient_since is not None:
-        return "gradient"
-    if live.producer_op < 0:
-        return "input"
-    row = rows[live.producer_op]
-    if row.call.operator.collective:
-        return "communication"
-    return "activation" if row.phase == FORWARD or row.recompute else "temporary"
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
-
-
 def _births(lives: list[LiveStorage], categories: list[str], rows: list[Row]) -> Iterator[int]:
     """Yield for each storage before which op of a first step it would be made; -1: before that, or in it.
 
@@ -310,6 +228,7 @@ def _storage(live: LiveStorage, category: str, born: int) -> t.Storage:
         holders=tuple(holders),
         resizes=tuple(live.resizes),
         born=born,
+        stream=live.stream,
     )
 
 
@@ -317,10 +236,17 @@ def _modules(recording: Recording) -> tuple[t.Module, ...]:
     seen: set[int] = set()
 
     def own(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        lives = _lives_of(recording, tensors)
+        lives = lives_of(recording, tensors)
         found = dict.fromkeys(live.index for live in lives if live.index not in seen)
         seen.update(found)
         return tuple(found)
+
+    counted: set[int] = set()
+
+    def whole(parameters: Iterable[torch.Tensor]) -> int:
+        new = {id(p): p for p in parameters if id(p) not in counted}
+        counted.update(new)
+        return sum(p.numel() * p.element_size() for p in new.values())
 
     return tuple(
         t.Module(
@@ -329,6 +255,7 @@ def _modules(recording: Recording) -> tuple[t.Module, ...]:
             parent=entry.parent,
             parameters=own(entry.own_parameters),
             buffers=own(entry.own_buffers),
+            whole_parameter_bytes=whole(entry.own_parameters),
         )
         for entry in recording.modules.entries
     )
@@ -343,4 +270,6 @@ def _call(call: Any, ops: int) -> t.ModuleCall:
         forward_end=call.forward_end if call.forward_end >= 0 else ops,
         backward_start=call.backward_start,
         backward_end=call.backward_end,
+        body_start=call.body_start if call.body_end >= 0 else -1,
+        body_end=call.body_end,
     )

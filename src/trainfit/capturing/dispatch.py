@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
@@ -39,9 +39,13 @@ from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.replacing import while_set
 from trainfit.capturing.schemas import Operator, aten, describe
-from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, decide
+from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, decide, script_line
 from trainfit.capturing.waiting import note_wait
 from trainfit.errors import CaptureError
+from trainfit.operators.value_use import SHAPED_LIKE
+
+if TYPE_CHECKING:
+    from trainfit.capturing.retarget.streams import Streams
 
 _REFUSES_HALF = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
 
@@ -66,15 +70,23 @@ class CaptureMode(TorchDispatchMode):
         self.measures_workspaces = not self.for_gpu
         """Whether the kernels of this machine are those of the trace."""
         self.in_torchs_formula = False
+        self.handlers = handlers.HANDLERS
+        self.streams: Streams | None = None
+        """The streams of the GPU, if it is for one."""
+        self.of_cluster = False
+        """Whether the step is one of several processes."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle one operator call; `func` is an OpOverload."""
         if types and not all(map(is_plain, types)):
-            if any(kind.__name__ == "DTensor" for kind in types):
-                raise CaptureError("distributed tensors (FSDP2, tensor parallelism) cannot be captured yet.")
-            # A tensor subclass (nested, quantised): it unwraps itself, and its parts come back here.
+            if not self.of_cluster and any(kind.__name__ == "DTensor" for kind in types):
+                raise CaptureError(
+                    f"{script_line()} uses distributed tensors (FSDP2, tensor parallelism): say how many "
+                    "processes there are, with --world-size N or in Python with cluster=trainfit.Cluster(N)."
+                )
+            # A tensor subclass (nested, distributed): it unwraps itself, and its parts come back here.
             return NotImplemented
         # Without the function mode that changes what user code sees (`retarget/device.py`).
         with torch._C.DisableTorchFunction(), self.ledger.lock:
@@ -93,7 +105,7 @@ class CaptureMode(TorchDispatchMode):
             if func is aten.where.self and sums_masked_gradient(self.recorder):
                 return handlers.masked_select(self, aten.masked_select.default, (args[1], args[0]), {})
             func = as_the_engine_would(self, func, args, kwargs)
-        handler = handlers.HANDLERS.get(func)
+        handler = self.handlers.get(func)
         if handler is not None:
             result = handler(self, func, args, kwargs)
             if result is not handlers.NOT_HANDLED:
@@ -132,9 +144,9 @@ class CaptureMode(TorchDispatchMode):
         `kernel` and `shape_args` replace what determines the outputs' metadata, where it depends on values.
         """
         key, tensors = call_key(func, args, kwargs)
-        if _on_meta_device(tensors, kwargs):
+        if _on_meta_device(func, tensors, kwargs):
             return func(*args, **kwargs)
-        lives = [self.live(tensor) for tensor in tensors]
+        lives = [self.live(tensor) for tensor in tensors if not tensor.is_meta]
         if lives and self.ledger.on_host is None and all(live.on_host for live in lives):
             # What is computed from the host's tensors alone is computed on the host.
             with while_set(self.ledger, "on_host", True):
@@ -158,7 +170,7 @@ class CaptureMode(TorchDispatchMode):
             # Not if it would change the user's own tensors, made before the capture.
             if all(live.producer != OUTSIDE for live in self._written(call.operator, args, kwargs)):
                 return self.run_real(func, call, key, args, kwargs, tensors, lives)
-        return self._hollow(func, call, args, kwargs, tensors, lives)
+        return self.hollow(func, call, args, kwargs, tensors, lives)
 
     def live(self, tensor: torch.Tensor) -> LiveStorage:
         """Return the ledger's entry for a tensor, adding what torch made without an operator call."""
@@ -193,7 +205,7 @@ class CaptureMode(TorchDispatchMode):
         elif not self.measures_workspaces:
             call.unlike_cpu = call.unlike_cpu or differs(call.outputs, (result,) if call.single else result)
         if call.unlike_cpu:
-            return self._hollow(func, call, args, kwargs, tensors, lives)
+            return self.hollow(func, call, args, kwargs, tensors, lives)
         read = () if call.operator.made_like else lives
         assumption = next((live.assumption for live in read if live.assumption), None)
         undecided = assumption is not None and any(live.undecided for live in lives)
@@ -215,6 +227,16 @@ class CaptureMode(TorchDispatchMode):
         self.recorder.record(call, lives, written, created)
         return wrapped
 
+    def adopted(self, call: Call, values: Any, lives: list[LiveStorage]) -> Any:
+        """Record an operator whose results are known, and return them."""
+        created: list[LiveStorage] = []
+        result = self._adopt(values, call.operator, created)
+        assumption = next((live.assumption for live in lives if live.assumption), None)
+        for live in created:
+            live.assumption = assumption
+        self.recorder.record(call, lives, (), created)
+        return result
+
     def _adopt(self, value: Any, operator: Operator, created: list[LiveStorage]) -> Any:
         """Put the tensors that a real run of an operator made under the ledger's control."""
         if isinstance(value, torch.Tensor):
@@ -227,7 +249,7 @@ class CaptureMode(TorchDispatchMode):
             return type(value)([self._adopt(item, operator, created) for item in value])
         return value
 
-    def _hollow(
+    def hollow(
         self,
         func: OpOverload,
         call: Call,
@@ -236,6 +258,7 @@ class CaptureMode(TorchDispatchMode):
         tensors: list[torch.Tensor],
         lives: list[LiveStorage],
     ) -> Any:
+        """Record an operator that is not run, and return tensors without memory."""
         operator = call.operator
         written = self._written(operator, args, kwargs)
         for live in written:
@@ -294,8 +317,10 @@ class CaptureMode(TorchDispatchMode):
         return while_set(self, "in_torchs_formula", True)
 
 
-def _on_meta_device(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+def _on_meta_device(func: OpOverload, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type == "meta":
         return True
-    return any(tensor.is_meta for tensor in tensors)
+    # A tensor like one without memory may have some: `model.to_empty(device=...)`.
+    given_memory = device is not None and str(func) in SHAPED_LIKE
+    return not given_memory and any(tensor.is_meta for tensor in tensors)

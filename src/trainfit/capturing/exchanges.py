@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from trainfit.operators.collectives import collective_kind
 from trainfit.traces.trace import Collective
@@ -27,8 +29,49 @@ def handle_key(handle: torch.ScriptObject) -> Hashable:
     name = handle._type().qualified_name()
     if not name.endswith(".ProcessGroup"):
         return str(name)
-    group = torch.distributed.ProcessGroup.unbox(handle)
-    return CommunicationGroup(group.group_name, group.size())
+    return described_group(torch.distributed.ProcessGroup.unbox(handle))
+
+
+def described_group(group: Any) -> CommunicationGroup:
+    """Return a group by a name that it has in every run: its dimension of a mesh, or who belongs to it."""
+    label = _label(group)
+    same = [other for other in _groups._world.pg_map if _label(other) == label]
+    number = next((n for n, other in enumerate(same) if other.group_name == group.group_name), 0)
+    return CommunicationGroup(label if number == 0 else f"{label}#{number + 1}", group.size())
+
+
+def _label(group: Any) -> str:
+    text: str = group.group_desc
+    if text == "default_pg":
+        return "world"
+    if text.startswith("mesh_"):
+        return text.removeprefix("mesh_")
+    if text not in ("", "undefined"):
+        return text
+    ranks = list(_groups._world.pg_group_ranks.get(group, ()))
+    if len(ranks) > 4:
+        return f"{len(ranks)} ranks from {ranks[0]}"
+    return f"ranks {','.join(map(str, ranks))}" if ranks else str(group.group_name)
+
+
+def written_arguments(func: OpOverload, args: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments that a collective writes to; torch's schemas do not say so."""
+    if collective_kind(str(func)) in ("send", "barrier"):
+        return []
+    names = [argument.name for argument in func._schema.arguments[: len(args)]]
+    return [value for name, value in zip(names, args) if name.startswith("output") or name == "tensors"]
+
+
+def outputs_of(func: OpOverload, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the tensors that a collective writes to."""
+    leaves = tree_leaves(written_arguments(func, args))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def group_of(operator_name: str, parts: tuple[Any, ...]) -> str | None:
+    """Return the name of the group that a call with these arguments exchanges in, if it does."""
+    found = collective_of(operator_name, parts)
+    return None if found is None else found.group
 
 
 def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | None:
@@ -46,8 +89,7 @@ def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | No
 
 
 def _named(value: Any) -> CommunicationGroup:
-    name: str = value[1]
-    return CommunicationGroup(name, _groups._resolve_process_group(name).size())
+    return described_group(_groups._resolve_process_group(value[1]))
 
 
 def _is_keyword(part: Any) -> bool:

@@ -18,7 +18,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils._pytree import tree_map
 
-from trainfit.capturing.exchanges import handle_key
+from trainfit.capturing.exchanges import described_group, handle_key
+from trainfit.capturing.own_gpu import own_device
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.replacing import while_set
 from trainfit.capturing.schemas import Operator, describe
@@ -95,6 +96,8 @@ def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         return (kind, value)
     if kind is torch.ScriptObject:
         return handle_key(value)
+    if isinstance(value, torch.distributed.ProcessGroup):
+        return described_group(value)
     try:
         hash(value)
     except TypeError:
@@ -215,7 +218,8 @@ class MetadataOracle:
 
 def _fake(value: Any, device: str, fakes: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        fakes.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device))
+        place = own_device() if device == "cuda" else device
+        fakes.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=place))
         return fakes[-1]
     if isinstance(value, list | tuple):
         return type(value)(_fake(item, device, fakes) for item in value)

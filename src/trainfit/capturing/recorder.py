@@ -6,17 +6,21 @@ Rows are kept as cheap tuples while the step runs; `assemble.py` makes the `Trac
 from __future__ import annotations
 
 import bisect
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from trainfit.capturing.exchanges import group_of
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call
 from trainfit.capturing.plain_tensors import strided_parts
+from trainfit.capturing.queues import Queues
 from trainfit.capturing.values import user_line
+from trainfit.traces.trace import COMPUTE
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -35,6 +39,9 @@ class CallInProgress:
     forward_end: int = -1
     backward_start: int = -1
     backward_end: int = -1
+    body_start: int = -1
+    """Where `forward` begins between the hooks of the module, if it has some."""
+    body_end: int = -1
     backward_left: int = -1
     """How many backward nodes had run when the last one of this call ended."""
 
@@ -64,6 +71,8 @@ class Row:
     writes: Lives
     creates: Lives
     live_bytes: int
+    queue: str = COMPUTE
+    waits_for: tuple[int, ...] = ()
     host_waits: bool = False
     reads_value: bool = False
     line: str = ""
@@ -84,6 +93,7 @@ class Recorder:
         """Start with an empty recording."""
         self.ledger = ledger
         self._thread = threading.get_ident()
+        self.queues = Queues(ledger)
         self.module_index: Callable[[Any], int] = lambda module: -1
         self.module_name: Callable[[int], str] = lambda module: ""
         self.parameter_module: dict[int, int] = {}
@@ -99,6 +109,7 @@ class Recorder:
         self.notes_lines = False
         """Whether the user's line is noted for everything that is made; it takes a while to find."""
         self.rows: list[Row] = []
+        self._unit: int | None = None
         self.is_step = False
         """Whether a run of the step is recorded, and not how it is built."""
         self.restart()
@@ -119,6 +130,7 @@ class Recorder:
             """Dtypes that autocast was switched on for."""
             self._arrived: list[LiveStorage] = []
             self._events = 0
+            self.queues.restart()
             self.backward_seen = False
             self._boundaries: list[int] = [-1]
             self._boundary_calls: list[int] = [-1]
@@ -155,14 +167,36 @@ class Recorder:
             number = ledger.clock
             for live in creates:
                 live.producer_op = number
+                live.exchanged = self._unit is not None
+            module = module if self._unit is None else self._unit
             if creates and phase is BACKWARD and self.node.parameter is not None and self._arrived:
                 self._gradient_is_a_copy(creates)
             used = (reads, writes, creates)
             row = Row(call, phase, module, module_call, recompute, sequence, *used, ledger.live_bytes)
+            group = group_of(call.operator.name, call.key[1:]) if call.operator.collective else None
+            row.queue, row.waits_for = self.queues.issue(group, (*reads, *writes))
             if self.notes_lines and creates:
                 row.line = user_line()
             self.rows.append(row)
             ledger.clock = number + 1
+
+    @contextlib.contextmanager
+    def exchanging_for(self, module: int) -> Iterator[None]:
+        """Attribute everything to a module whose parameters are gathered, or whose gradients are reduced."""
+        before, self._unit = self._unit, module
+        try:
+            yield
+        finally:
+            self._unit = before
+
+    def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer begins its step: what it finds as gradients are gradients, whoever made them."""
+        for group in optimizer.param_groups:
+            for gradient in (parameter.grad for parameter in group["params"]):
+                for part in strided_parts(gradient) if gradient is not None else ():
+                    live = self.ledger.find(part)
+                    if live is not None:
+                        live.was_gradient = True
 
     def host_waits(self) -> None:
         """The host goes on only when the device is done with the last operator."""
@@ -253,6 +287,16 @@ class Recorder:
         self.forward_post_order.append(number)
         self._boundaries.append(_sequence_number())
         self._boundary_calls.append(self.stack[-1] if self.stack else -1)
+
+    def enter_body(self, number: int) -> None:
+        """The hooks before a module's `forward` are done."""
+        if number < len(self.calls):
+            self.calls[number].body_start = self.ledger.clock
+
+    def leave_body(self, number: int) -> None:
+        """A module's `forward` has ended, and its hooks follow."""
+        if number < len(self.calls) and self.calls[number].body_start >= 0:
+            self.calls[number].body_end = self.ledger.clock
 
     def current_module(self) -> int:
         """Return the module whose forward or backward is running, or -1."""

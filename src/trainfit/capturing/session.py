@@ -6,6 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,19 +14,23 @@ import torch
 from trainfit.basics.doing import doing
 from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing import patches, refusals
-from trainfit.capturing.assemble import categories_now, signature_of
+from trainfit.capturing.assemble import signature_of
 from trainfit.capturing.autograd import SavedTensorHooks
+from trainfit.capturing.categories import categories_now
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.counting import counted
 from trainfit.capturing.disk.pretended import Disk
 from trainfit.capturing.dispatch import CaptureMode
+from trainfit.capturing.distributed.fake_groups import rank_of
+from trainfit.capturing.distributed.rank_messages import Messages, NeedsRank, RankHasSpoken
 from trainfit.capturing.explaining import explained, with_assumption
 from trainfit.capturing.interrupts import heard, interrupts_held
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
+from trainfit.capturing.own_gpu import gpu_of
 from trainfit.capturing.random_stream import RandomState, seeded
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.replacing import while_set
@@ -39,6 +44,7 @@ from trainfit.devices.device_table import ANY_GPU, Device
 from trainfit.errors import CaptureError, TrainfitError, UserCodeError
 from trainfit.steps.step import Step
 from trainfit.traces.memory_model import memory_model
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
@@ -61,8 +67,10 @@ class Session:
         device: str | Device = "cpu",
         oracle: MetadataOracle | None = None,
         settings: Settings = UNKNOWN_SETTINGS,
+        cluster: Cluster | None = None,
     ) -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
+        self.cluster = cluster
         self.device = device.kind if isinstance(device, Device) else device
         self.settings = settings
         self.ledger = Ledger(memory_model(self.device))
@@ -81,9 +89,22 @@ class Session:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         """Those that have stepped, by id: the step's own, and what they wrap."""
         self.categories_at_start: dict[int, str] = {}
+        self.messages = Messages()
+        self.listener: int | None = None
+        """The rank for which this one is run, if only for what it says."""
         self.disk = Disk(self)
         self.before_operators: Guard = lambda needed_bytes: None
         self._entered = contextlib.ExitStack()
+
+    def as_rank(self, rank: int) -> Session:
+        """Return a session that runs the same step as another rank, until that has spoken to this one."""
+        assert self.cluster is not None, "a step of one process has no other ranks"
+        given = self.gpu.device if self.device == "cuda" else self.device
+        other = Session(given, self.mode.oracle, self.settings, replace(self.cluster, rank=rank))
+        other.values.know_everything = self.values.know_everything
+        other.ledger.host_by_default = self.ledger.host_by_default
+        other.messages, other.listener = self.messages, self.cluster.rank
+        return other
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -166,6 +187,7 @@ def capture(
     limits: Limits = QUICK,
     steps: int | None = None,
     guard: Guard | None = None,
+    cluster: Cluster | None = None,
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of the worst run.
 
@@ -176,7 +198,12 @@ def capture(
 
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use;
     `guard` may refuse that, for a step that is too large anyway.
+
+    With a `cluster`, the step is that of one of its ranks: process groups of any size can be made, and
+    `torch.distributed` answers as it does on that rank (`distributed/`).
     """
+    if cluster is not None:
+        cluster.check()
     global _captures_now
     kind = device.kind if isinstance(device, Device) else device
     know_everything, host_by_default = False, kind == "cuda"
@@ -184,25 +211,19 @@ def capture(
     # Captures replace functions of torch for a while: other threads wait.
     with _lock, interrupts_held(), eager_only():
         _captures_now = threading.get_ident()
-        oracle = MetadataOracle(kind)
+        oracle, messages = MetadataOracle(kind), Messages()
         found = FoundState()
         architecture_mattered = False
         for _ in range(_MOST_CORRECTIONS):
-            session = Session(device, oracle, settings)
+            session = Session(device, oracle, settings, cluster)
+            session.messages = messages
             # What the oracle remembers may have been decided by it in an attempt before.
             session.gpu.architecture_mattered = architecture_mattered
             session.values.know_everything = know_everything
             session.ledger.host_by_default = host_by_default
             session.before_operators = guard or session.before_operators
-            try:
-                traces = _attempt(build, session, target, limits, found, steps)
-            except TrainfitError:
-                if not session.names_no_device:
-                    raise
-                traces = None  # it may ask to be on a GPU
-            finally:
-                found.put_back()  # also for the next attempt, whose tensors are others
-                architecture_mattered = session.gpu.architecture_mattered
+            traces = _attempt(build, session, target, limits, found, steps)
+            architecture_mattered = session.gpu.architecture_mattered
             if traces is None:
                 host_by_default = host_by_default and not session.names_no_device
                 continue
@@ -240,8 +261,30 @@ def _attempt(
     differently in memory, which may change what follows; or the step names no device.
     """
     session.disk.begin = found.file_time
-    with seeded(), session.active():
-        return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
+    try:
+        with seeded(), rank_of(session.cluster), gpu_of(session.cluster), session.active():
+            return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
+    except TrainfitError:
+        if not session.names_no_device:
+            raise
+        return None  # it may ask to be on a GPU
+    except NeedsRank as needed:
+        other = needed.rank
+    finally:
+        found.put_back()  # also for the next attempt, whose tensors are others
+    _hear(build, session, other, target, limits, found)
+    return None
+
+
+def _hear(build: Build, session: Session, rank: int, target: str, limits: Limits, found: FoundState) -> None:
+    """Run the step as another rank until it has said what this one needs to know."""
+    doing(f"asking rank {rank}")
+    try:
+        while _attempt(build, session.as_rank(rank), target, limits, found) is None:
+            pass  # it had to ask another rank itself
+    except RankHasSpoken:
+        return
+    raise CaptureError(f"rank {rank} of the step does not send what the rank that is captured waits for.")
 
 
 def _runs_of(

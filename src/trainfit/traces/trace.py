@@ -16,6 +16,7 @@ from functools import cached_property
 
 from trainfit.traces.assumptions import Assumption
 from trainfit.traces.memory_model import MemoryModel, memory_model
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.traces.step_runs import USUAL_STEPS, Steps
 
@@ -133,6 +134,10 @@ class Storage:
     born: int = -1
     """Of what is there in every step but the first, as optimizer state is: before which op of the first step
     it is made. -1 for everything else."""
+    gathered: bool = False
+    """Whether it holds parameters that are gathered from other ranks, beside this rank's part of them."""
+    stream: str = COMPUTE
+    """The queue that it was allocated on: a GPU's memory is kept apart by it."""
 
     @property
     def persistent(self) -> bool:
@@ -169,6 +174,12 @@ class Module:
     parameters: tuple[int, ...]
     """The storages of its parameters; those of shared ones are the first module's."""
     buffers: tuple[int, ...]
+    gathered: tuple[int, ...] = ()
+    """The storages that its parameters are gathered into."""
+    unit: bool = False
+    """Whether it is a unit of FSDP: parameters, also those of modules inside, are gathered around its call."""
+    whole_parameter_bytes: int = 0
+    """Its parameters on all ranks together, each counted once: `parameters` has this rank's part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +193,16 @@ class ModuleCall:
     forward_end: int
     backward_start: int
     backward_end: int
+    body_start: int = -1
+    """Where `forward` itself begins, after the hooks that come before it; -1 if the module has no hooks."""
+    body_end: int = -1
+
+    @property
+    def body(self) -> range:
+        """The ops of the module's `forward`, without those of its hooks."""
+        if self.body_start < 0:
+            return range(self.forward_start, self.forward_end)
+        return range(self.body_start, self.body_end)
 
 
 @dataclass(frozen=True)
@@ -220,6 +241,8 @@ class Trace:
     """The module that the step trains, `Step.model`; plans are made for it and what is inside."""
     steps: Steps = USUAL_STEPS
     assumptions: tuple[Assumption, ...] = ()
+    cluster: Cluster | None = None
+    """Which rank of which cluster the step is; None for a step of one process."""
 
     def __repr__(self) -> str:
         """One line: a trace has hundreds of thousands of entries."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from trainfit.errors import OptionError
 from trainfit.traces.assumptions import ASSUMPTION_KINDS, Assumption
 from trainfit.traces.settings import is_sound
 from trainfit.traces.trace import (
@@ -94,7 +95,8 @@ def _module(names: set[str], trace: Trace, number: int, module: Module) -> None:
     _require(module.name not in names, "module names are unique")
     names.add(module.name)
     _require(-1 <= module.parent < number, "a parent comes before its children")
-    owned = (_in_table(storage, trace.storages) for storage in (*module.parameters, *module.buffers))
+    owns = (*module.parameters, *module.buffers, *module.gathered)
+    owned = (_in_table(storage, trace.storages) for storage in owns)
     _require(all(owned), "what it owns is in the table of storages")
 
 
@@ -107,6 +109,10 @@ def _call(trace: Trace, number: int, call: ModuleCall) -> None:
     backward = -1 <= call.backward_start <= call.backward_end <= end
     backward = backward and (call.backward_start < 0) == (call.backward_end < 0)
     _require(backward, "backward begins before it ends, within the step")
+    hooks = (call.body_start < 0) == (call.body_end < 0)
+    body = call.body
+    hooks = hooks and call.forward_start <= body.start <= body.stop <= call.forward_end
+    _require(hooks, "what a module does itself lies between what its hooks do")
     if call.parent >= 0:
         parent = trace.calls[call.parent]
         inside = parent.forward_start <= call.forward_start and call.forward_end <= parent.forward_end
@@ -149,6 +155,8 @@ def _storage(trace: Trace, number: int, storage: Storage) -> None:
         times = [max(storage.start, 0), *times, end if storage.end is None else storage.end]
         _require(times == sorted(times), "it is resized during the step, while it is alive, in order")
         _require(min(size for _, size in storage.resizes) >= 0, "its new sizes are not negative")
+    _require(storage.category == "parameter" or not storage.gathered, "what is gathered is a parameter")
+    _require(bool(storage.stream), "its stream has a name")
     _require(bool(storage.holders), "somebody holds every storage")
     last = 0.0
     for interval in storage.holders:
@@ -185,6 +193,15 @@ def _steps(trace: Trace) -> None:
     _require(grows, f"{run} what grows, grows by something")
 
 
+def _is_sound_cluster(trace: Trace) -> bool:
+    try:
+        if trace.cluster is not None:
+            trace.cluster.check()
+    except OptionError:
+        return False
+    return True
+
+
 def _totals(trace: Trace) -> None:
     from trainfit.traces.simulate import simulate
 
@@ -197,6 +214,7 @@ def _totals(trace: Trace) -> None:
     for count in (trace.samples, trace.tokens):
         sound = count is None or count > 0
         _require(sound, f"count {count or 0}: samples and tokens are above zero or unknown")
+    _require(_is_sound_cluster(trace), "cluster 0: its rank is one of its world, which its mesh divides")
     sound = is_sound(trace.settings)
     _require(sound, "settings 0: counts are from zero on, sizes above, and values are JSON text")
     kinds = set(trace.tf32) <= set(TF32_KINDS) and len(set(trace.tf32)) == len(trace.tf32)

@@ -22,16 +22,12 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from trainfit.capturing.own_gpu import number_of_gpu, own_device, own_number, refuse_second_gpu
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.replacing import replaced
-from trainfit.capturing.retarget.gpu import (
-    CUDA,
-    Gpu,
-    answers_of_accelerator,
-    answers_of_cuda,
-    number_of_gpu,
-    refuse_second_gpu,
-)
+from trainfit.capturing.retarget.gpu import Gpu, answers_of_accelerator, answers_of_cuda
 from trainfit.capturing.retarget.storages import made_on
+from trainfit.capturing.retarget.streams import Streams
 from trainfit.capturing.values import user_line
 from trainfit.capturing.waiting import note_synchronisation
 from trainfit.errors import CaptureError
@@ -47,10 +43,10 @@ def _getter(name: str) -> Any:
 
 
 _ANSWERS: dict[Any, Any] = {
-    _getter("device"): CUDA,
-    _getter("is_cuda"): True,
-    _getter("is_cpu"): False,
-    torch.Tensor.get_device: 0,
+    _getter("device"): own_device,
+    _getter("is_cuda"): lambda: True,
+    _getter("is_cpu"): lambda: False,
+    torch.Tensor.get_device: own_number,
 }
 _MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
 
@@ -80,8 +76,6 @@ class LooksLikeCuda(TorchFunctionMode):
             return self._move(func, args, kwargs)
         if func is torch.as_tensor and "device" in kwargs and isinstance(args[0], torch.Tensor):
             return self._move(torch.Tensor.to, args, kwargs)
-        if func is torch.Tensor.record_stream:
-            return None
         if func is torch.Tensor.pin_memory:
             return args[0]
         to_host = None
@@ -176,17 +170,15 @@ class LooksLikeCuda(TorchFunctionMode):
 
     def _on_host(self, tensor: torch.Tensor) -> bool:
         with torch._C.DisableTorchFunction():
-            # Inside vmap and the other transforms of torch.func, a tensor stands for one outside of them.
-            while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                tensor = torch._C._functorch.get_unwrapped(tensor)
-            has_memory = torch._C._has_storage(tensor) and not tensor.is_meta
-            live = self._mode.ledger.find(tensor) if has_memory else None
+            part = next(strided_parts(tensor), tensor)  # of what holds others: where they are
+            has_memory = torch._C._has_storage(part) and not part.is_meta
+            live = self._mode.ledger.find(part) if has_memory else None
             return live is not None and live.on_host
 
     def _answer(self, func: Any, tensor: torch.Tensor) -> Any:
         on_host = self._on_host(tensor)
         with torch._C.DisableTorchFunction():
-            return func(tensor) if on_host or tensor.is_meta else _ANSWERS[func]
+            return func(tensor) if on_host or tensor.is_meta else _ANSWERS[func]()
 
 
 @functools.cache
@@ -232,7 +224,11 @@ def _constantly(value: Any) -> Callable[..., Any]:
 def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
     """Let tensors claim to be on a GPU, and `torch.cuda` answer as if there were one."""
     with contextlib.ExitStack() as stack:
-        answers = {torch.cuda: answers_of_cuda(gpu), torch.accelerator: answers_of_accelerator(gpu)}
+        streams = mode.streams = Streams(mode.recorder)
+        answers = {
+            torch.cuda: answers_of_cuda(gpu, streams),
+            torch.accelerator: answers_of_accelerator(gpu, streams),
+        }
         for module, found in answers.items():
             found["synchronize"] = lambda *args, **kwargs: note_synchronisation(mode)
             for name, answer in found.items():
@@ -241,6 +237,7 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         stack.enter_context(replaced(torch, "Generator", _generator))
         stack.enter_context(replaced(torch._C._nn, "_parse_to", _parse_to))
         stack.enter_context(replaced(torch.Tensor, "_make_wrapper_subclass", _wrapping))
+        stack.enter_context(replaced(torch.Tensor, "record_stream", _constantly(_constantly(None))))
         _patch_default_device(stack)
         for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
             stack.enter_context(replaced(torch.cuda.nvtx, name, _constantly(_constantly(None))))
@@ -249,6 +246,10 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         looks = LooksLikeCuda(mode, gpu)
         for owner in (torch.autograd, torch.autograd.graph):
             stack.enter_context(replaced(owner, "_engine_run_backward", looks.heard_in))
+        if mode.of_cluster:
+            from trainfit.capturing.retarget.distributed_tensors import heard_in_distributed_tensors
+
+            stack.enter_context(heard_in_distributed_tensors(looks.heard_in))
         hooks = torch.autograd.graph.saved_tensors_hooks
         stack.enter_context(replaced(hooks, "__init__", lambda original: _hooks_init(looks, original)))
         stack.enter_context(replaced(torch._C, "_group_tensors_by_device_and_dtype", _groups))
@@ -260,7 +261,7 @@ def _parse_to(original: Any) -> Any:
     # What `module.to` was given: its answer is for `tensor.to`, and must name the GPU. Here, too, a number is
     # that of a GPU, for which torch itself would look, and a tensor is where it claims to be.
     def by_name(place: Any) -> Any:
-        return CUDA if type(place) is int and _names_gpu(place) else place
+        return own_device() if type(place) is int and _names_gpu(place) else place
 
     def parse_to(*args: Any, **kwargs: Any) -> Any:
         if "tensor" in kwargs:
