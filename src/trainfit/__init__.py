@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trainfit.costs.summary import OperatorTime as OperatorTime
     from trainfit.costs.summary import StepTime as StepTime
     from trainfit.costs.table import CostTable as CostTable
+    from trainfit.devices.cluster import Cluster as Cluster
     from trainfit.devices.device_file import save_device as save_device
     from trainfit.devices.device_table import Device as Device
     from trainfit.devices.device_table import find_device as find_device
@@ -80,6 +81,7 @@ _HOME = {
     "trainfit.costs.estimates": "Estimate Peak",
     "trainfit.costs.summary": "OperatorTime StepTime",
     "trainfit.costs.table": "CostTable",
+    "trainfit.devices.cluster": "Cluster",
     "trainfit.devices.device_file": "save_device",
     "trainfit.devices.device_table": "Device find_device",
     "trainfit.errors": (

@@ -71,7 +71,7 @@ def refused(path: str | Path) -> str:
     message = str(error)
     assert message.startswith((f"{path} ", f"cannot read {path}: "))
     assert message.endswith(".") and "\n" not in message
-    assert len(message) < len(str(path)) + 300
+    assert len(message) < len(str(path)) + 320
     return message
 
 

@@ -16,6 +16,7 @@ from trace_text import trace
 
 from trainfit.traces import arguments, trace_check
 from trainfit.traces.assumptions import Assumption
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import Settings
 from trainfit.traces.step_runs import Growth, Steps
 from trainfit.traces.trace import Collective, Interval, Storage, Trace
@@ -128,6 +129,10 @@ BREAKAGES: list[tuple[str, Break]] = [
     (
         "kinds 1: TF32 is allowed for some of matmul, convolution, once each",
         lambda trace: replace(trace, tf32=("softmax",)),
+    ),
+    (
+        "cluster 0: its rank is one of its world, which its mesh divides",
+        lambda trace: replace(trace, cluster=Cluster(world_size=2, rank=2)),
     ),
     ("module 2: module names are unique", change("modules", NET_B, name="Net.a")),
     ("module 1: a parent comes before its children", change("modules", NET_A, parent=NET_B)),

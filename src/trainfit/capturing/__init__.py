@@ -17,6 +17,7 @@ disk             no tensors are written, and older files stay as they are
 processes        workers run ordinary Python
 explaining       errors that only a capture raises
 refusals         steps that cannot be captured
+distributed      one rank of a cluster, without the other processes
 retarget         a capture on CPU tensors behaves as on a GPU
 composites       operators of torch that take another path under a dispatch mode
 derivatives      backward formulas of torch that do

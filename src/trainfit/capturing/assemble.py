@@ -54,6 +54,7 @@ def assemble(session: Session, step: Step, target: str) -> t.Trace:
         samples=step.samples,
         tokens=step.tokens,
         model=session.modules.index(step.model),
+        cluster=session.cluster,
         settings=described(session.settings, step, session),
         assumptions=(*session.gpu.assumptions(), *on_the_host(step, session), *session.values.assumptions),
     )

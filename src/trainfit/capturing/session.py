@@ -20,6 +20,7 @@ from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.counting import counted
 from trainfit.capturing.disk.pretended import Disk
 from trainfit.capturing.dispatch import CaptureMode
+from trainfit.capturing.distributed.fake_groups import rank_of
 from trainfit.capturing.explaining import explained, with_assumption
 from trainfit.capturing.interrupts import heard, interrupts_held
 from trainfit.capturing.ledger import Ledger
@@ -39,6 +40,7 @@ from trainfit.devices.device_table import ANY_GPU, Device
 from trainfit.errors import CaptureError, TrainfitError, UserCodeError
 from trainfit.steps.step import Step
 from trainfit.traces.memory_model import memory_model
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
@@ -61,8 +63,10 @@ class Session:
         device: str | Device = "cpu",
         oracle: MetadataOracle | None = None,
         settings: Settings = UNKNOWN_SETTINGS,
+        cluster: Cluster | None = None,
     ) -> None:
         """Prepare a session; nothing is patched until `active` is entered."""
+        self.cluster = cluster
         self.device = device.kind if isinstance(device, Device) else device
         self.settings = settings
         self.ledger = Ledger(memory_model(self.device))
@@ -166,6 +170,7 @@ def capture(
     limits: Limits = QUICK,
     steps: int | None = None,
     guard: Guard | None = None,
+    cluster: Cluster | None = None,
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of the worst run.
 
@@ -176,7 +181,12 @@ def capture(
 
     For the CPU, operators within `limits` are run alone once, to see how much memory their kernels use;
     `guard` may refuse that, for a step that is too large anyway.
+
+    With a `cluster`, the step is that of one of its ranks: process groups of any size can be made, and
+    `torch.distributed` answers as it does on that rank (`distributed/`).
     """
+    if cluster is not None:
+        cluster.check()
     global _captures_now
     kind = device.kind if isinstance(device, Device) else device
     know_everything, host_by_default = False, kind == "cuda"
@@ -187,18 +197,11 @@ def capture(
         oracle = MetadataOracle(kind)
         found = FoundState()
         for _ in range(_MOST_CORRECTIONS):
-            session = Session(device, oracle, settings)
+            session = Session(device, oracle, settings, cluster)
             session.values.know_everything = know_everything
             session.ledger.host_by_default = host_by_default
             session.before_operators = guard or session.before_operators
-            try:
-                traces = _attempt(build, session, target, limits, found, steps)
-            except TrainfitError:
-                if not session.names_no_device:
-                    raise
-                traces = None  # it may ask to be on a GPU
-            finally:
-                found.put_back()  # also for the next attempt, whose tensors are others
+            traces = _attempt(build, session, target, limits, found, steps)
             if traces is None:
                 host_by_default = host_by_default and not session.names_no_device
                 continue
@@ -236,8 +239,15 @@ def _attempt(
     differently in memory, which may change what follows; or the step names no device.
     """
     session.disk.begin = found.file_time
-    with seeded(), session.active():
-        return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
+    try:
+        with seeded(), rank_of(session.cluster), session.active():
+            return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
+    except TrainfitError:
+        if not session.names_no_device:
+            raise
+        return None  # it may ask to be on a GPU
+    finally:
+        found.put_back()  # also for the next attempt, whose tensors are others
 
 
 def _runs_of(

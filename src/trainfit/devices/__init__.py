@@ -5,6 +5,7 @@ hardware         memory, free memory, statistics and events of this machine and 
 efficiency       `Constants`: how much of a datasheet a step gets, the general ones
 device_table     the built-in table (`devices.json`), this machine, the user's file
 library_handles  what cuBLAS and its like keep on a GPU from their first use on
+cluster          the cluster that a device is part of
 device_file      writes a device as such a file
 measured_cache   what was measured on this machine, on disk
 """

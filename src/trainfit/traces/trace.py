@@ -16,6 +16,7 @@ from functools import cached_property
 
 from trainfit.traces.assumptions import Assumption
 from trainfit.traces.memory_model import MemoryModel, memory_model
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.traces.step_runs import USUAL_STEPS, Steps
 
@@ -220,6 +221,8 @@ class Trace:
     """The module that the step trains, `Step.model`; plans are made for it and what is inside."""
     steps: Steps = USUAL_STEPS
     assumptions: tuple[Assumption, ...] = ()
+    cluster: Cluster | None = None
+    """Which rank of which cluster the step is; None for a step of one process."""
 
     def __repr__(self) -> str:
         """One line: a trace has hundreds of thousands of entries."""

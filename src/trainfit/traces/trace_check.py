@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from trainfit.errors import OptionError
 from trainfit.traces.assumptions import ASSUMPTION_KINDS, Assumption
 from trainfit.traces.settings import is_sound
 from trainfit.traces.trace import (
@@ -185,6 +186,15 @@ def _steps(trace: Trace) -> None:
     _require(grows, f"{run} what grows, grows by something")
 
 
+def _is_sound_cluster(trace: Trace) -> bool:
+    try:
+        if trace.cluster is not None:
+            trace.cluster.check()
+    except OptionError:
+        return False
+    return True
+
+
 def _totals(trace: Trace) -> None:
     from trainfit.traces.simulate import simulate
 
@@ -197,6 +207,7 @@ def _totals(trace: Trace) -> None:
     for count in (trace.samples, trace.tokens):
         sound = count is None or count > 0
         _require(sound, f"count {count or 0}: samples and tokens are above zero or unknown")
+    _require(_is_sound_cluster(trace), "cluster 0: its rank is one of its world, which its mesh divides")
     sound = is_sound(trace.settings)
     _require(sound, "settings 0: counts are from zero on, sizes above, and values are JSON text")
     kinds = set(trace.tf32) <= set(TF32_KINDS) and len(set(trace.tf32)) == len(trace.tf32)

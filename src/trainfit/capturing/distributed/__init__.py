@@ -1,0 +1,5 @@
+"""Steps of many processes: one rank of a cluster is captured, and no other process exists.
+
+rank_environment  the variables that torchrun sets
+fake_groups       process groups of any size, on torch's backend `fake`
+"""
