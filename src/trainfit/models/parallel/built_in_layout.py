@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from trainfit.models.bert import BertConfig
 from trainfit.models.catalog import Config, Family
+from trainfit.models.losses import class_loss, next_token_loss
 from trainfit.models.parallel.layout import Layout, not_a_multiple
+from trainfit.models.parallel.pipeline import Handover
 from trainfit.models.parallel.tensor_plans import (
     Plan,
     bert_plan,
@@ -135,6 +139,31 @@ class BuiltInLayout(Layout):
                 delattr(model, name)
         return PipelinePart(model, stage_blocks(len(self.blocks(model)), number, stages), is_first, is_last, seq)
 
+    def handover(self, tensor: DeviceMesh | None, options: StepOptions) -> Handover:
+        """Return what the stages of a pipeline hand to each other; `tensor` divides their layers."""
+        assert not isinstance(self.config, ResNetConfig), "it has no stages"
+        hidden, dtype = self.config.hidden, options.autocast_dtype or options.parameter_dtype
+        if isinstance(self.config, ViTConfig):
+            classes = self.config.classes
+            return Handover((1, self.config.patches + 1, hidden), (1, classes), dtype, class_loss)
+        seq, vocabulary = options.seq or 0, self.config.vocab_size
+        if tensor is None:
+            return Handover((1, seq, hidden), (1, seq, vocabulary), dtype, next_token_loss)
+        own, _ = Shard.local_shard_size_and_offset(vocabulary, tensor.size(), tensor.get_local_rank())
+        return Handover(
+            (1, seq // tensor.size(), hidden),
+            (1, seq, own),
+            dtype,
+            partial(_loss_of_part, tensor, (1, seq, vocabulary)),
+        )
+
+
+def _loss_of_part(mesh: DeviceMesh, shape: tuple[int, ...], logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss, to which each rank brings its part of the vocabulary."""
+    strides = (shape[1] * shape[2], shape[2], 1)
+    whole = DTensor.from_local(logits, mesh, [Shard(-1)], shape=torch.Size(shape), stride=strides)
+    return next_token_loss(whole, labels)
+
 
 def stage_blocks(count: int, number: int, stages: int) -> range:
     """Return the blocks of one stage; where they cannot be divided evenly, later stages have more.
@@ -167,7 +196,8 @@ class PipelinePart(nn.Module):
         rotation = (model.rotation(self.seq, hidden),) if hasattr(model, "rotation") else ()
         hidden = model.through(hidden, self.own_blocks, *rotation)
         result: Tensor = model.finish(hidden) if self.is_last else hidden
-        return result
+        # Stages hand plain tensors on; the loss puts the parts of the logits together again.
+        return result.to_local() if isinstance(result, DTensor) else result
 
 
 def _has(model: nn.Module, pattern: str) -> bool:

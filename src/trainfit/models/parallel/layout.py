@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainfit.errors import OptionError
 from trainfit.models.parallel.dimensions import MEANINGS, MeshDimensions
+from trainfit.models.parallel.pipeline import Handover
 from trainfit.models.recipe import StepOptions
 
 
@@ -57,6 +58,10 @@ class Layout(ABC):
         The first takes the model's input, each further one what the one before returns; the last returns
         logits.
         """
+
+    @abstractmethod
+    def handover(self, tensor: DeviceMesh | None, options: StepOptions) -> Handover:
+        """Return what the stages of a pipeline hand to each other; `tensor` divides their layers."""
 
 
 def not_a_multiple(what: str, count: int, size: int) -> str | None:
