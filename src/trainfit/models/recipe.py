@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from trainfit.devices.cluster import Cluster
 from trainfit.errors import OptionError
 from trainfit.steps.step import Loss, Step, count_inputs, find_loss
 
@@ -38,6 +39,8 @@ class StepOptions:
     `seq` is tokens (audio samples for raw audio models), `image_size` the side of a square image in pixels.
     `device` is where the step would run: "cpu", "cuda" or "cuda:N". `set` are further values by name, as
     `--set` gives them: parameters of the user's function, settings of a built-in model or of a config.
+    `cluster` is which rank of which cluster the step is; questions about a step set it, as they set the
+    device.
     """
 
     batch: int | None = None
@@ -47,6 +50,7 @@ class StepOptions:
     optimizer: OptimizerName | None = None
     device: str = "cpu"
     set: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         """Refuse impossible values at once, naming the possible ones."""

@@ -14,10 +14,12 @@ from trainfit.errors import OptionError, TargetError
 from trainfit.models.bert import BertConfig
 from trainfit.models.catalog import PRESETS, Config, Preset, make_model, names_by_family
 from trainfit.models.gpt2 import GPT2Config
-from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, default_dtype, training_step
+from trainfit.models.parallel.built_in_layout import BuiltInLayout
+from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, default_dtype
 from trainfit.models.resnet import ResNetConfig
 from trainfit.models.vit import ViTConfig
 from trainfit.steps.step import Step
+from trainfit.targets.divided import division_of
 from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.targets.inputs import masked_labels, random_classes, random_images, random_tokens
 from trainfit.targets.target import Target
@@ -38,11 +40,12 @@ def load_built_in(name: str, options: StepOptions) -> Target:
     config = _changed(preset, options.set)
     options = _with_defaults(preset, config, options)
     config = _fitted(config, options)
+    division = division_of(BuiltInLayout(name, preset.family, config), options)
 
     def build() -> Step:
         with default_dtype(options.parameter_dtype):
             model = make_model(config)
-        return training_step(model, _inputs(config, options), options)
+        return division.step(model, _inputs(config, options))
 
     settings = Settings(
         batch=options.batch,

@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from trainfit.errors import MissingExtra, OptionError, TargetError, TrainfitError
-from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, training_step
+from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions
 from trainfit.steps.step import Step
+from trainfit.targets.divided import division_of
 from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.targets.huggingface_inputs import fill_sizes, fit_config, make_inputs
+from trainfit.targets.huggingface_layout import TransformersLayout
 from trainfit.targets.huggingface_tasks import Task, choose_task
 from trainfit.targets.target import Target
 from trainfit.traces.settings import Settings, named
@@ -42,6 +44,7 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
     config = _changed(transformers, _parse(transformers, file, _read_json_object(file)), file, options.set)
     chosen = choose_task(config, task, file)
     options = fill_sizes(config, chosen, _with_dtype(config, options))
+    division = division_of(TransformersLayout(name, config), options)
 
     def build() -> Step:
         # Fitted anew each time, because transformers writes the dtype it was given into the config.
@@ -49,7 +52,7 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
         model = _make_model(transformers, fitted, chosen, options.parameter_dtype)
         if task is None:
             _refuse_other_class(model, fitted)
-        return training_step(model, make_inputs(fitted, chosen, options), options)
+        return division.step(model, make_inputs(fitted, chosen, options))
 
     settings = Settings(
         batch=options.batch,

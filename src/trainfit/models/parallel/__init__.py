@@ -5,7 +5,7 @@
 - `local_parts`: a forward that computes with the local parts of its parameters
 - `tensor_styles`: ways to divide a module that torch does not have: fused projections, experts, copies
 - `tensor_plans`: the standard tensor-parallel plan of each built-in family
-- `built_in_layout`, `transformers_layout`: the two kinds of architectures
+- `built_in_layout`: the layouts of the built-in families
 - `data_parallel`: FSDP2, HSDP, DDP
 - `pipeline`: stages of blocks, and the step that runs them one forward, one backward
 - `parallel_step`: all of it around a model, as one training step

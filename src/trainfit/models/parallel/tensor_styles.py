@@ -21,16 +21,17 @@ from trainfit.models.parallel.local_parts import compute_with_local_parts
 class Copied(ParallelStyle):
     """Every rank has the module's own parameters whole, and computes the same with them.
 
-    `method` is what computes with them.
+    `method` is what computes with them. With `partial_gradients`, each rank has its own part of the input, and
+    gradients are summed.
     """
 
-    def __init__(self, method: str = "forward") -> None:
+    def __init__(self, method: str = "forward", *, partial_gradients: bool = False) -> None:
         super().__init__()
-        self.method = method
+        self.method, self.partial_gradients = method, partial_gradients
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         distribute_own(module, mesh, Replicate())
-        compute_with_local_parts(module, self.method)
+        compute_with_local_parts(module, self.method, partial_gradients=self.partial_gradients)
         return module
 
 
