@@ -9,6 +9,7 @@ the one that is last in all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
@@ -17,6 +18,15 @@ MOST_CAPTURES = 64
 """Beyond these, stages of a pipeline are left out, those in the middle first."""
 _PIPELINE = "pp"
 _POINT_TO_POINT = ("send", "recv")
+
+
+@dataclass(frozen=True)
+class RankPeak:
+    """A rank that was captured, and the most bytes that it has alive at once."""
+
+    rank: int
+    peak_bytes: int
+
 
 Mesh = Sequence[tuple[str, int]]
 
@@ -27,11 +37,8 @@ def distinct_ranks(cluster: Cluster, first_trace: Trace) -> tuple[int, ...]:
     With a mesh, its dimension `pp` is the pipeline. Without one, the groups that rank 0 communicates in say
     what there is: a pipeline is a group in which it sends or receives.
     """
-    if cluster.mesh:
-        found = _of_mesh(cluster.mesh)
-    else:
-        found = _of_groups(cluster, first_trace)
-    return tuple(sorted(set(_fewer(sorted(found))) - {first_trace.cluster.rank if first_trace.cluster else 0}))
+    found = _of_mesh(cluster.mesh) if cluster.mesh else _of_groups(cluster, first_trace)
+    return tuple(rank for rank in _fewer(sorted(found)) if rank)
 
 
 def _of_mesh(mesh: Mesh) -> set[int]:
@@ -47,9 +54,7 @@ def _of_mesh(mesh: Mesh) -> set[int]:
 
 def _of_groups(cluster: Cluster, trace: Trace) -> set[int]:
     collectives = [signature.collective for signature in trace.signatures if signature.collective is not None]
-    stages = {
-        rank for one in collectives if one.kind in _POINT_TO_POINT for rank in one.members
-    } or {cluster.rank}
+    stages = {rank for one in collectives if one.kind in _POINT_TO_POINT for rank in one.members}
     ends = {max(one.members) for one in collectives if one.ranks and one.kind not in _POINT_TO_POINT}
     return stages | ends | {cluster.world_size - 1}
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainfit.errors import OptionError
-from trainfit.models.parallel.dimensions import MEANINGS, MeshDimensions
+from trainfit.models.parallel.dimensions import MeshDimensions
 from trainfit.models.parallel.pipeline import Handover
 from trainfit.models.recipe import StepOptions
 
@@ -29,7 +29,7 @@ class Layout(ABC):
             size = dimensions.size(name)
             reason = refusal(size, options) if size > 1 else None
             if reason:
-                raise OptionError(f"--mesh {name}={size} ({MEANINGS[name]}) and {self.name}: {reason}.")
+                raise OptionError(f"{self.name} cannot be divided by --mesh {name}={size}: {reason}.")
 
     @abstractmethod
     def no_tensor_parallel(self, size: int, options: StepOptions) -> str | None:
