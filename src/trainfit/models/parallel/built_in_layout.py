@@ -79,7 +79,7 @@ class BuiltInLayout(Layout):
             not_a_multiple("attention heads", self.config.heads, size)
             or not_a_multiple("key and value heads", kv_heads, size)
             or not_a_multiple("columns of the feed-forward", widened, size)
-            or (not_a_multiple("tokens of a sequence", options.seq or 0, size) if self._divides_sequence else None)
+            or (not_a_multiple("tokens", options.seq or 0, size) if self._divides_sequence else None)
         )
 
     def no_context_parallel(self, size: int, options: StepOptions) -> str | None:
