@@ -75,7 +75,6 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
     signatures, signature_of = _signatures(rows)
     categories = [labels.get(id(live)) or _category_by_origin(live, rows) for live in lives]
     births = _births(lives, categories, rows)
-    queues = _queues([signatures[signature_of[id(row.call)]].collective for row in rows])
     ops = tuple(
         t.Op(
             signature=signature_of[id(row.call)],
@@ -87,12 +86,12 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
             reads=_numbers(row.reads),
             writes=_numbers(row.writes),
             creates=_numbers(row.creates),
-            queue=queue,
-            waits_for=waits_for,
+            queue=row.queue,
+            waits_for=row.waits_for,
             host_waits=row.host_waits,
             reads_value=row.reads_value,
         )
-        for row, forward_op, (queue, waits_for) in zip(rows, _forward_ops(rows), queues)
+        for row, forward_op in zip(rows, _forward_ops(rows))
     )
     return t.Trace(
         target=target,
@@ -112,25 +111,6 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
         releases=_numbers(live for live in recording.ledger.releases if live.nbytes or live.resizes),
         tf32=_tf32(),
     )
-
-
-def _queues(collectives: list[t.Collective | None]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the queue of each op, and for which ops of other queues it waits.
-
-    A collective is on its group's queue; it waits for what was computed, and the next op for it. That is how
-    a synchronous one runs. What an asynchronous one overlaps with until its `wait()` is not followed.
-    """
-    found: list[tuple[str, tuple[int, ...]]] = []
-    computed: tuple[int, ...] = ()
-    awaited: tuple[int, ...] = ()
-    for number, collective in enumerate(collectives):
-        if collective is None:
-            found.append((t.COMPUTE, awaited))
-            computed, awaited = (number,), ()
-        else:
-            found.append((f"group {collective.group}", computed))
-            awaited = (*awaited, number)
-    return found
 
 
 def _tf32() -> tuple[str, ...]:

@@ -41,7 +41,6 @@ from trainfit.capturing.replacing import while_set
 from trainfit.capturing.schemas import Operator, aten, describe
 from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, decide
 from trainfit.capturing.waiting import note_wait
-from trainfit.errors import CaptureError
 
 _REFUSES_HALF = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
 
@@ -72,9 +71,7 @@ class CaptureMode(TorchDispatchMode):
     ) -> Any:
         """Handle one operator call; `func` is an OpOverload."""
         if types and not all(map(is_plain, types)):
-            if any(kind.__name__ == "DTensor" for kind in types):
-                raise CaptureError("distributed tensors (FSDP2, tensor parallelism) cannot be captured yet.")
-            # A tensor subclass (nested, quantised): it unwraps itself, and its parts come back here.
+            # A tensor subclass (nested, distributed): it unwraps itself, and its parts come back here.
             return NotImplemented
         # Without the function mode that changes what user code sees (`retarget/device.py`).
         with torch._C.DisableTorchFunction(), self.ledger.lock:
@@ -158,7 +155,7 @@ class CaptureMode(TorchDispatchMode):
             # Not if it would change the user's own tensors, made before the capture.
             if all(live.producer != OUTSIDE for live in self._written(call.operator, args, kwargs)):
                 return self.run_real(func, call, key, args, kwargs, tensors, lives)
-        return self._hollow(func, call, args, kwargs, tensors, lives)
+        return self.hollow(func, call, args, kwargs, tensors, lives)
 
     def live(self, tensor: torch.Tensor) -> LiveStorage:
         """Return the ledger's entry for a tensor, adding what torch made without an operator call."""
@@ -193,7 +190,7 @@ class CaptureMode(TorchDispatchMode):
         elif not self.measures_workspaces:
             call.unlike_cpu = call.unlike_cpu or differs(call.outputs, (result,) if call.single else result)
         if call.unlike_cpu:
-            return self._hollow(func, call, args, kwargs, tensors, lives)
+            return self.hollow(func, call, args, kwargs, tensors, lives)
         read = () if call.operator.made_like else lives
         assumption = next((live.assumption for live in read if live.assumption), None)
         undecided = assumption is not None and any(live.undecided for live in lives)
@@ -215,6 +212,16 @@ class CaptureMode(TorchDispatchMode):
         self.recorder.record(call, lives, written, created)
         return wrapped
 
+    def adopted(self, call: Call, values: Any, lives: list[LiveStorage]) -> Any:
+        """Record an operator whose results are known, and return them."""
+        created: list[LiveStorage] = []
+        result = self._adopt(values, call.operator, created)
+        assumption = next((live.assumption for live in lives if live.assumption), None)
+        for live in created:
+            live.assumption = assumption
+        self.recorder.record(call, lives, (), created)
+        return result
+
     def _adopt(self, value: Any, operator: Operator, created: list[LiveStorage]) -> Any:
         """Put the tensors that a real run of an operator made under the ledger's control."""
         if isinstance(value, torch.Tensor):
@@ -227,7 +234,7 @@ class CaptureMode(TorchDispatchMode):
             return type(value)([self._adopt(item, operator, created) for item in value])
         return value
 
-    def _hollow(
+    def hollow(
         self,
         func: OpOverload,
         call: Call,
@@ -236,6 +243,7 @@ class CaptureMode(TorchDispatchMode):
         tensors: list[torch.Tensor],
         lives: list[LiveStorage],
     ) -> Any:
+        """Record an operator that is not run, and return tensors without memory."""
         operator = call.operator
         written = self._written(operator, args, kwargs)
         for live in written:

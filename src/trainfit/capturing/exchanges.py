@@ -27,8 +27,35 @@ def handle_key(handle: torch.ScriptObject) -> Hashable:
     name = handle._type().qualified_name()
     if not name.endswith(".ProcessGroup"):
         return str(name)
-    group = torch.distributed.ProcessGroup.unbox(handle)
-    return CommunicationGroup(group.group_name, group.size())
+    return described_group(torch.distributed.ProcessGroup.unbox(handle))
+
+
+def described_group(group: Any) -> CommunicationGroup:
+    """Return a group by a name that it has in every run: its dimension of a mesh, or who belongs to it."""
+    label = _label(group)
+    same = [other for other in _groups._world.pg_map if _label(other) == label]
+    number = next((n for n, other in enumerate(same) if other.group_name == group.group_name), 0)
+    return CommunicationGroup(label if number == 0 else f"{label}#{number + 1}", group.size())
+
+
+def _label(group: Any) -> str:
+    text: str = group.group_desc
+    if text == "default_pg":
+        return "world"
+    if text.startswith("mesh_"):
+        return text.removeprefix("mesh_")
+    if text not in ("", "undefined"):
+        return text
+    ranks = list(_groups._world.pg_group_ranks.get(group, ()))
+    if len(ranks) > 4:
+        return f"{len(ranks)} ranks from {ranks[0]}"
+    return f"ranks {','.join(map(str, ranks))}" if ranks else str(group.group_name)
+
+
+def group_of(operator_name: str, parts: tuple[Any, ...]) -> str | None:
+    """Return the name of the group that a call with these arguments exchanges in, if it does."""
+    found = collective_of(operator_name, parts)
+    return None if found is None else found.group
 
 
 def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | None:
@@ -65,8 +92,7 @@ def as_ranges(numbers: list[int]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _named(value: Any) -> CommunicationGroup:
-    name: str = value[1]
-    return CommunicationGroup(name, _groups._resolve_process_group(name).size())
+    return described_group(_groups._resolve_process_group(value[1]))
 
 
 def _is_keyword(part: Any) -> bool:

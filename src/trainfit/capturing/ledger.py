@@ -17,6 +17,7 @@ import torch
 
 from trainfit.capturing.hollow import hollow_storage, is_absent, storage_over, tensor_over
 from trainfit.traces.memory_model import EXACT, MemoryModel
+from trainfit.traces.trace import COMPUTE
 
 OUTSIDE = "outside"
 """Producer of storages that the capture did not make: real memory that belongs to the user."""
@@ -41,6 +42,8 @@ class LiveStorage:
     initial_bytes: int = 0
     storage_bytes: int = 0
     """Size of the torch storage itself; `nbytes` is what it asks of the device: 0 if it is elsewhere."""
+    stream: str = COMPUTE
+    """The stream that it was made on."""
     producer_op: int = -1
     index: int = -1
     born: tuple[str, int] | None = None
@@ -126,6 +129,8 @@ class Ledger:
         self.host_by_default = False
         """For a GPU: whether what is made without a device is on the host, as in a real run."""
         self.memory = memory
+        self.stream = COMPUTE
+        """The stream that the program is on."""
         self._thread = threading.local()
 
     @property
@@ -244,6 +249,7 @@ class Ledger:
         self.created.append(live)
         self.alive[id(live)] = live
         live.storage_bytes = storage.nbytes()
+        live.stream = self.stream
         on_host = self.on_host
         if on_host or (on_host is None and without_device and self.host_by_default):
             live.on_host, live.nbytes = True, 0

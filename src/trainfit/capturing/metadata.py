@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils._pytree import tree_map
 
-from trainfit.capturing.exchanges import handle_key
+from trainfit.capturing.exchanges import described_group, handle_key
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.replacing import while_set
 from trainfit.capturing.schemas import Operator, describe
@@ -94,6 +94,8 @@ def _part(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         return (kind, value)
     if kind is torch.ScriptObject:
         return handle_key(value)
+    if isinstance(value, torch.distributed.ProcessGroup):
+        return described_group(value)
     try:
         hash(value)
     except TypeError:

@@ -20,6 +20,7 @@ from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.describing import autocast_dtype
 from trainfit.capturing.disk import untouched
 from trainfit.capturing.disk.writers import CapturedArray
+from trainfit.capturing.distributed.one_process import in_one_process
 from trainfit.capturing.processes import plain_processes
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.values import script_line
@@ -57,6 +58,7 @@ def installed(session: Session) -> Iterator[None]:
         stack.enter_context(replaced(loader, "exec_module", _import_for_real))
         stack.enter_context(eager_only(lambda: _note_compiled(session)))
         stack.enter_context(replaced(FakeTensorMode, "__enter__", lambda o: _refuse_fake(session, o)))
+        stack.enter_context(in_one_process(session))
         stack.enter_context(untouched(session))
         stack.enter_context(plain_processes(session))
         yield

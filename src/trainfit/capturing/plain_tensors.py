@@ -26,7 +26,9 @@ def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
-            yield from strided_parts(getattr(tensor, name))
+            part = getattr(tensor, name)
+            if isinstance(part, torch.Tensor):  # a distributed tensor also lists its mesh
+                yield from strided_parts(part)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout is torch.strided and not tensor.is_meta:

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
+from trainfit.capturing.exchanges import group_of
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call
 from trainfit.capturing.plain_tensors import strided_parts
+from trainfit.capturing.queues import Queues
 from trainfit.capturing.values import user_line
+from trainfit.traces.trace import COMPUTE
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -64,6 +67,8 @@ class Row:
     writes: Lives
     creates: Lives
     live_bytes: int
+    queue: str = COMPUTE
+    waits_for: tuple[int, ...] = ()
     host_waits: bool = False
     reads_value: bool = False
     line: str = ""
@@ -84,6 +89,7 @@ class Recorder:
         """Start with an empty recording."""
         self.ledger = ledger
         self._thread = threading.get_ident()
+        self.queues = Queues(ledger)
         self.module_index: Callable[[Any], int] = lambda module: -1
         self.module_name: Callable[[int], str] = lambda module: ""
         self.parameter_module: dict[int, int] = {}
@@ -119,6 +125,7 @@ class Recorder:
             """Dtypes that autocast was switched on for."""
             self._arrived: list[LiveStorage] = []
             self._events = 0
+            self.queues.restart()
             self.backward_seen = False
             self._boundaries: list[int] = [-1]
             self._boundary_calls: list[int] = [-1]
@@ -159,6 +166,8 @@ class Recorder:
                 self._gradient_is_a_copy(creates)
             used = (reads, writes, creates)
             row = Row(call, phase, module, module_call, recompute, sequence, *used, ledger.live_bytes)
+            group = group_of(call.operator.name, call.key[1:]) if call.operator.collective else None
+            row.queue, row.waits_for = self.queues.issue(group, (*reads, *writes))
             if self.notes_lines and creates:
                 row.line = user_line()
             self.rows.append(row)
