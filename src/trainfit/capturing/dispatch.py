@@ -39,8 +39,9 @@ from trainfit.capturing.random_stream import RandomStream
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.replacing import while_set
 from trainfit.capturing.schemas import Operator, aten, describe
-from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, decide
+from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, decide, script_line
 from trainfit.capturing.waiting import note_wait
+from trainfit.errors import CaptureError
 
 _REFUSES_HALF = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
 
@@ -65,12 +66,20 @@ class CaptureMode(TorchDispatchMode):
         self.measures_workspaces = not self.for_gpu
         """Whether the kernels of this machine are those of the trace."""
         self.in_torchs_formula = False
+        self.handlers = handlers.HANDLERS
+        self.of_cluster = False
+        """Whether the step is one of several processes."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle one operator call; `func` is an OpOverload."""
         if types and not all(map(is_plain, types)):
+            if not self.of_cluster and any(kind.__name__ == "DTensor" for kind in types):
+                raise CaptureError(
+                    f"{script_line()} uses distributed tensors (FSDP2, tensor parallelism): say how many processes "
+                    "there are, with --world-size N or in Python with cluster=trainfit.Cluster(N)."
+                )
             # A tensor subclass (nested, distributed): it unwraps itself, and its parts come back here.
             return NotImplemented
         # Without the function mode that changes what user code sees (`retarget/device.py`).
@@ -90,7 +99,7 @@ class CaptureMode(TorchDispatchMode):
             if func is aten.where.self and sums_masked_gradient(self.recorder):
                 return handlers.masked_select(self, aten.masked_select.default, (args[1], args[0]), {})
             func = as_the_engine_would(self, func, args, kwargs)
-        handler = handlers.HANDLERS.get(func)
+        handler = self.handlers.get(func)
         if handler is not None:
             result = handler(self, func, args, kwargs)
             if result is not handlers.NOT_HANDLED:

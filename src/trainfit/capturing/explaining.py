@@ -45,9 +45,8 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
         )
     if _DISTRIBUTED_REDUCER in str(error):
         return CaptureError(
-            f"{user_line_of(error)} makes a DistributedDataParallel, whose processes would exchange values "
-            "that a capture does not have. Capture the model without it; beside that it keeps a copy of the "
-            "gradients, unless gradient_as_bucket_view=True."
+            f"{user_line_of(error)} makes a DistributedDataParallel: say how many processes there are, with "
+            "--world-size N or in Python with cluster=trainfit.Cluster(N)."
         )
     return None
 

@@ -10,7 +10,6 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from trainfit.capturing.distributed.collective_calls import COLLECTIVE_HANDLERS
-from trainfit.capturing.distributed.sharding_kernels import SHARDING_HANDLERS
 from trainfit.capturing.metadata import Call, call_key, describe_call
 from trainfit.capturing.schemas import SIZED_BY_VALUES_OVERLOADS, aten, describe, overloads
 from trainfit.capturing.values import user_line
@@ -266,5 +265,4 @@ HANDLERS: dict[OpOverload, Handler] = {
     aten.resize_as_.default: resize,
     **{func: run_for_real for name in TOUCH_NO_DATA for func in overloads(name)},
     **COLLECTIVE_HANDLERS,
-    **SHARDING_HANDLERS,
 }

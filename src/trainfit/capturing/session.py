@@ -6,6 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from trainfit.capturing.counting import counted
 from trainfit.capturing.disk.pretended import Disk
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.distributed.fake_groups import rank_of
+from trainfit.capturing.distributed.rank_messages import Messages, NeedsRank, RankHasSpoken
 from trainfit.capturing.explaining import explained, with_assumption
 from trainfit.capturing.interrupts import heard, interrupts_held
 from trainfit.capturing.ledger import Ledger
@@ -85,9 +87,22 @@ class Session:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         """Those that have stepped, by id: the step's own, and what they wrap."""
         self.categories_at_start: dict[int, str] = {}
+        self.messages = Messages()
+        self.listener: int | None = None
+        """The rank for which this one is run, if only for what it says."""
         self.disk = Disk(self)
         self.before_operators: Guard = lambda needed_bytes: None
         self._entered = contextlib.ExitStack()
+
+    def as_rank(self, rank: int) -> Session:
+        """Return a session that runs the same step as another rank, until that has spoken to this one."""
+        assert self.cluster is not None, "a step of one process has no other ranks"
+        given = self.gpu.device if self.device == "cuda" else self.device
+        other = Session(given, self.mode.oracle, self.settings, replace(self.cluster, rank=rank))
+        other.values.know_everything = self.values.know_everything
+        other.ledger.host_by_default = self.ledger.host_by_default
+        other.messages, other.listener = self.messages, self.cluster.rank
+        return other
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -194,10 +209,11 @@ def capture(
     # Captures replace functions of torch for a while: other threads wait.
     with _lock, interrupts_held(), eager_only():
         _captures_now = threading.get_ident()
-        oracle = MetadataOracle(kind)
+        oracle, messages = MetadataOracle(kind), Messages()
         found = FoundState()
         for _ in range(_MOST_CORRECTIONS):
             session = Session(device, oracle, settings, cluster)
+            session.messages = messages
             session.values.know_everything = know_everything
             session.ledger.host_by_default = host_by_default
             session.before_operators = guard or session.before_operators
@@ -246,8 +262,23 @@ def _attempt(
         if not session.names_no_device:
             raise
         return None  # it may ask to be on a GPU
+    except NeedsRank as needed:
+        other = needed.rank
     finally:
         found.put_back()  # also for the next attempt, whose tensors are others
+    _hear(build, session, other, target, limits, found)
+    return None
+
+
+def _hear(build: Build, session: Session, rank: int, target: str, limits: Limits, found: FoundState) -> None:
+    """Run the step as another rank until it has said what this one needs to know."""
+    doing(f"asking rank {rank}")
+    try:
+        while _attempt(build, session.as_rank(rank), target, limits, found) is None:
+            pass  # it had to ask another rank itself
+    except RankHasSpoken:
+        return
+    raise CaptureError(f"rank {rank} of the step does not send what the rank that is captured waits for.")
 
 
 def _runs_of(

@@ -39,7 +39,8 @@ def with_measured_workspaces(trace: Trace, limits: Limits) -> Trace:
         elif measured is not None:
             workspace = measured.workspace_bytes
             signature = replace(signature, workspace_bytes=workspace, workspace_source="measured")
-        elif not signature.view and is_operator(signature.name):  # what is no operator has no kernel
+        # What is no operator has no kernel; that of a collective is its backend's, outside of the allocator.
+        elif not signature.view and is_operator(signature.name) and signature.collective is None:
             left_out.add(signature.name)
             signature = replace(signature, workspace_source="unknown")
         signatures.append(signature)

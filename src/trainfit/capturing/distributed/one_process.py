@@ -1,4 +1,4 @@
-"""Functions of `torch.distributed` that are replaced while a capture runs, each with its reason."""
+"""Functions of `torch.distributed` that are replaced while one rank is captured, each with its reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from trainfit.capturing.distributed.collective_calls import waits_seen
 from trainfit.capturing.replacing import replaced
@@ -18,14 +17,38 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def in_one_process(session: Session) -> Iterator[None]:
-    """Install all replacements for the length of a capture."""
+    """Install all replacements for the length of a capture; few of them for a step of one process."""
     session.recorder.queues.waits_are_seen = True
     with contextlib.ExitStack() as stack:
         stack.enter_context(waits_seen(session))
+        if session.cluster is not None:
+            stack.enter_context(_of_many(session))
+        yield
+
+
+@contextlib.contextmanager
+def _of_many(session: Session) -> Iterator[None]:
+    # Loading these takes a second, which a step of one process does not need.
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    from trainfit.capturing.distributed.pipelines import stages_of
+    from trainfit.capturing.distributed.sharding_kernels import SHARDING_HANDLERS
+
+    assert session.cluster is not None
+    session.mode.of_cluster = True
+    session.mode.handlers = {**session.mode.handlers, **SHARDING_HANDLERS}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes))
+        stack.enter_context(stages_of(session.cluster.rank, session.messages, session.listener))
+        # It compares the models of all processes, of which there is one.
         stack.enter_context(
-            replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes)
+            replaced(torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda o: _nothing)
         )
         yield
+
+
+def _nothing(*args: Any) -> None:
+    pass
 
 
 def _without_modes(original: Any) -> Any:
