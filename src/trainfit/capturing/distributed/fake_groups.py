@@ -59,7 +59,8 @@ def rank_of(cluster: Cluster | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _faked(cluster: Cluster) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for owner in (_c10d, dist):
+        # A mesh makes the group itself if there is none, by a name of its own for the function.
+        for owner in (_c10d, dist, dist.device_mesh):
             stack.enter_context(replaced(owner, "init_process_group", lambda o: _init(cluster, o)))
             stack.enter_context(replaced(owner, "split_group", lambda o: _split_group(o)))
         stack.enter_context(replaced(_c10d, "_new_process_group_helper", _new_group))
