@@ -86,6 +86,17 @@ class _GroupsFound:
             for group in set(_c10d._world.pg_map) - self._groups:
                 dist.destroy_process_group(group)
         del _mesh_stack()[self._meshes :]
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Let DTensor forget how it divided operators: what it remembers has meshes whose groups are gone.
+
+    A mesh of a later capture is equal to one of them, and would get it back.
+    """
+    from torch.distributed.tensor import debug
+
+    debug._clear_sharding_prop_cache()
 
 
 def _mesh_stack() -> list[Any]:
