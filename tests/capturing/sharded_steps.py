@@ -184,7 +184,7 @@ def fsdp_checkpoint_around(device: str) -> Step:
 
 def fsdp_offloaded(device: str) -> Step:
     place = start(device)
-    model = sharded(place, offload_policy=CPUOffloadPolicy())
+    model = sharded(place, offload_policy=CPUOffloadPolicy(pin_memory=device == "cuda"))
     return trained(model, place)
 
 
