@@ -66,7 +66,9 @@ def test_kind_group_and_bytes_of_each_collective() -> None:
         ([0, 1, 5, 9], ((0, 1, 1), (5, 9, 4))),
     ],
 )
-def test_ranks_of_a_group_are_few_ranges(numbers: list[int], ranges: tuple[tuple[int, int, int], ...]) -> None:
+def test_ranks_of_a_group_are_few_ranges(
+    numbers: list[int], ranges: tuple[tuple[int, int, int], ...]
+) -> None:
     assert as_ranges(numbers) == ranges
     assert list(Collective("all_reduce", 1, "", 0, ranges).members) == numbers
 

@@ -1,80 +1,86 @@
-"""Small built-in models, divided and not: what they compute, step by step. Runs as one of several ranks."""
+"""Small models, divided and not: what they compute, step by step. Each function runs as one of several ranks."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from trainfit.models.catalog import PRESETS, make_model
-from trainfit.models.parallel.built_in_layout import BuiltInLayout
-from trainfit.models.parallel.dimensions import MeshDimensions
-from trainfit.models.parallel.parallel_step import parallel_step
-from trainfit.models.recipe import StepOptions, default_dtype, training_step
+from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
-from trainfit.targets.built_in import _changed, _inputs, _with_defaults
+from trainfit.targets import load
+from trainfit.traces.ranks import Cluster
 
 STEPS = 3
 
 
-def plain_step(name: str, settings: dict[str, Any], options: StepOptions) -> Step:
-    model, inputs, options = _made(name, settings, options)
-    return training_step(model, inputs, options)
+@dataclass(frozen=True)
+class Case:
+    """A target and the mesh that it is divided over."""
+
+    target: str
+    mesh: dict[str, int]
+    options: StepOptions = field(default_factory=lambda: StepOptions(batch=2, seq=32, optimizer="sgd"))
+
+    def __str__(self) -> str:
+        """Name the case in a test."""
+        return f"{self.target}-{'-'.join(f'{name}{size}' for name, size in self.mesh.items())}"
 
 
-def divided_step(name: str, settings: dict[str, Any], options: StepOptions, sizes: dict[str, int]) -> Step:
-    model, inputs, options = _made(name, settings, options)
-    preset = PRESETS[name]
-    dimensions = MeshDimensions(tuple(sizes.items()))
-    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    layout = BuiltInLayout(name, preset.family, _changed(preset, settings))
-    return parallel_step(model, inputs, options, layout, dimensions, mesh)
+@dataclass(frozen=True)
+class Trained:
+    """What came out of some steps: plain numbers, to be sent to another process."""
+
+    losses: tuple[float | None, ...]
+    """None on the stages of a pipeline that have no loss."""
+    plain_losses: tuple[float, ...]
+    """Of the same steps on one process."""
+    largest_difference: float
+    """Of any weight after the last step."""
+    compared: int
+    """How many weights this rank has."""
 
 
-def _made(name: str, settings: dict[str, Any], options: StepOptions) -> tuple[nn.Module, Any, StepOptions]:
+def trained(cases: list[Case]) -> list[Trained]:
+    """Train every case divided as one rank of its mesh, and whole; compare."""
+    return [_compared(case) for case in cases]
+
+
+def _compared(case: Case) -> Trained:
+    sizes = tuple(case.mesh.items())
+    cluster = Cluster(world_size=torch.distributed.get_world_size(), mesh=sizes)
+    losses, weights = _train(case.target, replace(case.options, cluster=cluster))
+    plain_losses, plain = _train(case.target, case.options)
+    assert weights.keys() <= plain.keys(), sorted(weights.keys() - plain.keys())
+    # The rows of a fused projection are in another order; what depends on them is compared.
+    differences = [
+        (weight.double() - plain[name].double()).abs().max().item()
+        for name, weight in weights.items()
+        if "qkv" not in name or "tp" not in case.mesh
+    ]
+    return Trained(tuple(losses), tuple(plain_losses), max(differences), len(differences))  # type: ignore[arg-type]
+
+
+def _train(target: str, options: StepOptions) -> tuple[list[float | None], dict[str, torch.Tensor]]:
+    """Return the loss of each step, and all weights whole after the last, by name."""
     torch.manual_seed(0)
-    preset = PRESETS[name]
-    config = _changed(preset, settings)
-    options = _with_defaults(preset, config, options)
-    with default_dtype(options.parameter_dtype):
-        model = make_model(config)
-    return model, _inputs(config, options), options
+    step = load(target, options).build()
+    losses = [_number(step.run()) for _ in range(STEPS)]
+    return losses, {_plain_name(step, name): _whole(weight) for name, weight in step.model.named_parameters()}
 
 
-def trained(step: Step) -> tuple[list[float | None], dict[str, torch.Tensor]]:
-    """Return the loss of each step, and the weights after the last."""
-    losses = []
-    for _ in range(STEPS):
-        loss = step.run()
-        if isinstance(loss, DTensor):
-            loss = loss.full_tensor()
-        losses.append(None if loss is None else loss.item())
-    weights = {}
-    for name, weight in step.model.named_parameters():
-        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        weights[name.removeprefix("module.").removeprefix("model.")] = whole.detach()
-    return losses, weights
+def _plain_name(step: Step, name: str) -> str:
+    """Return the name of a weight without what wraps the model."""
+    wrapper = {"DistributedDataParallel": "module.", "PipelinePart": "model."}
+    own = type(step.model).__name__.removeprefix("FSDP").removeprefix("Replicate")
+    return name.removeprefix(wrapper.get(own, ""))
 
 
-def compared(cases: list[tuple[str, dict[str, Any], StepOptions, dict[str, int]]]) -> list[Any]:
-    """For each case: losses divided, losses not divided, the largest difference of a weight and its name."""
-    results = []
-    for name, settings, options, sizes in cases:
-        try:
-            losses, weights = trained(divided_step(name, settings, options, sizes))
-        except Exception as error:
-            import traceback
-            results.append(traceback.format_exc()[-1800:])
-            continue
-        plain_losses, plain = trained(plain_step(name, settings, options))
-        differences = {
-            weight: (value.double() - plain[weight].double()).abs().max().item()
-            for weight, value in weights.items()
-            if "qkv" not in weight  # whose rows are in another order
-        }
-        worst = max(differences, key=lambda weight: differences[weight])
-        results.append((losses, plain_losses, differences[worst], worst))
-    return results
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _number(loss: Any) -> float | None:
+    return None if loss is None else float(_whole(loss).item())

@@ -64,9 +64,7 @@ def test_a_tree_beats_the_ring_where_latency_counts_and_nodes_are_many() -> None
 def test_a_flat_all_gather_over_a_large_cluster_is_bound_by_latency() -> None:
     reach = Reach(16_384, 2048)
     steps, across = 16_383, 2047
-    by_protocol = [
-        p.base + (steps - across) * p.nvlink * p.beside_network + across * p.network for p in RING
-    ]
+    by_protocol = [p.base + (steps - across) * p.nvlink * p.beside_network + across * p.network for p in RING]
     assert collective_seconds("all_gather", 0, reach, A100) == pytest.approx(min(by_protocol))
     # From 20 to 77 ms, by protocol.
     assert min(by_protocol) == pytest.approx(21e-3, rel=0.01)

@@ -56,9 +56,7 @@ def plan(
     A `cluster` is something else: the step is captured as one of its ranks, with all that it communicates
     (see `trainfit.estimate`).
     """
-    request = Request(
-        target, device, options, task, steps, costs, False, allocator, cluster, worst_rank
-    )
+    request = Request(target, device, options, task, steps, costs, False, allocator, cluster, worst_rank)
     result = plan_step(request, budget, seconds_limit, solver, ac_units, fsdp_units, world_size)
     refuse_infeasible(result)
     return result.plan

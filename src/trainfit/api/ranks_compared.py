@@ -18,7 +18,9 @@ def check_cluster(target: Any, cluster: Cluster | None, worst_rank: bool) -> Non
     """Refuse a cluster that makes no sense, before anything is captured."""
     if cluster is None:
         if worst_rank:
-            raise OptionError("the worst rank is one of a cluster; pass cluster=trainfit.Cluster(world_size=...).")
+            raise OptionError(
+                "the worst rank is one of a cluster; pass cluster=trainfit.Cluster(world_size=...)."
+            )
         return
     if not isinstance(cluster, Cluster):
         raise OptionError(
@@ -32,9 +34,7 @@ def check_cluster(target: Any, cluster: Cluster | None, worst_rank: bool) -> Non
         )
 
 
-def worst_of(
-    cluster: Cluster, captured: Callable[[Cluster], Trace]
-) -> tuple[Trace, tuple[RankPeak, ...]]:
+def worst_of(cluster: Cluster, captured: Callable[[Cluster], Trace]) -> tuple[Trace, tuple[RankPeak, ...]]:
     """Capture every rank that can differ from the others; return the one with the largest peak, and all peaks."""
     first = captured(replace(cluster, rank=0))
     traces = {0: first}

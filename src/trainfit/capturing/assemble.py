@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from trainfit.capturing.describing import described, on_the_host
+from trainfit.capturing.distributed.shard_sizes import whole_bytes
 from trainfit.capturing.exchanges import CommunicationGroup, collective_of
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
@@ -296,6 +297,7 @@ def _storage(live: LiveStorage, category: str, born: int) -> t.Storage:
 
 def _modules(recording: Recording) -> tuple[t.Module, ...]:
     seen: set[int] = set()
+    counted: set[int] = set()
 
     def own(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         lives = _lives_of(recording, tensors)
@@ -310,6 +312,7 @@ def _modules(recording: Recording) -> tuple[t.Module, ...]:
             parent=entry.parent,
             parameters=own(entry.own_parameters),
             buffers=own(entry.own_buffers),
+            whole_bytes=whole_bytes(entry.own_parameters, counted),
         )
         for entry in recording.modules.entries
     )

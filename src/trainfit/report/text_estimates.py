@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH = 24
 _MOST_OPERATORS = 8
+_MOST_RANKS = 8
 _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
 _WORTH_SAYING = 0.01
@@ -32,10 +33,11 @@ def estimate_view(data: EstimateData) -> RenderableType:
     return stacked(
         [_headline(data), *settings_lines(subject)],
         [_where(data)],
+        [_rank(data)] if subject.world_size > 1 else [],
         [_device_memory(data)] if data.smallest_memory_bytes != data.peak_bytes else [],
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
-        [_modules(data.rows, timed=time is not None)] if data.rows else [],
+        [_modules(data.rows, timed=time is not None, divided=subject.world_size > 1)] if data.rows else [],
         [] if time is None else [_time(time, subject.device)],
         [] if time is None else [_operators(time)],
         warnings=subject.warnings,
@@ -71,6 +73,29 @@ def _where(data: EstimateData) -> Text:
     return safe(f"{place} of {format_count(subject.ops)}). {before}")
 
 
+def _rank(data: EstimateData) -> Text:
+    """Say which rank it is, and what it has at the peak because it is one of several."""
+    subject = data.subject
+    mesh = " x ".join(f"{name}={size}" for name, size in subject.mesh.items())
+    line = Text("Rank ").append(format_count(subject.rank), "bold")
+    line.append(f" of {format_count(subject.world_size)}, {subject.gpus_per_node} per node")
+    line.append_text(safe(f", mesh {mesh}" if mesh else ""))
+    line.append(
+        f". At the peak it has {format_bytes(data.gathered_bytes)} of gathered parameters and "
+        f"{format_bytes(data.communication_bytes)} of buffers for communication."
+    )
+    if data.ranks:
+        peaks = sorted(one.peak_bytes for one in data.ranks)
+        named = ", ".join(format_count(one.rank) for one in data.ranks[:_MOST_RANKS])
+        more = len(data.ranks) - _MOST_RANKS
+        named += f" and {more} more" if more > 0 else ""
+        line.append(
+            f" It needs the most of those that can differ ({named}), whose peaks are from "
+            f"{format_bytes(peaks[0])} to {format_bytes(peaks[-1])}."
+        )
+    return line
+
+
 def _device_memory(data: EstimateData) -> Text:
     """Say what the allocator makes of the peak, and what lies outside of it."""
     kept = sum(data.libraries.values())
@@ -102,15 +127,19 @@ def _shares(data: EstimateData) -> NumberTable:
     return table
 
 
-def _modules(rows: Sequence[ModuleRow], *, timed: bool) -> NumberTable:
-    columns = ("at the peak", "parameters", "activations", *(("forward", "backward") if timed else ()))
+def _modules(rows: Sequence[ModuleRow], *, timed: bool, divided: bool) -> NumberTable:
+    columns = ["at the peak", "parameters", "activations", *(("forward", "backward") if timed else ())]
+    if divided:
+        columns.insert(2, "of all ranks'")
     table = NumberTable("largest modules (predicted)", *columns)
     for row in rows:
         label = safe("  " * row.indent + row.label)
         label.append(f" ({row.count} ×)" if row.count > 1 else "", "dim")
         if row.class_name != row.label:
             label.append_text(safe(f" {row.class_name}", "dim"))
-        sizes = (row.held_bytes, row.parameter_bytes, row.activation_bytes)
+        sizes = [row.held_bytes, row.parameter_bytes, row.activation_bytes]
+        if divided:
+            sizes.insert(2, row.whole_parameter_bytes)
         cells = [format_bytes(size) if size else Text("-", "dim") for size in sizes]
         if timed:
             cells += [format_seconds(row.forward_seconds), format_seconds(row.backward_seconds)]
@@ -137,6 +166,11 @@ def _time(time: StepTime, device: str) -> Text:
     if time.model_flops_utilisation is not None:
         rates.append(f"MFU {time.model_flops_utilisation:.1%}")
     line.append(f" {', '.join(rates)}.")
+    if time.communication_seconds:
+        line.append(
+            f" Communication takes {format_seconds(time.communication_seconds)}, and the step is "
+            f"{format_seconds(time.exposed_communication_seconds)} longer for it; the rest is hidden."
+        )
     if time.launch_bound:
         line.append(
             f" Launch-bound: {device} waits {time.waiting_share:.0%} of the step for the host to issue "

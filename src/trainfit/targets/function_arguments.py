@@ -72,7 +72,9 @@ def settings_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> S
         if name not in arguments and _is_plain(parameter.default)
     }
     said_elsewhere = ("device", "mesh")
-    values = {name: value for name, value in (*taken.items(), *arguments.items()) if name not in said_elsewhere}
+    values = {
+        name: value for name, value in (*taken.items(), *arguments.items()) if name not in said_elsewhere
+    }
     sizes = {
         name: values[name] for name in _SIZES if type(values.get(name)) is int and values.get(name, 0) > 0
     }

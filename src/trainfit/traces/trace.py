@@ -177,6 +177,9 @@ class Module:
     parameters: tuple[int, ...]
     """The storages of its parameters; those of shared ones are the first module's."""
     buffers: tuple[int, ...]
+    whole_bytes: int = 0
+    """Of a module that is divided among ranks: the bytes of its parameters on all of them, each counted once;
+    0 of one that is not."""
 
 
 @dataclass(frozen=True, slots=True)

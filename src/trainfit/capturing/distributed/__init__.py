@@ -2,4 +2,5 @@
 
 rank_environment  the variables that torchrun sets
 fake_groups       process groups of any size, on torch's backend `fake`
+shard_sizes       how large a parameter is on all ranks together
 """

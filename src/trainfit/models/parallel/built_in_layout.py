@@ -137,7 +137,9 @@ class BuiltInLayout(Layout):
         for names, stays in ((self._anatomy.first, is_first), (self._anatomy.last, is_last)):
             for name in names if not stays else ():
                 delattr(model, name)
-        return PipelinePart(model, stage_blocks(len(self.blocks(model)), number, stages), is_first, is_last, seq)
+        return PipelinePart(
+            model, stage_blocks(len(self.blocks(model)), number, stages), is_first, is_last, seq
+        )
 
     def handover(self, tensor: DeviceMesh | None, options: StepOptions) -> Handover:
         """Return what the stages of a pipeline hand to each other; `tensor` divides their layers."""

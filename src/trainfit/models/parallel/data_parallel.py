@@ -36,7 +36,9 @@ def copies_share(
     if dimensions.size("fsdp") > 1:
         for block in blocks:
             fully_shard(block, mesh=sharing, mp_policy=policy, reshard_after_forward=not in_pipeline)
-        fully_shard(model, mesh=sharing, mp_policy=policy, reshard_after_forward=False if in_pipeline else None)
+        fully_shard(
+            model, mesh=sharing, mp_policy=policy, reshard_after_forward=False if in_pipeline else None
+        )
         return model
     if dimensions.size("tp") == 1 and not in_pipeline:
         return DistributedDataParallel(model, process_group=sharing.get_group())

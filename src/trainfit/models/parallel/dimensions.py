@@ -64,9 +64,7 @@ class MeshDimensions:
 
     def names(self, *meanings: str) -> tuple[str, ...]:
         """Return what the user calls these dimensions, of those that divide something."""
-        return tuple(
-            name for name, size in self.mesh if _ALIASES.get(name, name) in meanings and size > 1
-        )
+        return tuple(name for name, size in self.mesh if _ALIASES.get(name, name) in meanings and size > 1)
 
     def of(self, mesh: DeviceMesh, *meanings: str) -> DeviceMesh | None:
         """Return the part of the mesh that has these dimensions; None if none of them divides anything."""

@@ -1,0 +1,19 @@
+"""What a rank has whole for a while of parameters that are divided: FSDP gathers them, and lets go again.
+
+FSDP frees a gathered parameter by resizing its storage to nothing, and fills it again when it gathers it: a
+storage that is resized is a gathered parameter.
+"""
+
+from __future__ import annotations
+
+from trainfit.traces.simulate import Timeline
+
+
+def gathered_bytes(timeline: Timeline) -> int:
+    """Return the bytes of gathered parameters that are alive at the peak."""
+    trace, peak = timeline.trace, timeline.peak_op
+    return sum(
+        trace.occupied_at(number, peak)
+        for number, storage in enumerate(trace.storages)
+        if storage.resizes and storage.alive_at(peak)
+    )
