@@ -212,6 +212,6 @@ def test_traces_without_modules_or_ops() -> None:
 def test_what_all_ranks_have_is_summed_up_beside_the_part_of_this_one() -> None:
     """`b` is divided among four ranks, `a` is not."""
     root, a, b = STEP.modules
-    found = stats(replace(STEP, modules=(root, a, replace(b, whole_bytes=80))))
+    found = stats(replace(STEP, modules=(root, a, replace(b, whole_parameter_bytes=80))))
     assert (found["Net.b"].parameter_bytes, found["Net.b"].whole_parameter_bytes) == (20, 80)
     assert (found["Net"].parameter_bytes, found["Net"].whole_parameter_bytes) == (30, 90)

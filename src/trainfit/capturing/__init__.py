@@ -18,6 +18,7 @@ processes        workers run ordinary Python
 explaining       errors that only a capture raises
 refusals         steps that cannot be captured
 distributed      one rank of a cluster, without the other processes
+own_gpu          which GPU of its node the process has
 retarget         a capture on CPU tensors behaves as on a GPU
 composites       operators of torch that take another path under a dispatch mode
 derivatives      backward formulas of torch that do
@@ -36,6 +37,7 @@ hollow           tensors without memory; `hollow_results` makes those that an op
 ledger           every storage, who holds it, and when it is freed
 autograd         saved tensors, and the module of each backward node
 modules          names of modules
+queues           on which queue an operator runs, and what it waits for
 recorder         the ops and storages of one run, as they happen
 counting         FLOPs and bytes of every operator
 describing       which step it is: parameters, dtypes, optimizer

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from trainfit.capturing.describing import described, on_the_host
-from trainfit.capturing.distributed.shard_sizes import whole_bytes
 from trainfit.capturing.exchanges import CommunicationGroup, collective_of
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
@@ -49,8 +48,9 @@ def assemble(session: Session, step: Step, target: str) -> t.Trace:
     """Make the trace of the step that the session has recorded."""
     # A step may replace tensors (`parameter.data = ...`, `zero_grad()` first): both ends are looked at.
     labels = categories_now(session, step) | session.categories_at_start
+    trace = trace_of(session, labels, target)
     return replace(
-        trace_of(session, labels, target),
+        trace if session.cluster is None else _with_gathered(trace, session),
         architecture=session.gpu.device.architecture if session.gpu.architecture_mattered else "",
         samples=step.samples,
         tokens=step.tokens,
@@ -59,6 +59,27 @@ def assemble(session: Session, step: Step, target: str) -> t.Trace:
         settings=described(session.settings, step, session),
         assumptions=(*session.gpu.assumptions(), *on_the_host(step, session), *session.values.assumptions),
     )
+
+
+def _with_gathered(trace: t.Trace, session: Session) -> t.Trace:
+    """Say which storages parameters are gathered into, for the module of each parameter."""
+    from trainfit.capturing.distributed.sharded_units import gathered_parameters  # it loads FSDP
+
+    found: dict[int, set[int]] = {}
+    for root in session.modules.roots:
+        for module, tensor in gathered_parameters(root):
+            lives = _lives_of(session, (tensor,))
+            found.setdefault(session.modules.index(module), set()).update(live.index for live in lives)
+    taken = {storage for module in trace.modules for storage in module.parameters}
+    gathered = {number for numbers in found.values() for number in numbers} - taken - {-1}
+    storages = list(trace.storages)
+    for number in gathered:
+        storages[number] = replace(storages[number], category="parameter", gathered=True)
+    modules = tuple(
+        replace(module, gathered=tuple(sorted(found.get(number, set()) & gathered)))
+        for number, module in enumerate(trace.modules)
+    )
+    return replace(trace, storages=tuple(storages), modules=modules)
 
 
 def categories_now(session: Session, step: Step) -> dict[int, str]:
@@ -232,12 +253,15 @@ def known_categories(recording: Recording, optimizers: Iterable[torch.optim.Opti
 
 
 def _category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
-    if live.gradient_since is not None:
+    if live.gradient_since is not None or live.was_gradient:
         return "gradient"
+    if live.exchanged:
+        return "communication"
     if live.producer_op < 0:
         return "input"
     row = rows[live.producer_op]
-    if row.call.operator.collective:
+    # What a functional collective returns may be an activation like any other.
+    if row.call.operator.collective and not live.saved:
         return "communication"
     return "activation" if row.phase == FORWARD or row.recompute else "temporary"
 
@@ -292,18 +316,25 @@ def _storage(live: LiveStorage, category: str, born: int) -> t.Storage:
         holders=tuple(holders),
         resizes=tuple(live.resizes),
         born=born,
+        stream=live.stream,
     )
 
 
 def _modules(recording: Recording) -> tuple[t.Module, ...]:
     seen: set[int] = set()
-    counted: set[int] = set()
 
     def own(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         lives = _lives_of(recording, tensors)
         found = dict.fromkeys(live.index for live in lives if live.index not in seen)
         seen.update(found)
         return tuple(found)
+
+    counted: set[int] = set()
+
+    def whole(parameters: Iterable[torch.Tensor]) -> int:
+        new = {id(p): p for p in parameters if id(p) not in counted}
+        counted.update(new)
+        return sum(p.numel() * p.element_size() for p in new.values())
 
     return tuple(
         t.Module(
@@ -312,7 +343,7 @@ def _modules(recording: Recording) -> tuple[t.Module, ...]:
             parent=entry.parent,
             parameters=own(entry.own_parameters),
             buffers=own(entry.own_buffers),
-            whole_bytes=whole_bytes(entry.own_parameters, counted),
+            whole_parameter_bytes=whole(entry.own_parameters),
         )
         for entry in recording.modules.entries
     )

@@ -55,6 +55,7 @@ def _run_backward(nodes: NodeHooks, original: Any) -> Any:
 @contextlib.contextmanager
 def _optimizer_hooks(recorder: Recorder, on_stepped: OnStepped) -> Iterator[None]:
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.note_gradients(optimizer)
         recorder.enter_context(OPTIMIZER)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
@@ -43,6 +43,9 @@ from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, de
 from trainfit.capturing.waiting import note_wait
 from trainfit.errors import CaptureError
 
+if TYPE_CHECKING:
+    from trainfit.capturing.retarget.streams import Streams
+
 _REFUSES_HALF = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
 
 
@@ -67,6 +70,8 @@ class CaptureMode(TorchDispatchMode):
         """Whether the kernels of this machine are those of the trace."""
         self.in_torchs_formula = False
         self.handlers = handlers.HANDLERS
+        self.streams: Streams | None = None
+        """The streams of the GPU, if it is for one."""
         self.of_cluster = False
         """Whether the step is one of several processes."""
 

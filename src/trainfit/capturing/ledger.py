@@ -53,6 +53,10 @@ class LiveStorage:
     program: list[Hold] = field(default_factory=list)
     saved: list[Hold] = field(default_factory=list)
     gradient_since: int | None = None
+    was_gradient: bool = False
+    """Whether an optimizer found it as a `.grad`, in this run or an earlier one."""
+    exchanged: bool = False
+    """Whether it was made to be exchanged with other processes."""
     resizes: list[tuple[int, int]] = field(default_factory=list)
     resized_to: int | None = None
     """The size that the program last gave the storage, if it ever resized it."""

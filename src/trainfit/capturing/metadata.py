@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.utils._pytree import tree_map
 
 from trainfit.capturing.exchanges import described_group, handle_key
+from trainfit.capturing.own_gpu import own_device
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.replacing import while_set
 from trainfit.capturing.schemas import Operator, describe
@@ -213,7 +214,8 @@ class MetadataOracle:
 
 def _fake(value: Any, device: str, fakes: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        fakes.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device))
+        place = own_device() if device == "cuda" else device
+        fakes.append(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=place))
         return fakes[-1]
     if isinstance(value, list | tuple):
         return type(value)(_fake(item, device, fakes) for item in value)

@@ -36,6 +36,14 @@ class ModuleEntry:
         return () if self.module is None else tuple(self.module.buffers(recurse=False))
 
 
+def class_name(module: nn.Module) -> str:
+    """Return the name of a module's class; `fully_shard` gives it another one, of both."""
+    kind = type(module)
+    if [base.__name__ for base in kind.__bases__[:1]] == ["FSDPModule"] and len(kind.__bases__) == 2:
+        kind = kind.__bases__[1]
+    return kind.__name__
+
+
 class ModuleTable:
     """Numbers every module; one that is called from outside the known trees becomes a root of its own."""
 
@@ -64,10 +72,10 @@ class ModuleTable:
     def add_root(self, root: nn.Module) -> int:
         """Enter a module and everything below it; a shared submodule keeps its first name."""
         self._roots.append(weakref.ref(root))
-        root_name = type(root).__name__
+        root_name = class_name(root)
         number = 2
         while root_name in self._names:
-            root_name = f"{type(root).__name__}#{number}"
+            root_name = f"{class_name(root)}#{number}"
             number += 1
         prefix_index: dict[str, int] = {}
         for path, module in root.named_modules():
@@ -79,7 +87,7 @@ class ModuleTable:
             self._index[id(module)] = prefix_index[path] = len(self.entries)
             self._names.add(name)
             reference = weakref.ref(module, functools.partial(self._forget, id(module)))
-            self.entries.append(ModuleEntry(name, type(module).__name__, parent, reference))
+            self.entries.append(ModuleEntry(name, class_name(module), parent, reference))
         return self._index[id(root)]
 
     def _forget(self, identity: int, reference: weakref.ref[nn.Module]) -> None:

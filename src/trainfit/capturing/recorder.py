@@ -6,8 +6,9 @@ Rows are kept as cheap tuples while the step runs; `assemble.py` makes the `Trac
 from __future__ import annotations
 
 import bisect
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,7 @@ class Recorder:
         self.notes_lines = False
         """Whether the user's line is noted for everything that is made; it takes a while to find."""
         self.rows: list[Row] = []
+        self._unit: int | None = None
         self.is_step = False
         """Whether a run of the step is recorded, and not how it is built."""
         self.restart()
@@ -162,6 +164,8 @@ class Recorder:
             number = ledger.clock
             for live in creates:
                 live.producer_op = number
+                live.exchanged = self._unit is not None
+            module = module if self._unit is None else self._unit
             if creates and phase is BACKWARD and self.node.parameter is not None and self._arrived:
                 self._gradient_is_a_copy(creates)
             used = (reads, writes, creates)
@@ -172,6 +176,24 @@ class Recorder:
                 row.line = user_line()
             self.rows.append(row)
             ledger.clock = number + 1
+
+    @contextlib.contextmanager
+    def exchanging_for(self, module: int) -> Iterator[None]:
+        """Attribute everything to a module whose parameters are gathered, or whose gradients are reduced."""
+        before, self._unit = self._unit, module
+        try:
+            yield
+        finally:
+            self._unit = before
+
+    def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer begins its step: what it finds as gradients are gradients, whoever made them."""
+        for group in optimizer.param_groups:
+            for gradient in (parameter.grad for parameter in group["params"]):
+                for part in strided_parts(gradient) if gradient is not None else ():
+                    live = self.ledger.find(part)
+                    if live is not None:
+                        live.was_gradient = True
 
     def host_waits(self) -> None:
         """The host goes on only when the device is done with the last operator."""

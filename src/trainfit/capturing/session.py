@@ -36,6 +36,7 @@ from trainfit.capturing.retarget import retargeted_to
 from trainfit.capturing.retarget.device import LooksLikeCuda
 from trainfit.capturing.retarget.gpu import Gpu
 from trainfit.capturing.retarget.libraries import libraries_on
+from trainfit.capturing.own_gpu import gpu_of
 from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.values import Values
 from trainfit.devices.device_table import ANY_GPU, Device
@@ -256,7 +257,7 @@ def _attempt(
     """
     session.disk.begin = found.file_time
     try:
-        with seeded(), rank_of(session.cluster), session.active():
+        with seeded(), rank_of(session.cluster), gpu_of(session.cluster), session.active():
             return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
     except TrainfitError:
         if not session.names_no_device:

@@ -1,8 +1,4 @@
-"""What a rank has whole for a while of parameters that are divided: FSDP gathers them, and lets go again.
-
-FSDP frees a gathered parameter by resizing its storage to nothing, and fills it again when it gathers it: a
-storage that is resized is a gathered parameter.
-"""
+"""What a rank has whole for a while of parameters that are divided: FSDP gathers them, and lets go again."""
 
 from __future__ import annotations
 
@@ -15,5 +11,5 @@ def gathered_bytes(timeline: Timeline) -> int:
     return sum(
         trace.occupied_at(number, peak)
         for number, storage in enumerate(trace.storages)
-        if storage.resizes and storage.alive_at(peak)
+        if storage.gathered and storage.alive_at(peak)
     )

@@ -40,7 +40,7 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
     trace = timeline.trace
     count = len(trace.modules)
     parameters = [sum(trace.occupied_bytes[s] for s in module.parameters) for module in trace.modules]
-    wholes = [module.whole_bytes or own for module, own in zip(trace.modules, parameters)]
+    wholes = [module.whole_parameter_bytes or own for module, own in zip(trace.modules, parameters)]
     buffers = [sum(trace.occupied_bytes[s] for s in module.buffers) for module in trace.modules]
     depths: list[int] = []
     for module in trace.modules:

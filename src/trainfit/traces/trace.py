@@ -141,6 +141,10 @@ class Storage:
     born: int = -1
     """Of what is there in every step but the first, as optimizer state is: before which op of the first step
     it is made. -1 for everything else."""
+    gathered: bool = False
+    """Whether it holds parameters that are gathered from other ranks, beside this rank's part of them."""
+    stream: str = COMPUTE
+    """The queue that it was allocated on: a GPU's memory is kept apart by it."""
 
     @property
     def persistent(self) -> bool:
@@ -177,9 +181,10 @@ class Module:
     parameters: tuple[int, ...]
     """The storages of its parameters; those of shared ones are the first module's."""
     buffers: tuple[int, ...]
-    whole_bytes: int = 0
-    """Of a module that is divided among ranks: the bytes of its parameters on all of them, each counted once;
-    0 of one that is not."""
+    gathered: tuple[int, ...] = ()
+    """The storages that its parameters are gathered into."""
+    whole_parameter_bytes: int = 0
+    """Its parameters on all ranks together, each counted once: `parameters` has this rank's part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ def _module(names: set[str], trace: Trace, number: int, module: Module) -> None:
     _require(module.name not in names, "module names are unique")
     names.add(module.name)
     _require(-1 <= module.parent < number, "a parent comes before its children")
-    owned = (_in_table(storage, trace.storages) for storage in (*module.parameters, *module.buffers))
+    owns = (*module.parameters, *module.buffers, *module.gathered)
+    owned = (_in_table(storage, trace.storages) for storage in owns)
     _require(all(owned), "what it owns is in the table of storages")
 
 
@@ -157,6 +158,8 @@ def _storage(trace: Trace, number: int, storage: Storage) -> None:
         times = [max(storage.start, 0), *times, end if storage.end is None else storage.end]
         _require(times == sorted(times), "it is resized during the step, while it is alive, in order")
         _require(min(size for _, size in storage.resizes) >= 0, "its new sizes are not negative")
+    _require(storage.category == "parameter" or not storage.gathered, "what is gathered is a parameter")
+    _require(bool(storage.stream), "its stream has a name")
     _require(bool(storage.holders), "somebody holds every storage")
     last = 0.0
     for interval in storage.holders:

@@ -2,5 +2,11 @@
 
 rank_environment  the variables that torchrun sets
 fake_groups       process groups of any size, on torch's backend `fake`
-shard_sizes       how large a parameter is on all ranks together
+one_process       what is replaced in `torch.distributed` while a capture runs
+collective_calls  collectives, and what waits for them
+sharding_kernels  FSDP2's own operators
+sharded_units     which modules gather and reduce, and what holds their gathered parameters
+lazy_chunks       no work per rank
+rank_messages     what ranks say to each other
+pipelines         stages of a pipeline, which do
 """

@@ -44,6 +44,8 @@ def exchange(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywo
     )
     mode.recorder.record(call, lives, written, ())
     mode.recorder.queues.makes(written)
+    for live in written:
+        live.exchanged = True
     collective = collective_of(call.operator.name, key[1:])
     if not (known and collective and _agree(collective, func, args, outputs, written)):
         for live in written:

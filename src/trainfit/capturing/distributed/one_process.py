@@ -31,7 +31,9 @@ def _of_many(session: Session) -> Iterator[None]:
     # Loading these takes a second, which a step of one process does not need.
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+    from trainfit.capturing.distributed.lazy_chunks import without_work_per_rank
     from trainfit.capturing.distributed.pipelines import stages_of
+    from trainfit.capturing.distributed.sharded_units import units_followed
     from trainfit.capturing.distributed.sharding_kernels import SHARDING_HANDLERS
 
     assert session.cluster is not None
@@ -39,6 +41,8 @@ def _of_many(session: Session) -> Iterator[None]:
     session.mode.handlers = {**session.mode.handlers, **SHARDING_HANDLERS}
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes))
+        stack.enter_context(without_work_per_rank())
+        stack.enter_context(units_followed(session.recorder))
         stack.enter_context(stages_of(session.cluster.rank, session.messages, session.listener))
         # It compares the models of all processes, of which there is one.
         stack.enter_context(

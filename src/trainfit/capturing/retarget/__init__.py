@@ -1,6 +1,7 @@
 """Retargeting: a capture on CPU tensors records what the target GPU would run.
 
-`gpu.py` is the simulated GPU, with what `torch.cuda` answers for it. `device.py` lets tensors claim
+`gpu.py` is the simulated GPU, with what `torch.cuda` answers for it; `streams.py` has its
+streams and events. `device.py` lets tensors claim
 to be on it, so that user code and optimizers choose what they would choose there. `kernels.py` and
 `attention.py` replace the few operators that pick another kernel on a GPU.
 `jagged.py` does the same for jagged tensors. `storages.py` moves storages and what `torch.load` reads.

@@ -23,15 +23,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from trainfit.capturing.replacing import replaced
-from trainfit.capturing.retarget.gpu import (
-    CUDA,
-    Gpu,
-    answers_of_accelerator,
-    answers_of_cuda,
-    number_of_gpu,
-    refuse_second_gpu,
-)
+from trainfit.capturing.retarget.gpu import Gpu, answers_of_accelerator, answers_of_cuda
+from trainfit.capturing.plain_tensors import strided_parts
+from trainfit.capturing.own_gpu import number_of_gpu, own_device, own_number, refuse_second_gpu
 from trainfit.capturing.retarget.storages import made_on
+from trainfit.capturing.retarget.streams import Streams
 from trainfit.capturing.values import user_line
 from trainfit.capturing.waiting import note_synchronisation
 from trainfit.errors import CaptureError
@@ -47,10 +43,10 @@ def _getter(name: str) -> Any:
 
 
 _ANSWERS: dict[Any, Any] = {
-    _getter("device"): CUDA,
-    _getter("is_cuda"): True,
-    _getter("is_cpu"): False,
-    torch.Tensor.get_device: 0,
+    _getter("device"): own_device,
+    _getter("is_cuda"): lambda: True,
+    _getter("is_cpu"): lambda: False,
+    torch.Tensor.get_device: own_number,
 }
 _MOVES = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
 
@@ -176,17 +172,15 @@ class LooksLikeCuda(TorchFunctionMode):
 
     def _on_host(self, tensor: torch.Tensor) -> bool:
         with torch._C.DisableTorchFunction():
-            # Inside vmap and the other transforms of torch.func, a tensor stands for one outside of them.
-            while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                tensor = torch._C._functorch.get_unwrapped(tensor)
-            has_memory = torch._C._has_storage(tensor) and not tensor.is_meta
-            live = self._mode.ledger.find(tensor) if has_memory else None
+            part = next(strided_parts(tensor), tensor)  # of what holds others: where they are
+            has_memory = torch._C._has_storage(part) and not part.is_meta
+            live = self._mode.ledger.find(part) if has_memory else None
             return live is not None and live.on_host
 
     def _answer(self, func: Any, tensor: torch.Tensor) -> Any:
         on_host = self._on_host(tensor)
         with torch._C.DisableTorchFunction():
-            return func(tensor) if on_host or tensor.is_meta else _ANSWERS[func]
+            return func(tensor) if on_host or tensor.is_meta else _ANSWERS[func]()
 
 
 @functools.cache
@@ -232,7 +226,11 @@ def _constantly(value: Any) -> Callable[..., Any]:
 def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
     """Let tensors claim to be on a GPU, and `torch.cuda` answer as if there were one."""
     with contextlib.ExitStack() as stack:
-        answers = {torch.cuda: answers_of_cuda(gpu), torch.accelerator: answers_of_accelerator(gpu)}
+        streams = mode.streams = Streams(mode.recorder)
+        answers = {
+            torch.cuda: answers_of_cuda(gpu, streams),
+            torch.accelerator: answers_of_accelerator(gpu, streams),
+        }
         for module, found in answers.items():
             found["synchronize"] = lambda *args, **kwargs: note_synchronisation(mode)
             for name, answer in found.items():
@@ -260,7 +258,7 @@ def _parse_to(original: Any) -> Any:
     # What `module.to` was given: its answer is for `tensor.to`, and must name the GPU. Here, too, a number is
     # that of a GPU, for which torch itself would look, and a tensor is where it claims to be.
     def by_name(place: Any) -> Any:
-        return CUDA if type(place) is int and _names_gpu(place) else place
+        return own_device() if type(place) is int and _names_gpu(place) else place
 
     def parse_to(*args: Any, **kwargs: Any) -> Any:
         if "tensor" in kwargs:

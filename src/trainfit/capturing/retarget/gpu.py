@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from trainfit.capturing.ledger import Ledger
-from trainfit.capturing.values import user_line
+from trainfit.capturing.own_gpu import gpus_of_node, own_device, own_number, refuse_second_gpu
+from trainfit.capturing.retarget.streams import Streams, answers_about_streams
 from trainfit.devices.architectures import FLASH_CAPABILITY, Capability, capability_of, is_amd
 from trainfit.devices.device_table import Device
-from trainfit.errors import CaptureError
 from trainfit.traces.assumptions import Assumption
 
-CUDA = torch.device("cuda", 0)
 _RECENT: Capability = (9, 0)
 
 
@@ -99,35 +98,13 @@ class Gpu:
         }
 
 
-def number_of_gpu(place: Any) -> int | None:
-    """Return 1 for `"cuda:1"`, `torch.device("cuda", 1)` and 1, 0 for `"cuda"`; None for no GPU."""
-    if isinstance(place, torch.device):
-        return place.index or 0 if place.type == "cuda" else None
-    if type(place) is int:
-        return max(place, 0)
-    if isinstance(place, str) and place.split(":")[0] == "cuda":
-        number = place.partition(":")[2]
-        return int(number) if number.isdecimal() else 0
-    return None
-
-
-def refuse_second_gpu(place: Any) -> None:
-    """Stop at a GPU that is not the first: what several of them hold must not be added up on one."""
-    number = number_of_gpu(place)
-    if number:
-        raise CaptureError(
-            f"the step uses a second GPU, cuda:{number} ({user_line()}), but trainfit predicts what one GPU "
-            "does, cuda:0. Give it a step with the part of the model that one GPU has."
-        )
-
-
 class Inert:
-    """A stream, event or other handle that does nothing."""
+    """A handle that does nothing, such as the choice of a device for a while."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         for place in (*args, *kwargs.values()):
             refuse_second_gpu(place)
-        self.device = CUDA
+        self.device = own_device()
 
     def __enter__(self) -> Inert:
         return self
@@ -135,30 +112,17 @@ class Inert:
     def __exit__(self, *exception: Any) -> None:
         return None
 
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
-
-    def elapsed_time(self, other: Any) -> float:
-        return 0.0
-
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: None
 
 
-class _InertEvent(Inert):
-    """An event; its arguments are flags."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-
-
-def answers_of_cuda(gpu: Gpu) -> dict[str, Any]:
+def answers_of_cuda(gpu: Gpu, streams: Streams) -> dict[str, Any]:
     """Return functions of `torch.cuda` that answer for `gpu`, by name."""
     found: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        "device_count": gpus_of_node,
+        "current_device": own_number,
         "is_current_stream_capturing": lambda: False,
         "is_bf16_supported": gpu.has_bfloat16,
         "get_device_name": _about_one(lambda: gpu.name),
@@ -171,27 +135,28 @@ def answers_of_cuda(gpu: Gpu) -> dict[str, Any]:
         # The state of a GPU's generator is kept on the host and takes no device memory.
         "get_rng_state": _host_state,
         "get_rng_state_all": lambda: [_host_state()],
-        "Event": _InertEvent,
+        "device": Inert,
+        **answers_about_streams(streams),
         **_answers_about_memory(gpu),
-        **dict.fromkeys(("Stream", "stream", "device", "current_stream", "default_stream"), Inert),
     }
     for name in ("init", "empty_cache", "manual_seed", "manual_seed_all", "ipc_collect"):
         found[name] = _silent()
-    for name in ("set_rng_state", "set_rng_state_all", "set_stream", "_lazy_init"):
+    for name in ("set_rng_state", "set_rng_state_all", "_lazy_init"):
         found[name] = _silent()
     return found
 
 
-def answers_of_accelerator(gpu: Gpu) -> dict[str, Any]:
+def answers_of_accelerator(gpu: Gpu, streams: Streams) -> dict[str, Any]:
     """Return functions of `torch.accelerator` that answer for `gpu`, by name."""
     return {
         "is_available": lambda: True,
-        "current_accelerator": lambda *args, **kwargs: CUDA,
-        "device_count": lambda: 1,
-        "current_device_index": lambda: 0,
+        "current_accelerator": lambda *args, **kwargs: own_device(),
+        "device_count": gpus_of_node,
+        "current_device_index": own_number,
         "set_device_index": _about_one(lambda: None),
         "set_device_idx": _about_one(lambda: None),
-        "current_stream": Inert,
+        "current_stream": streams.current,
+        "set_stream": streams.enter,
         "empty_cache": _silent(),
         "get_memory_info": _about_one(gpu.memory),
         "memory_stats": _about_one(gpu.statistics),

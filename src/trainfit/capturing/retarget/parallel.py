@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainfit.capturing.replacing import replaced
-from trainfit.capturing.retarget.gpu import CUDA
+from trainfit.capturing.own_gpu import own_device
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def _scatter_without_streams(ctx: Any, devices: Any, chunk_sizes: Any, dim: int,
 
 def _scatter(tensor: torch.Tensor, devices: Any, chunk_sizes: Any, dim: int, streams: Any) -> Any:
     chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
-    return tuple(chunk.to(CUDA) for chunk in chunks)
+    return tuple(chunk.to(own_device()) for chunk in chunks)
 
 
 def _gather(tensors: Any, dim: int, destination: int | None) -> torch.Tensor:

@@ -1,0 +1,54 @@
+"""FSDP2's units: which modules gather and reduce, and which memory holds what they gathered.
+
+What a unit does to gather its parameters, or to reduce its gradients, belongs to the unit, also where another
+module's hook begins it early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+from trainfit.capturing.replacing import replaced
+
+if TYPE_CHECKING:
+    from trainfit.capturing.recorder import Recorder
+
+_EXCHANGING = ("unshard", "wait_for_unshard", "post_backward")
+
+
+@contextlib.contextmanager
+def units_followed(recorder: Recorder) -> Iterator[None]:
+    """Tell the recorder for which unit parameters are gathered and gradients reduced."""
+    with contextlib.ExitStack() as stack:
+        for name in _EXCHANGING:
+            stack.enter_context(replaced(FSDPParamGroup, name, lambda o: _of_unit(recorder, o)))
+        yield
+
+
+def _of_unit(recorder: Recorder, original: Any) -> Any:
+    def call(self: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
+        with recorder.exchanging_for(recorder.module_index(self.modules[0])):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def gathered_parameters(root: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor]]:
+    """Yield the memory that units of a model gather parameters into, with the module of each parameter."""
+    for module in root.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        groups: list[Any] = module._get_fsdp_state()._fsdp_param_groups
+        for parameter in (one for group in groups for one in group.fsdp_params):
+            whole = getattr(parameter, "_unsharded_param", None)
+            partly = getattr(parameter, "_sharded_post_forward_param_data", None)
+            for tensor in (*parameter.all_gather_outputs, whole, partly):
+                if tensor is not None:
+                    yield parameter._module_info.module, tensor
