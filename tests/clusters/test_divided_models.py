@@ -89,9 +89,7 @@ def _key(case: Case) -> str:
     return f"{case} {case.options}"
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param((n, c), id=str(c)) for n in TO_THE_BIT for c in TO_THE_BIT[n]]
-)
+@pytest.mark.parametrize("case", [pytest.param((n, c), id=str(c)) for n in TO_THE_BIT for c in TO_THE_BIT[n]])
 def test_what_is_only_gathered_is_equal_to_the_bit(
     case: tuple[int, Case], results: dict[tuple[int, str], list[Trained]]
 ) -> None:

@@ -38,7 +38,7 @@ def estimate_view(data: EstimateData) -> RenderableType:
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
         [_modules(data.rows, timed=time is not None, divided=subject.world_size > 1)] if data.rows else [],
-        [] if time is None else [_time(time, subject.device)],
+        [] if time is None else [_time(time, subject.device, divided=subject.world_size > 1)],
         [] if time is None else [_operators(time)],
         warnings=subject.warnings,
         footer=_footer(subject),
@@ -130,7 +130,7 @@ def _shares(data: EstimateData) -> NumberTable:
 def _modules(rows: Sequence[ModuleRow], *, timed: bool, divided: bool) -> NumberTable:
     columns = ["at the peak", "parameters", "activations", *(("forward", "backward") if timed else ())]
     if divided:
-        columns.insert(2, "of all ranks'")
+        columns.insert(2, "whole")
     table = NumberTable("largest modules (predicted)", *columns)
     for row in rows:
         label = safe("  " * row.indent + row.label)
@@ -147,7 +147,7 @@ def _modules(rows: Sequence[ModuleRow], *, timed: bool, divided: bool) -> Number
     return table
 
 
-def _time(time: StepTime, device: str) -> Text:
+def _time(time: StepTime, device: str, *, divided: bool) -> Text:
     """Say how long the step takes, how sure that is, and how well it uses the device."""
     span = f"{format_seconds(time.lower_seconds)} to {format_seconds(time.upper_seconds)}"
     line = Text("A step takes ").append(format_seconds(time.step_seconds), "bold")
@@ -162,6 +162,8 @@ def _time(time: StepTime, device: str) -> Text:
         for rate, unit in ((time.tokens_per_second, "tokens"), (time.samples_per_second, "samples"))
         if rate is not None
     ][:1]
+    if divided and rates:
+        rates[0] += " for each copy of the model"
     rates.append(f"{time.flops_per_second / 1e12:.3g} TFLOP/s")
     if time.model_flops_utilisation is not None:
         rates.append(f"MFU {time.model_flops_utilisation:.1%}")
@@ -190,7 +192,9 @@ def _time(time: StepTime, device: str) -> Text:
 
 def _uncalibrated(time: StepTime) -> str:
     """Say which share of the step rests on figures that were never compared with such a device."""
-    shares = [(kind, share) for kind, share in time.uncalibrated.items() if share >= _NOTICEABLE]
+    found = list(time.uncalibrated.items())
+    # Many kinds may be noticeable together, and none of them alone.
+    shares = [(kind, share) for kind, share in found if share >= _NOTICEABLE] or found[:1]
     kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in shares[:_MOST_UNPRICED])
     return f"{time.uncalibrated_share:.0%} of it rests on figures not calibrated on this device: {kinds}."
 
