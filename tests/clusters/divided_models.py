@@ -1,4 +1,4 @@
-"""Small models, divided and not: what they compute, step by step. Each function runs as one of several ranks."""
+"""Small models, divided and not: what they compute, step by step. Runs as one of several ranks."""
 
 from __future__ import annotations
 

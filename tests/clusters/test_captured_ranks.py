@@ -181,7 +181,7 @@ def test_a_world_size_alone_does_not_divide_a_built_in_model() -> None:
 
 
 def test_a_mesh_needs_a_parameter_of_that_name() -> None:
-    with pytest.raises(OptionError, match="has no parameter named mesh.*--world-size 8 instead"):
+    with pytest.raises(OptionError, match=r"has no parameter named mesh.*--world-size 8 instead"):
         trainfit.capture(lambda batch=1: None, cluster=cluster(dp=8))  # type: ignore[arg-type,return-value]
 
 
@@ -189,5 +189,5 @@ def test_a_trace_keeps_its_cluster() -> None:
     trace = trainfit.capture("gpt2-tiny", device=H100, options=StepOptions(batch=1, seq=8))
     with pytest.raises(OptionError, match="a trace is of one rank already"):
         trainfit.estimate(trace, device=H100, cluster=Cluster(8))
-    with pytest.raises(OptionError, match="cluster is a trainfit.Cluster"):
+    with pytest.raises(OptionError, match=r"cluster is a trainfit\.Cluster"):
         trainfit.estimate("gpt2-tiny", device=H100, cluster=8)  # type: ignore[arg-type]

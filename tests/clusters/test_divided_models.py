@@ -59,18 +59,23 @@ WITHIN_ROUNDING = {
         Case("llama-tiny", {"pp": 4}, PIPELINE),
     ],
 }
-LLAMA = {
-    **{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 255},
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 255,
+    "architectures": ["LlamaForCausalLM"],
 }
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {**LLAMA, "architectures": ["LlamaForCausalLM"]},
-    "tied": {**LLAMA, "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True},
-    "qwen3": {**LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16},
-    "mixtral": {
-        **{**LLAMA, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]},
-        **{"num_local_experts": 4, "num_experts_per_tok": 2},
-    },
+    "llama": LLAMA,
+    "tied": LLAMA | {"tie_word_embeddings": True},
+    "qwen3": LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16},
+    "mixtral": LLAMA
+    | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 

@@ -264,9 +264,8 @@ def test_communication_that_nothing_waits_for_is_hidden() -> None:
 
 
 def test_communication_is_exposed_as_far_as_compute_waits_for_it() -> None:
-    """`b` waits for 16 s of communication, of which `a` hides 10; the step is 6 s longer, and not the host's."""
+    """`b` waits for 16 s of communication, of which `a` hides a part."""
     plain = exchanging(trace_of(["gather", "a", "b"]), 0)
-    # The next step's collective waits for `b`, so that nothing of it hides behind this step.
     waiting = on_queues(plain, ["group 0", "compute", "compute"], {2: (0,)})
     found = schedule(waiting, costs_of([16.0, 10.0, 10.0]))
     by_hand = all_queues_op_by_op(waiting, [16.0, 10.0, 10.0], 0.0)

@@ -18,9 +18,7 @@ def check_cluster(target: Any, cluster: Cluster | None, worst_rank: bool) -> Non
     """Refuse a cluster that makes no sense, before anything is captured."""
     if cluster is None:
         if worst_rank:
-            raise OptionError(
-                "the worst rank is one of a cluster; pass cluster=trainfit.Cluster(world_size=...)."
-            )
+            raise OptionError("the worst rank is one of a cluster; pass cluster=trainfit.Cluster(...).")
         return
     if not isinstance(cluster, Cluster):
         raise OptionError(
@@ -30,12 +28,12 @@ def check_cluster(target: Any, cluster: Cluster | None, worst_rank: bool) -> Non
     cluster.check()
     if isinstance(target, Trace):
         raise OptionError(
-            "a trace is of one rank already: its cluster was said when it was captured, and cannot be changed."
+            "a trace is of one rank already: its cluster was said when it was captured, and stays."
         )
 
 
 def worst_of(cluster: Cluster, captured: Callable[[Cluster], Trace]) -> tuple[Trace, tuple[RankPeak, ...]]:
-    """Capture every rank that can differ from the others; return the one with the largest peak, and all peaks."""
+    """Capture every rank that can differ; return the one with the largest peak, and all peaks."""
     first = captured(replace(cluster, rank=0))
     traces = {0: first}
     ranks = distinct_ranks(cluster, first)

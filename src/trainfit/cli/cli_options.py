@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainfit.cli.cluster_options import ClusterFlags
+from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
 from trainfit.cli.plain_option import option
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class RequestFlags:
     costs: Costs = "roofline"
     refresh: Refresh = False
     allocator: Allocator = "default"
-    cluster: ClusterFlags = ClusterFlags()
+    cluster: ClusterFlags = NO_CLUSTER
 
     def request(self, target: str, of_cluster: bool = True) -> Request:
         """Return the request that the API takes; for a step of one process, unless `of_cluster`."""

@@ -32,8 +32,8 @@ class ClusterFlags:
             "DIM=N,...",
             "How the processes share the work, the last dimension within a node: dp=8,tp=4 is 32 processes. "
             "Built-in and hf: models know dp or fsdp (FSDP2), replicate (DDP; with fsdp HSDP), tp (tensor "
-            "parallel) and pp (pipeline). A parameter mesh of your function gets the DeviceMesh, with names of "
-            "your own. --batch is for each copy of the model.",
+            "parallel) and pp (pipeline). A parameter mesh of your function gets the DeviceMesh, with names "
+            "of your own. --batch is for each copy of the model.",
         ),
     ] = None
     rank: Annotated[
@@ -73,3 +73,6 @@ class ClusterFlags:
                     f"{flag} out, or leave --solver out to plan for a captured rank."
                 )
         return 1 if self.world_size is None else self.world_size
+
+
+NO_CLUSTER = ClusterFlags()

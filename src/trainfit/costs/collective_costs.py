@@ -52,8 +52,9 @@ class Protocol:
 def _protocol(
     base: float, nvlink: float, pcie: float, network: float, share: float, beside: float = 1.0
 ) -> Protocol:
-    times = (microseconds * _MICROSECOND for microseconds in (base, nvlink, pcie, network))
-    return Protocol(*times, share, beside)
+    """Return a protocol whose latencies are given in microseconds."""
+    us = _MICROSECOND
+    return Protocol(base * us, nvlink * us, pcie * us, network * us, share, beside)
 
 
 # With flags beside every 4 bytes, beside every 120 bytes, and with whole buffers.

@@ -15,8 +15,8 @@ Worst = Literal["worst"]
 WORST: Worst = "worst"
 _MESH = "write it like dp=8,tp=4: names and sizes, the last of them within a node"
 _NETWORK = (
-    "write it like 50GB/s (bytes) or 400Gbit/s (bits): what one GPU gets of the network between nodes, in one "
-    "direction"
+    "write it like 50GB/s (bytes) or 400Gbit/s (bits): what one GPU gets of the network between nodes, in "
+    "one direction"
 )
 _SPEED = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(?P<prefix>[kKMGTP]i?|)(?P<unit>B|bit)/s")
 _LONGEST = 200
@@ -81,8 +81,8 @@ def read_cluster(
         flag = next((flag for flag, value in given.items() if value is not None), None)
         if flag is not None:
             raise OptionError(
-                f"{flag} is about one of several processes: say how many there are by --world-size 64, or how "
-                "they share the work by --mesh dp=16,tp=4."
+                f"{flag} is about one of several processes: say how many there are by --world-size 64, or "
+                "how they share the work by --mesh dp=16,tp=4."
             )
         return None, False
     ranks = math.prod(size for _, size in dimensions) if world_size is None else world_size

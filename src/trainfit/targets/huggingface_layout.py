@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -58,8 +58,8 @@ class TransformersLayout(Layout):
         found = [module for module in found if id(module) not in inside]
         if found:
             return found
-        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-        return list(max(lists, key=len)) if lists else []
+        lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+        return max(lists, key=len, default=[])
 
     def divide_layers(self, model: nn.Module, mesh: DeviceMesh) -> None:
         """Apply the model's own tensor-parallel plan, in place; what it leaves out is whole on every rank."""
@@ -68,7 +68,7 @@ class TransformersLayout(Layout):
             replace_layer_number_by_wildcard,
         )
 
-        known: Any = model
+        known, apply_plan = cast(Any, model), cast(Any, apply_tensor_parallelism)
         # Whole on every rank, but computing with a part of the heads: ours do that on DTensors.
         summed = {name for name, style in known.tp_plan.items() if style == _SUMMED}
         plan = {name: style for name, style in known.tp_plan.items() if name not in summed}
@@ -76,7 +76,7 @@ class TransformersLayout(Layout):
         if tied is not None:
             # A head that is divided along the vocabulary takes the embedding along.
             plan[_name_in(model, tied[0])] = "embedding_rowwise"
-        apply_tensor_parallelism(model, mesh, plan)
+        apply_plan(model, mesh, plan)
         if tied is not None:
             tied[1].register_parameter("weight", tied[0].get_parameter("weight"))
         for name, module in model.named_modules():
@@ -102,4 +102,5 @@ def _tied_head(model: Any) -> tuple[nn.Module, nn.Module] | None:
 
 
 def _name_in(model: nn.Module, module: nn.Module) -> str:
-    return next(name for name, found in model.named_modules() if found is module)
+    names = {id(found): name for name, found in model.named_modules()}
+    return names[id(module)]

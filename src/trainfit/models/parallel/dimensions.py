@@ -54,8 +54,8 @@ class MeshDimensions:
         right = sorted(self.mesh, key=lambda part: _ORDER.index(_ALIASES.get(part[0], part[0])))
         if right != list(self.mesh):
             raise OptionError(
-                f"--mesh {text}: the last dimension fills a node first, so what communicates most comes last; "
-                f"write --mesh {','.join(f'{name}={size}' for name, size in right)}."
+                f"--mesh {text}: the last dimension fills a node first, so what communicates most comes "
+                f"last; write --mesh {','.join(f'{name}={size}' for name, size in right)}."
             )
 
     def size(self, meaning: str) -> int:

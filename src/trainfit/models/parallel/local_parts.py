@@ -1,8 +1,8 @@
 """A module whose parameters are DTensors, and whose forward computes with their local parts.
 
 So modules that every rank has whole (norms, embeddings of positions), and those whose parts are put together
-elsewhere (experts), need no DTensor inside, while the optimizer sees one kind of parameter everywhere: foreach
-optimizers refuse a mixture.
+elsewhere (experts), need no DTensor inside, while the optimizer sees one kind of parameter everywhere:
+foreach optimizers refuse a mixture.
 """
 
 from __future__ import annotations

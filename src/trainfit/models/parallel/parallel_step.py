@@ -31,8 +31,8 @@ def check_division(layout: Layout, dimensions: MeshDimensions, options: StepOpti
         )
     if options.autocast_dtype and dimensions.size("pp") > 1 and dimensions.size("fsdp") == 1:
         raise OptionError(
-            f"--dtype {options.dtype} in a pipeline: FSDP's mixed precision does it there; add a dimension fsdp "
-            "(or dp) of at least 2 to --mesh, or use bf16."
+            f"--dtype {options.dtype} in a pipeline: FSDP's mixed precision does it there; add a dimension "
+            "fsdp (or dp) of at least 2 to --mesh, or use bf16."
         )
     layout.check(dimensions, options)
     if dimensions.size("pp") > 1:

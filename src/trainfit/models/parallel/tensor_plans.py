@@ -1,8 +1,8 @@
 """The standard tensor-parallel plan of each built-in family, by module.
 
 Projections into a block's inside (queries, keys, values, up, gate) are divided by columns and those back by
-rows, so that a block communicates twice in forward: after attention and after the feed-forward (Shoeybi et al.
-2019, Megatron-LM). The embedding of tokens and the head are divided along the vocabulary, and the loss is
+rows, so that a block communicates twice in forward: after attention and after the feed-forward (Shoeybi et
+al. 2019, Megatron-LM). The embedding of tokens and the head are divided along the vocabulary, and the loss is
 computed in parts. In Llama and Mixtral the sequence is divided where layers are not, at the norms and the
 residuals (Korthikanti et al. 2022); the older models keep those whole on every rank.
 """
@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 from trainfit.models.parallel.tensor_styles import Copied, DividedExperts, FusedColwise
 
 Plan = dict[str, ParallelStyle]
-"""Module names, in which `*` is any one part, and how those modules are divided. The empty name is the model."""
+"""Module names, in which `*` is any one part, and how those are divided. The empty name is the model."""
 
 
 def gpt2_plan() -> Plan:

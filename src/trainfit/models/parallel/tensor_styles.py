@@ -21,8 +21,8 @@ from trainfit.models.parallel.local_parts import compute_with_local_parts
 class Copied(ParallelStyle):
     """Every rank has the module's own parameters whole, and computes the same with them.
 
-    `method` is what computes with them. With `partial_gradients`, each rank has its own part of the input, and
-    gradients are summed.
+    `method` is what computes with them. With `partial_gradients`, each rank has its own part of the input,
+    and gradients are summed.
     """
 
     def __init__(self, method: str = "forward", *, partial_gradients: bool = False) -> None:
