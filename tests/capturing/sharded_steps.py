@@ -78,7 +78,9 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A small language model; `around` recomputes whole blocks."""
 
-    def __init__(self, width: int = WIDTH, layers: int = LAYERS, *, inside: bool = False, around: bool = False) -> None:
+    def __init__(
+        self, width: int = WIDTH, layers: int = LAYERS, *, inside: bool = False, around: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.layers = nn.ModuleList(Block(width, inside) for _ in range(layers))
@@ -137,7 +139,9 @@ def trained(
 # FSDP2 ----------------------------------------------------------------------------------------------------
 
 
-def sharded(place: torch.device, *, model: dict[str, Any] | None = None, mesh: Any = None, **how: Any) -> Transformer:
+def sharded(
+    place: torch.device, *, model: dict[str, Any] | None = None, mesh: Any = None, **how: Any
+) -> Transformer:
     """Shard each block and the root."""
     made = Transformer(**(model or {})).to(place)
     if mesh is None:
@@ -210,9 +214,7 @@ def fsdp_sgd(device: str) -> Step:
 
 def fsdp_clipped(device: str) -> Step:
     place = start(device)
-    return trained(
-        sharded(place), place, before_step=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-    )
+    return trained(sharded(place), place, before_step=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 1.0))
 
 
 def fsdp_norm_read(device: str) -> Step:
@@ -445,7 +447,9 @@ def pipeline(device: str, schedule: str) -> Step:
     stage = PipelineStage(part, rank, world, place)
     kinds: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
     schedules = kinds[schedule](
-        stage, n_microbatches=4, loss_fn=lambda out, target: F.cross_entropy(out.flatten(0, 1), target.flatten())
+        stage,
+        n_microbatches=4,
+        loss_fn=lambda out, target: F.cross_entropy(out.flatten(0, 1), target.flatten()),
     )
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-3)
     tokens = tokens_on(place)

@@ -42,6 +42,7 @@ from trainfit.capturing.schemas import Operator, aten, describe
 from trainfit.capturing.values import ASSUMED_RESULTS, Values, assume_result, decide, script_line
 from trainfit.capturing.waiting import note_wait
 from trainfit.errors import CaptureError
+from trainfit.operators.value_use import SHAPED_LIKE
 
 if TYPE_CHECKING:
     from trainfit.capturing.retarget.streams import Streams
@@ -143,9 +144,9 @@ class CaptureMode(TorchDispatchMode):
         `kernel` and `shape_args` replace what determines the outputs' metadata, where it depends on values.
         """
         key, tensors = call_key(func, args, kwargs)
-        if _on_meta_device(tensors, kwargs):
+        if _on_meta_device(func, tensors, kwargs):
             return func(*args, **kwargs)
-        lives = [self.live(tensor) for tensor in tensors]
+        lives = [self.live(tensor) for tensor in tensors if not tensor.is_meta]
         if lives and self.ledger.on_host is None and all(live.on_host for live in lives):
             # What is computed from the host's tensors alone is computed on the host.
             with while_set(self.ledger, "on_host", True):
@@ -316,8 +317,10 @@ class CaptureMode(TorchDispatchMode):
         return while_set(self, "in_torchs_formula", True)
 
 
-def _on_meta_device(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+def _on_meta_device(func: OpOverload, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
     device = kwargs.get("device")
     if device is not None and torch.device(device).type == "meta":
         return True
-    return any(tensor.is_meta for tensor in tensors)
+    # A tensor like one without memory may have some: `model.to_empty(device=...)`.
+    given_memory = device is not None and str(func) in SHAPED_LIKE
+    return not given_memory and any(tensor.is_meta for tensor in tensors)

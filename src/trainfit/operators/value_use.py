@@ -20,7 +20,7 @@ ZEROS = OperatorSet.of("zeros zeros_like new_zeros")
 FULL = OperatorSet.of("full full_like new_full")
 MADE_LIKE = OperatorSet.of("ones_like new_ones zeros_like new_zeros full_like new_full")
 """Make a constant, and look only at the shape of the tensor that they are given."""
-_SHAPED_LIKE = MADE_LIKE | OperatorSet.of(
+SHAPED_LIKE = MADE_LIKE | OperatorSet.of(
     "empty_like new_empty new_empty_strided rand_like randn_like randint_like"
 )
 
@@ -57,7 +57,7 @@ def reads_metadata_only(name: str) -> bool:
 
     `randint_like` with a tensor for its bound reads that one.
     """
-    return name in _SHAPED_LIKE and ".Tensor" not in name
+    return name in SHAPED_LIKE and ".Tensor" not in name
 
 
 def place_of_constant(name: str) -> int:

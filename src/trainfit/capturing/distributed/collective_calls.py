@@ -104,7 +104,9 @@ def _agree(
     if any(live.backing is None for live in written) or collective.kind not in _AGREED:
         return False
     results = _tensors(outputs)
-    given = results if _is_input_too(func) else [t for t in _tensors(args) if all(t is not r for r in results)]
+    given = (
+        results if _is_input_too(func) else [t for t in _tensors(args) if all(t is not r for r in results)]
+    )
     with torch.utils._python_dispatch._disable_current_modes():
         whole = [_agreed(collective, args, tensor) for tensor in given]
         if any(value is None for value in whole):

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from trainfit.capturing.distributed.collective_calls import waits_seen
 from trainfit.capturing.replacing import replaced
+from trainfit.capturing.values import script_line
+from trainfit.errors import CaptureError
 
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
@@ -41,14 +44,36 @@ def _of_many(session: Session) -> Iterator[None]:
     session.mode.handlers = {**session.mode.handlers, **SHARDING_HANDLERS}
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes))
+        stack.enter_context(replaced(DeviceMesh, "__init__", lambda o: _of_device(session.device, o)))
+        # What torch takes for a mesh without a device type.
+        stack.enter_context(
+            replaced(torch._C, "_get_accelerator", lambda o: lambda *_: torch.device(session.device))
+        )
         stack.enter_context(without_work_per_rank())
-        stack.enter_context(units_followed(session.recorder))
+        stack.enter_context(units_followed(session.mode))
         stack.enter_context(stages_of(session.cluster.rank, session.messages, session.listener))
         # It compares the models of all processes, of which there is one.
         stack.enter_context(
-            replaced(torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda o: _nothing)
+            replaced(
+                torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda o: _nothing
+            )
         )
         yield
+
+
+def _of_device(kind: str, original: Any) -> Any:
+    """Refuse meshes of another kind of device: what they hold would count as somewhere else."""
+
+    def __init__(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type not in (kind, "meta"):
+            raise CaptureError(
+                f"{script_line()} makes a mesh of {device_type} devices, but the step is captured for {kind}. Name "
+                f"a {'CPU' if device_type == 'cpu' else 'GPU'} as the device, or give the function that builds the "
+                f"step a parameter named device, which gets {kind!r} here."
+            )
+        original(self, device_type, *args, **kwargs)
+
+    return __init__
 
 
 def _nothing(*args: Any) -> None:

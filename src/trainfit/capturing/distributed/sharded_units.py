@@ -13,23 +13,41 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext, FSDPParamGroup
 
 from trainfit.capturing.replacing import replaced
 
 if TYPE_CHECKING:
+    from trainfit.capturing.dispatch import CaptureMode
     from trainfit.capturing.recorder import Recorder
 
 _EXCHANGING = ("unshard", "wait_for_unshard", "post_backward")
+_STREAMS = {
+    "all_gather_copy_in_stream": "copy-in",
+    "all_gather_stream": "all-gather",
+    "reduce_scatter_stream": "reduce-scatter",
+    "all_reduce_stream": "all-reduce",
+}
 
 
 @contextlib.contextmanager
-def units_followed(recorder: Recorder) -> Iterator[None]:
-    """Tell the recorder for which unit parameters are gathered and gradients reduced."""
+def units_followed(mode: CaptureMode) -> Iterator[None]:
+    """Tell the recorder for which unit parameters are gathered and gradients reduced, and on which streams."""
     with contextlib.ExitStack() as stack:
         for name in _EXCHANGING:
-            stack.enter_context(replaced(FSDPParamGroup, name, lambda o: _of_unit(recorder, o)))
+            stack.enter_context(replaced(FSDPParamGroup, name, lambda o: _of_unit(mode.recorder, o)))
+        stack.enter_context(replaced(FSDPCommContext, "lazy_init", lambda o: _named_streams(mode, o)))
         yield
+
+
+def _named_streams(mode: CaptureMode, original: Any) -> Any:
+    def lazy_init(self: FSDPCommContext, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for attribute, name in _STREAMS.items():
+            if mode.streams is not None:
+                mode.streams.rename(getattr(self, attribute), name)
+
+    return lazy_init
 
 
 def _of_unit(recorder: Recorder, original: Any) -> Any:
