@@ -6,6 +6,7 @@ Each is a function of the kind of device, as a training script has it; nothing i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -232,9 +233,9 @@ def fsdp_prefetch(device: str) -> Step:
     place = start(device)
     model = sharded(place)
     blocks: list[Any] = list(model.layers)
-    for block, following in zip(blocks, blocks[1:]):
+    for block, following in itertools.pairwise(blocks):
         block.set_modules_to_forward_prefetch([following])
-    for block, before in zip(blocks[1:], blocks):
+    for before, block in itertools.pairwise(blocks):
         block.set_modules_to_backward_prefetch([before])
     return trained(model, place)
 
@@ -479,7 +480,8 @@ def one_f_one_b(device: str) -> Step:
 FSDP: tuple[Build, ...] = (
     fsdp, fsdp_kept, fsdp_partly, fsdp_bf16, fsdp_bf16_reduced_in_fp32, fsdp_uneven, fsdp_checkpoint_inside,
     fsdp_checkpoint_around, fsdp_offloaded, fsdp_foreach, fsdp_fused, fsdp_for_loop, fsdp_sgd, fsdp_clipped,
-    fsdp_norm_read, fsdp_prefetch, fsdp_accumulating, fsdp_accumulating_unsynced, fsdp_meta_init, hsdp, hsdp_bf16,
+    fsdp_norm_read, fsdp_prefetch, fsdp_accumulating, fsdp_accumulating_unsynced, fsdp_meta_init, hsdp,
+    hsdp_bf16,
 )  # fmt: skip
 DDP: tuple[Build, ...] = (ddp, ddp_views, ddp_small_buckets, ddp_no_sync, ddp_views_no_sync)
 TENSOR_PARALLEL: tuple[Build, ...] = (tp, sp, parallel_loss, tp_fsdp)

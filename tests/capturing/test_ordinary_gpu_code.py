@@ -239,7 +239,7 @@ def test_distributed_data_parallel_is_refused_in_one_line(tmp_path: Path) -> Non
 
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
-        with pytest.raises(CaptureError, match="Capture the model without it") as error:
+        with pytest.raises(CaptureError, match="--world-size N") as error:
             trainfit.estimate(build)
     finally:
         distributed.destroy_process_group()

@@ -41,6 +41,7 @@ queues           on which queue an operator runs, and what it waits for
 recorder         the ops and storages of one run, as they happen
 counting         FLOPs and bytes of every operator
 describing       which step it is: parameters, dtypes, optimizer
+categories       what each storage is
 assemble         puts the trace together
 observed_calls   what an observation notes of module calls
 observing        the second way in: follows code that runs anyway, on real or fake tensors

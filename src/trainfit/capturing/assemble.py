@@ -5,17 +5,22 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainfit.capturing.categories import (
+    Recording,
+    categories_now,
+    category_by_origin,
+    lives_of,
+    with_gathered,
+)
 from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.exchanges import CommunicationGroup, collective_of
-from trainfit.capturing.ledger import Ledger, LiveStorage
+from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
-from trainfit.capturing.modules import ModuleTable
-from trainfit.capturing.plain_tensors import strided_parts
-from trainfit.capturing.recorder import BACKWARD, FORWARD, Recorder, Row
+from trainfit.capturing.recorder import BACKWARD, FORWARD, Row
 from trainfit.steps.step import Step
 from trainfit.traces import arguments
 from trainfit.traces import trace as t
@@ -24,33 +29,13 @@ if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
 
-class Recording(Protocol):
-    """Where a run was recorded: in the session of a capture, or in an observation."""
-
-    @property
-    def device(self) -> str:
-        """The kind of device that it is for."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Every storage."""
-
-    @property
-    def recorder(self) -> Recorder:
-        """What happened to them."""
-
-    @property
-    def modules(self) -> ModuleTable:
-        """The modules that were called."""
-
-
 def assemble(session: Session, step: Step, target: str) -> t.Trace:
     """Make the trace of the step that the session has recorded."""
     # A step may replace tensors (`parameter.data = ...`, `zero_grad()` first): both ends are looked at.
     labels = categories_now(session, step) | session.categories_at_start
     trace = trace_of(session, labels, target)
     return replace(
-        trace if session.cluster is None else _with_gathered(trace, session),
+        trace if session.cluster is None else with_gathered(trace, session),
         architecture=session.gpu.device.architecture if session.gpu.architecture_mattered else "",
         samples=step.samples,
         tokens=step.tokens,
@@ -61,32 +46,6 @@ def assemble(session: Session, step: Step, target: str) -> t.Trace:
     )
 
 
-def _with_gathered(trace: t.Trace, session: Session) -> t.Trace:
-    """Say which storages parameters are gathered into, for the module of each parameter."""
-    from trainfit.capturing.distributed.sharded_units import gathered_parameters  # it loads FSDP
-
-    found: dict[int, set[int]] = {}
-    for root in session.modules.roots:
-        for module, tensor in gathered_parameters(root):
-            lives = _lives_of(session, (tensor,))
-            found.setdefault(session.modules.index(module), set()).update(live.index for live in lives)
-    taken = {storage for module in trace.modules for storage in module.parameters}
-    gathered = {number for numbers in found.values() for number in numbers} - taken - {-1}
-    storages = list(trace.storages)
-    for number in gathered:
-        storages[number] = replace(storages[number], category="parameter", gathered=True)
-    modules = tuple(
-        replace(module, gathered=tuple(sorted(found.get(number, set()) & gathered)))
-        for number, module in enumerate(trace.modules)
-    )
-    return replace(trace, storages=tuple(storages), modules=modules)
-
-
-def categories_now(session: Session, step: Step) -> dict[int, str]:
-    """Return what the storages of a step's models and optimizers are at this moment."""
-    return known_categories(session, (*step.optimizers, *session.optimizers.values()))
-
-
 def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Trace:
     """Make the trace of what was recorded; `labels` has the categories that are known, by id of the entry."""
     recorder = recording.recorder
@@ -95,7 +54,7 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
     for number, live in enumerate(lives):
         live.index = number
     signatures, signature_of = _signatures(rows)
-    categories = [labels.get(id(live)) or _category_by_origin(live, rows) for live in lives]
+    categories = [labels.get(id(live)) or category_by_origin(live, rows) for live in lives]
     births = _births(lives, categories, rows)
     ops = tuple(
         t.Op(
@@ -227,53 +186,6 @@ def _output_specs(outputs: Iterable[Any]) -> Iterator[t.TensorSpec]:
             yield from _output_specs(output)
 
 
-def _lives_of(recording: Recording, tensors: Iterable[torch.Tensor]) -> Iterator[LiveStorage]:
-    parts = (part for tensor in tensors for part in strided_parts(tensor))
-    return (live for live in map(recording.ledger.find, parts) if live is not None)
-
-
-def known_categories(recording: Recording, optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, str]:
-    """Return what the storages of models and optimizers are at this moment, by id of their entry."""
-    labels: dict[int, str] = {}
-
-    def label(tensors: Iterable[Any], category: str) -> None:
-        for live in _lives_of(recording, tensors):
-            labels.setdefault(id(live), category)
-
-    for root in recording.modules.roots:
-        label(root.parameters(), "parameter")
-        label(root.buffers(), "buffer")
-        label((p.grad for p in root.parameters() if p.grad is not None), "gradient")
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            label(group["params"], "parameter")
-        for state in optimizer.state.values():
-            label(_tensors(state), "optimizer_state")
-    return labels
-
-
-def _category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
-    if live.gradient_since is not None or live.was_gradient:
-        return "gradient"
-    if live.exchanged:
-        return "communication"
-    if live.producer_op < 0:
-        return "input"
-    row = rows[live.producer_op]
-    # What a functional collective returns may be an activation like any other.
-    if row.call.operator.collective and not live.saved:
-        return "communication"
-    return "activation" if row.phase == FORWARD or row.recompute else "temporary"
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
-
-
 def _births(lives: list[LiveStorage], categories: list[str], rows: list[Row]) -> Iterator[int]:
     """Yield for each storage before which op of a first step it would be made; -1: before that, or in it.
 
@@ -324,7 +236,7 @@ def _modules(recording: Recording) -> tuple[t.Module, ...]:
     seen: set[int] = set()
 
     def own(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        lives = _lives_of(recording, tensors)
+        lives = lives_of(recording, tensors)
         found = dict.fromkeys(live.index for live in lives if live.index not in seen)
         seen.update(found)
         return tuple(found)

@@ -83,8 +83,8 @@ class CaptureMode(TorchDispatchMode):
         if types and not all(map(is_plain, types)):
             if not self.of_cluster and any(kind.__name__ == "DTensor" for kind in types):
                 raise CaptureError(
-                    f"{script_line()} uses distributed tensors (FSDP2, tensor parallelism): say how many processes "
-                    "there are, with --world-size N or in Python with cluster=trainfit.Cluster(N)."
+                    f"{script_line()} uses distributed tensors (FSDP2, tensor parallelism): say how many "
+                    "processes there are, with --world-size N or in Python with cluster=trainfit.Cluster(N)."
                 )
             # A tensor subclass (nested, distributed): it unwraps itself, and its parts come back here.
             return NotImplemented

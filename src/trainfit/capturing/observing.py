@@ -22,8 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainfit.capturing.assemble import known_categories, trace_of
+from trainfit.capturing.assemble import trace_of
 from trainfit.capturing.boundaries import followed
+from trainfit.capturing.categories import known_categories
 from trainfit.capturing.interrupts import interrupts_held
 from trainfit.capturing.ledger import OUTSIDE, Hold, Ledger, LiveStorage
 from trainfit.capturing.metadata import Call, Key, call_key, describe_call

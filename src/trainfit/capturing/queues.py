@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from trainfit.traces.trace import COMPUTE
-
 if TYPE_CHECKING:
     from trainfit.capturing.ledger import Ledger, LiveStorage
 

@@ -14,8 +14,9 @@ import torch
 from trainfit.basics.doing import doing
 from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing import patches, refusals
-from trainfit.capturing.assemble import categories_now, signature_of
+from trainfit.capturing.assemble import signature_of
 from trainfit.capturing.autograd import SavedTensorHooks
+from trainfit.capturing.categories import categories_now
 from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.composites import ordinary_paths
 from trainfit.capturing.counting import counted
@@ -29,6 +30,7 @@ from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
+from trainfit.capturing.own_gpu import gpu_of
 from trainfit.capturing.random_stream import RandomState, seeded
 from trainfit.capturing.recorder import Recorder
 from trainfit.capturing.replacing import while_set
@@ -36,7 +38,6 @@ from trainfit.capturing.retarget import retargeted_to
 from trainfit.capturing.retarget.device import LooksLikeCuda
 from trainfit.capturing.retarget.gpu import Gpu
 from trainfit.capturing.retarget.libraries import libraries_on
-from trainfit.capturing.own_gpu import gpu_of
 from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.values import Values
 from trainfit.devices.device_table import ANY_GPU, Device

@@ -6,10 +6,12 @@ Small values that are known stay known: all ranks are taken to have the same, so
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import Work, _create_work_from_future
 from torch._ops import OpOverload
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -17,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainfit.capturing.exchanges import collective_of
 from trainfit.capturing.metadata import call_key
-from trainfit.capturing.replacing import replaced
+from trainfit.capturing.replacing import replaced, replaced_by_name
 from trainfit.capturing.schemas import describe
 from trainfit.operators.collectives import collective_kind
 from trainfit.traces.trace import Collective
@@ -37,7 +39,7 @@ def exchange(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywo
     key, tensors = call_key(func, args, kwargs)
     call = mode.oracle.without_results(describe(func), key)
     lives = [mode.live(tensor) for tensor in tensors]
-    outputs = [argument for argument in _written(func, args)]
+    outputs = _written(func, args)
     written = [mode.live(tensor) for tensor in _tensors(outputs)]
     known = all(live.known for live in lives if live not in written) and all(
         live.known for live in written if _is_input_too(func)
@@ -128,17 +130,39 @@ def _agreed(collective: Collective, args: Arguments, tensor: torch.Tensor) -> to
 
 
 def _reduction(args: Arguments) -> str:
-    """Return how a collective reduces: `sum`, `avg`, `max`, ..."""
-    for value in args:
-        if isinstance(value, str) and value.lower() in _REDUCTIONS:
-            return value.lower()
-        if isinstance(value, torch.ScriptObject) and value._type().name() == "ReduceOp":
-            found = torch.distributed.ReduceOp.unbox(value)
-            return str(found.op).rpartition(".")[2].lower()
-    return "sum"
+    """Return how a collective reduces: `sum`, `avg`, `max`, ...; empty if it is not known."""
+    named = (value.lower() for value in args if isinstance(value, str))
+    return next((name for name in named if name in _REDUCTIONS), _stated[-1] if _stated else "")
 
 
 _REDUCTIONS = ("sum", "avg", "max", "min", "product")
+_stated: list[str] = []
+"""What the program said of its reductions that run now: torch's operators do not show it."""
+
+
+@contextlib.contextmanager
+def reductions_stated() -> Iterator[None]:
+    """Notice what `all_reduce` and `reduce` are asked for."""
+
+    def noticed(original: Any) -> Any:
+        place = list(inspect.signature(original).parameters).index("op")
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            asked = args[place] if len(args) > place else kwargs.get("op", dist.ReduceOp.SUM)
+            _stated.append(str(asked).rpartition(".")[2].lower())
+            try:
+                return original(*args, **kwargs)
+            finally:
+                _stated.pop()
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for owner in (dist, dist.distributed_c10d):
+            for name in ("all_reduce", "reduce"):
+                stack.enter_context(replaced(owner, name, noticed))
+        stack.enter_context(replaced_by_name(dist, dist.distributed_c10d))
+        yield
 
 
 def _reduced(tensor: torch.Tensor, ranks: int, reduction: str) -> torch.Tensor | None:
@@ -206,8 +230,8 @@ COLLECTIVE_HANDLERS: dict[OpOverload, Callable[..., Any]] = {
     **dict.fromkeys(
         _overloads(
             torch.ops.c10d,
-            "broadcast_ allreduce_ allreduce_coalesced_ reduce_ allgather_ _allgather_base_ allgather_coalesced_ "
-            "allgather_into_tensor_coalesced_ reduce_scatter_ _reduce_scatter_base_ "
+            "broadcast_ allreduce_ allreduce_coalesced_ reduce_ allgather_ _allgather_base_ "
+            "allgather_coalesced_ allgather_into_tensor_coalesced_ reduce_scatter_ _reduce_scatter_base_ "
             "reduce_scatter_tensor_coalesced_ gather_ scatter_ alltoall_ alltoall_base_ send recv_ "
             "recv_any_source_ barrier monitored_barrier_",
         ),
@@ -218,7 +242,8 @@ COLLECTIVE_HANDLERS: dict[OpOverload, Callable[..., Any]] = {
             _functional,
             "broadcast broadcast_ all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ "
             "all_gather_into_tensor all_gather_into_tensor_out all_gather_into_tensor_coalesced "
-            "reduce_scatter_tensor reduce_scatter_tensor_out reduce_scatter_tensor_coalesced all_to_all_single",
+            "reduce_scatter_tensor reduce_scatter_tensor_out reduce_scatter_tensor_coalesced "
+            "all_to_all_single",
         ),
         make,
     ),

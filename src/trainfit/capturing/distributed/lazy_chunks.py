@@ -13,7 +13,7 @@ from trainfit.capturing.replacing import replaced
 
 
 class Chunks(Sequence[torch.Tensor]):
-    """What `torch.chunk` returns, with empty tensors for the ranks that get none; each made when asked for."""
+    """What `torch.chunk` returns, and empty tensors for the ranks that get none; each made when asked for."""
 
     def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
         """Divide `tensor` along `dim`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainfit.capturing.distributed.collective_calls import waits_seen
+from trainfit.capturing.distributed.collective_calls import reductions_stated, waits_seen
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.values import script_line
 from trainfit.errors import CaptureError
@@ -24,6 +24,7 @@ def in_one_process(session: Session) -> Iterator[None]:
     session.recorder.queues.waits_are_seen = True
     with contextlib.ExitStack() as stack:
         stack.enter_context(waits_seen(session))
+        stack.enter_context(reductions_stated())
         if session.cluster is not None:
             stack.enter_context(_of_many(session))
         yield
@@ -67,9 +68,9 @@ def _of_device(kind: str, original: Any) -> Any:
     def __init__(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
         if device_type not in (kind, "meta"):
             raise CaptureError(
-                f"{script_line()} makes a mesh of {device_type} devices, but the step is captured for {kind}. Name "
-                f"a {'CPU' if device_type == 'cpu' else 'GPU'} as the device, or give the function that builds the "
-                f"step a parameter named device, which gets {kind!r} here."
+                f"{script_line()} makes a mesh of {device_type} devices, but the capture is for {kind}: "
+                "name another device, or give the function that builds the step a parameter named device, "
+                f"which gets {kind!r} here."
             )
         original(self, device_type, *args, **kwargs)
 

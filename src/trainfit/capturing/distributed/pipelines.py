@@ -1,4 +1,4 @@
-"""Stages of a pipeline tell each other the shapes of what they exchange, as Python objects, in their first step.
+"""Stages of a pipeline tell each other the shapes of what they exchange, as objects, in their first step.
 
 The stage before is another rank. What it would say is found by building the step as that rank and running it
 until it says it. The stage behind says what gradients look like: like the outputs.
@@ -70,8 +70,8 @@ def _voting(original: Any) -> Any:
 
 def _refuse_objects(*args: Any, **kwargs: Any) -> None:
     raise CaptureError(
-        f"{script_line()} receives a Python object from another process, and a capture runs only one. Let each "
-        "process make it itself."
+        f"{script_line()} receives a Python object from another process, and a capture runs only one. Let "
+        "each process make it itself."
     )
 
 

@@ -32,7 +32,7 @@ _STREAMS = {
 
 @contextlib.contextmanager
 def units_followed(mode: CaptureMode) -> Iterator[None]:
-    """Tell the recorder for which unit parameters are gathered and gradients reduced, and on which streams."""
+    """Tell the recorder for which unit parameters are gathered and gradients reduced; name its streams."""
     with contextlib.ExitStack() as stack:
         for name in _EXCHANGING:
             stack.enter_context(replaced(FSDPParamGroup, name, lambda o: _of_unit(mode.recorder, o)))

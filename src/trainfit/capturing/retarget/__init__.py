@@ -4,7 +4,8 @@
 streams and events. `device.py` lets tensors claim
 to be on it, so that user code and optimizers choose what they would choose there. `kernels.py` and
 `attention.py` replace the few operators that pick another kernel on a GPU.
-`jagged.py` does the same for jagged tensors, `distributed_tensors.py` for distributed ones. `storages.py` moves storages and what `torch.load` reads.
+`jagged.py` does the same for jagged tensors, `distributed_tensors.py` for distributed ones. `storages.py`
+moves storages and what `torch.load` reads.
 `autocast.py` casts by the GPU's lists. `parallel.py` runs `DataParallel` on one GPU. `libraries.py` tells
 libraries that remember the device. Each rule is in one place.
 """

@@ -22,10 +22,10 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from trainfit.capturing.own_gpu import number_of_gpu, own_device, own_number, refuse_second_gpu
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.retarget.gpu import Gpu, answers_of_accelerator, answers_of_cuda
-from trainfit.capturing.plain_tensors import strided_parts
-from trainfit.capturing.own_gpu import number_of_gpu, own_device, own_number, refuse_second_gpu
 from trainfit.capturing.retarget.storages import made_on
 from trainfit.capturing.retarget.streams import Streams
 from trainfit.capturing.values import user_line
@@ -76,8 +76,6 @@ class LooksLikeCuda(TorchFunctionMode):
             return self._move(func, args, kwargs)
         if func is torch.as_tensor and "device" in kwargs and isinstance(args[0], torch.Tensor):
             return self._move(torch.Tensor.to, args, kwargs)
-        if func is torch.Tensor.record_stream:
-            return None
         if func is torch.Tensor.pin_memory:
             return args[0]
         to_host = None
@@ -239,6 +237,7 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         stack.enter_context(replaced(torch, "Generator", _generator))
         stack.enter_context(replaced(torch._C._nn, "_parse_to", _parse_to))
         stack.enter_context(replaced(torch.Tensor, "_make_wrapper_subclass", _wrapping))
+        stack.enter_context(replaced(torch.Tensor, "record_stream", _constantly(_constantly(None))))
         _patch_default_device(stack)
         for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
             stack.enter_context(replaced(torch.cuda.nvtx, name, _constantly(_constantly(None))))

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from trainfit.capturing.replacing import replaced
 from trainfit.capturing.own_gpu import own_device
+from trainfit.capturing.replacing import replaced
 
 
 @contextlib.contextmanager
