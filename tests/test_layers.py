@@ -53,7 +53,7 @@ THIRD_PARTIES = {
         "calibrating api compat",
         "devices costs cli",
     ),
-    "numpy": ("traces memory costs planning capturing comparing compat", ""),
+    "numpy": ("traces memory costs planning capturing comparing compat verifying", ""),
     "rich": ("report", ""),
     "typer": ("cli", ""),
     "transformers": ("applying.trainer_callback", "targets"),

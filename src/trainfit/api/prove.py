@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainfit.api.prove_ranks import verify_ranks
 from trainfit.api.request import Build, Request, default_device
 from trainfit.basics.doing import Measuring, Progress, heard_by
 from trainfit.costs.pricing import CostSource
@@ -15,6 +16,8 @@ from trainfit.plans.plan_store import load_plan
 from trainfit.timing.load import LoadMeter
 from trainfit.traces.simulate import simulate
 from trainfit.verifying.measuring import TIMED_RUNS
+from trainfit.verifying.rank_control import started_by_torchrun
+from trainfit.verifying.rank_verification import RankVerification
 from trainfit.verifying.verification import (
     Verification,
     guard_memory,
@@ -42,12 +45,15 @@ def verify(
     runs: int | None = None,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
-) -> Verification:
+) -> Verification | RankVerification:
     """Run the real step on this machine and compare its measured peak and time with the predicted ones.
 
     With a plan (or the name of its file) the step runs with and without it, and loss and gradients are
     compared too. What the step compiles runs compiled, unless `eager`. At most `runs` steps are timed.
     With `refresh`, operators whose time is remembered are measured again.
+
+    In a process that torchrun has started, every rank is predicted and measured, on the CPU, and compared:
+    then the result has the `ranks`, and no time.
     """
     with heard_by(progress, measuring):
         request = Request(target, default_device(), options, task, steps, costs, refresh)
@@ -62,13 +68,15 @@ def verify_step(
     eager: bool = False,
     runs: int | None = None,
     meter: LoadMeter | None = None,
-) -> Verification:
+) -> Verification | RankVerification:
     """Predict, then measure; refuses to run what this machine's memory cannot hold, unless forced.
 
     `verify` says what the arguments mean. With a plan, the promise is the plan's.
     """
     if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
         raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")
+    if started_by_torchrun():
+        return verify_ranks(request, plan=_loaded(plan), force=force, eager=eager)
     plan = _usable(plan)
     device = request.device
     guard = None if force else lambda needed: guard_memory(device, {"the real step": needed})
@@ -104,10 +112,13 @@ def verify_step(
     )
 
 
+def _loaded(plan: Plan | str | None) -> Plan | None:
+    return load_plan(plan) if isinstance(plan, str) else plan
+
+
 def _usable(plan: Plan | str | None) -> Plan | None:
     """Return the plan, read from its file if need be; refuse one whose figures are for several processes."""
-    if isinstance(plan, str):
-        plan = load_plan(plan)
+    plan = _loaded(plan)
     if plan is not None and plan.world_size > 1:
         raise PlanError(
             f"the plan's figures are for one of {plan.world_size} processes that divide the model, but "

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from trainfit.basics.units import format_bytes
 from trainfit.basics.user_errors import data_ended
@@ -95,14 +96,18 @@ class Runs:
         """Run the step until every optimizer has stepped."""
         begin = time.thread_time()
         most = max(_MOST_WARM_UPS, wanted or 0)
-        # DistributedDataParallel makes its buckets anew in the second run.
-        fewest = 1 if self._session.cluster is None else 2
+        fewest = 2 if self._makes_buckets() else 1
         while len(self._peaks) < most:
             self._run(keep=False)
             in_time = wanted is not None or time.thread_time() - begin < _LOOKING_SECONDS
             if len(self._peaks) >= fewest and (self._all_stepped() or not in_time):
                 return
             gc.collect()
+
+    def _makes_buckets(self) -> bool:
+        """Whether there is a DistributedDataParallel, which makes its buckets anew in the second run."""
+        modules = (module for root in self._session.modules.roots for module in root.modules())
+        return any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules)
 
     def look(self, wanted: int | None) -> None:
         """Look at the runs that count: as many as wanted, or as it takes."""

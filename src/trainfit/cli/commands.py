@@ -153,14 +153,23 @@ def verify(target: given.Target, asked: given.VerifyFlags, json: given.JsonFile 
       trainfit verify train.py:build --json result.json
       trainfit verify resnet-18 --batch 4 --dtype bf16-autocast
       trainfit verify gpt2-tiny --plan plan.json
+      torchrun --nproc-per-node 4 -m trainfit verify train.py:build
+
+    Under torchrun every process is a rank: each is predicted and measured, on
+    the CPU, and all are compared by phase.
     """
     with working(json):
         from trainfit.api import prove
+        from trainfit.report.rank_report import rank_verification_data, rank_verification_view
         from trainfit.report.reading import verification_data
         from trainfit.report.text_verification import verification_view
+        from trainfit.verifying.verification import Verification
 
         result = prove.verify_step(asked.request(target), **asked.arguments())
-    present(json, verification_data(result), verification_view)
+    if isinstance(result, Verification):
+        present(json, verification_data(result), verification_view)
+    elif result.rank == 0:  # one of several processes shows what all of them have found
+        present(json, rank_verification_data(result), rank_verification_view)
 
 
 @command(app)

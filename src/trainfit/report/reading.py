@@ -49,7 +49,7 @@ def estimate_data(estimate: Estimate) -> EstimateData:
     trace, peak = estimate.trace, estimate.peak_bytes
     shares = [Share(name, size, size / peak) for name, size in estimate.by_category.items() if size]
     return EstimateData(
-        subject=_subject(trace, estimate.device, estimate.seconds, estimate.warnings),
+        subject=subject_of(trace, estimate.device, estimate.seconds, estimate.warnings),
         peak_bytes=peak,
         persistent_bytes=estimate.timeline.persistent_bytes,
         allocated_peak_bytes=estimate.memory.allocated_peak_bytes,
@@ -107,7 +107,7 @@ def plan_data(result: PlanResult) -> PlanData:
         for kind in plan.kinds
     ]
     return PlanData(
-        subject=_subject(result.trace, result.device, result.seconds, result.warnings),
+        subject=subject_of(result.trace, result.device, result.seconds, result.warnings),
         feasible=result.feasible,
         budget_bytes=plan.budget_bytes,
         margin_bytes=result.margin_bytes,
@@ -178,7 +178,7 @@ def frontier_data(frontier: Frontier) -> FrontierData:
         for point in frontier.points
     )
     return FrontierData(
-        subject=_subject(frontier.trace, device, frontier.seconds, frontier.trace.warnings),
+        subject=subject_of(frontier.trace, device, frontier.seconds, frontier.trace.warnings),
         points=points,
         margin_bytes=device.margin_bytes,
         baselines=frontier.baselines,
@@ -196,7 +196,7 @@ def verification_data(found: Verification) -> VerificationData:
     apart = largest if math.isfinite(largest) else None  # JSON has no infinity
     relative = None if results is None or apart is None else apart / (results.gradient_scale or 1.0)
     return VerificationData(
-        subject=_subject(found.trace, found.device, found.seconds, found.warnings),
+        subject=subject_of(found.trace, found.device, found.seconds, found.warnings),
         peak_bytes=Compared(found.predicted_peak_bytes, measured.peak_bytes),
         error=found.error,
         persistent_bytes=Compared(found.predicted_persistent_bytes, measured.persistent_bytes),
@@ -248,7 +248,10 @@ def order_data(result: OrderResult) -> OrderData:
     )
 
 
-def _subject(trace: Trace, device: Device, seconds: dict[str, float], warnings: tuple[str, ...]) -> Subject:
+def subject_of(
+    trace: Trace, device: Device, seconds: dict[str, float], warnings: tuple[str, ...]
+) -> Subject:
+    """Return what a result is about, and how it was found."""
     steps, cluster = trace.steps, trace.cluster
     peaks = steps.peaks[steps.first - 1 :]
     return Subject(

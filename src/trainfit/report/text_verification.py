@@ -11,7 +11,7 @@ from trainfit.report.data import Compared, VerificationData
 from trainfit.report.tables import NumberTable, indented, percent, safe, settings_lines, stacked
 
 _MOST_DIFFERENCES = 5
-_EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
+EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
 
 
 def verification_view(data: VerificationData) -> RenderableType:
@@ -90,9 +90,9 @@ def _other_plan_verdict(data: VerificationData) -> Text:
 
 def _same_results(data: VerificationData) -> list[RenderableType]:
     """Say whether the plan changed the results, where, and what was not compared."""
-    line = Text("With the plan the loss is ").append(*_EQUALITY[data.loss_equal])
-    line.append(", the gradients are ").append(*_EQUALITY[data.gradients_equal])
-    line.append(", parameters and buffers afterwards are ").append(*_EQUALITY[data.state_equal])
+    line = Text("With the plan the loss is ").append(*EQUALITY[data.loss_equal])
+    line.append(", the gradients are ").append(*EQUALITY[data.gradients_equal])
+    line.append(", parameters and buffers afterwards are ").append(*EQUALITY[data.state_equal])
     line.append(" (bit by bit, measured).")
     if data.gradients_equal is False and data.relative_gradient_difference is not None:
         line.append(f" Gradients are up to {data.relative_gradient_difference:.1e} of the largest apart.")

@@ -65,7 +65,9 @@ def planned(build: Callable[[], Step], plan: Plan | None) -> Callable[[], Step]:
     return build_with_plan
 
 
-def compare_results(build: Callable[[], Step], plan: Plan) -> SameResults:
+def compare_results(
+    build: Callable[[], Step], plan: Plan, agreed: Callable[[bool], bool] = bool
+) -> SameResults:
     """Run the first step with and without the plan, from the same seed, and compare their results.
 
     Both run eagerly: a compiler rounds differently by itself, and the question is what the plan does. A
@@ -74,12 +76,14 @@ def compare_results(build: Callable[[], Step], plan: Plan) -> SameResults:
 
     Where something differs, the step runs once more without the plan: what differs then as well is not the
     plan's doing, and is listed as not compared.
+
+    Where several processes run the step together, `agreed` tells all of them whether any has found that.
     """
     steps = 2 if any(region.whole for region in plan.regions) else 1
     first = _results(build, steps)
     found = _compared(first, _results(planned(build, plan), steps), _RUNS)
     builds = 2
-    while builds < 2 + _EXTRA_RUNS and any(match.different for match in found):
+    while builds < 2 + _EXTRA_RUNS and agreed(any(match.different for match in found)):
         by_itself = _compared(first, _results(build, steps), ("first", "second"))
         found = [match.apart_from(other, _BY_ITSELF) for match, other in zip(found, by_itself)]
         builds += 1

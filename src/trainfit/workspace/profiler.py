@@ -14,6 +14,10 @@ from torch._C._profiler import _EventType
 from torch.autograd.profiler import record_function
 
 
+Span = tuple[int, int]
+"""When something began and ended, in nanoseconds."""
+
+
 @dataclass(frozen=True)
 class Usage:
     """Allocated bytes within a range: when it began, the most, and when it ended."""
@@ -31,7 +35,9 @@ class AllocationLog:
         """Start empty; `profile_allocations` fills the log when its block ends."""
         self._times: list[int] = []
         self._totals: list[int] = []
-        self._ranges: dict[str, tuple[int, int]] = {}
+        self._ranges: dict[str, list[Span]] = {}
+        self._operators: list[int] = []
+        self._allocations: list[int] = []
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
@@ -41,7 +47,7 @@ class AllocationLog:
 
     def usage(self, name: str) -> Usage:
         """Return what happened within the range `name`, relative to the start of the profile."""
-        start, end = self._ranges[name]
+        start, end = self._ranges[name][-1]
         first = bisect.bisect_left(self._times, start)
         last = bisect.bisect_right(self._times, end)
         before = self._totals[first - 1] if first else 0
@@ -53,6 +59,24 @@ class AllocationLog:
             seconds=(end - start) / 1e9,
         )
 
+    def spans(self, name: str) -> list[Span]:
+        """Return when the ranges of a name began and ended, in the order in which they began."""
+        return sorted(self._ranges.get(name, []))
+
+    def most_bytes(self, spans: list[Span]) -> int:
+        """Return the most bytes that were allocated while operators ran within some spans of time.
+
+        What is still there when a span begins and is freed before its first operator does not count.
+        """
+        most = 0
+        for start, end in spans:
+            for times, levels_after in ((self._operators, False), (self._allocations, True)):
+                for moment in times[bisect.bisect_left(times, start) : bisect.bisect_right(times, end)]:
+                    find = bisect.bisect_right if levels_after else bisect.bisect_left
+                    place = find(self._times, moment)
+                    most = max(most, self._totals[place - 1] if place else 0)
+        return most
+
     def _read(self, result: Any, *, only_own: bool) -> None:
         events: list[tuple[int, int, int]] = []
         pending = list(result.experimental_event_tree())
@@ -62,8 +86,12 @@ class AllocationLog:
                 fields = event.extra_fields
                 events.append((event.start_time_ns, fields.alloc_size, fields.ptr))
             elif event.name.startswith("trainfit:"):
-                self._ranges[event.name.removeprefix("trainfit:")] = (event.start_time_ns, event.end_time_ns)
+                span = (event.start_time_ns, event.end_time_ns)
+                self._ranges.setdefault(event.name.removeprefix("trainfit:"), []).append(span)
+            elif event.tag == _EventType.TorchOp:
+                self._operators.append(event.start_time_ns)
             pending.extend(event.children)
+        self._operators.sort()
         total = 0
         own: set[int] = set()
         for time, size, address in sorted(events, key=lambda event: event[0]):
@@ -76,6 +104,8 @@ class AllocationLog:
             total += size
             self._times.append(time)
             self._totals.append(total)
+            if size > 0:
+                self._allocations.append(time)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ def _of_many(session: Session) -> Iterator[None]:
 
     from trainfit.capturing.distributed.lazy_chunks import without_work_per_rank
     from trainfit.capturing.distributed.pipelines import stages_of
+    from trainfit.capturing.distributed.shared_strategies import strategies_shared
     from trainfit.capturing.distributed.sharded_units import units_followed
     from trainfit.capturing.distributed.sharding_kernels import SHARDING_HANDLERS
 
@@ -51,6 +52,7 @@ def _of_many(session: Session) -> Iterator[None]:
             replaced(torch._C, "_get_accelerator", lambda o: lambda *_: torch.device(session.device))
         )
         stack.enter_context(without_work_per_rank())
+        stack.enter_context(strategies_shared())
         stack.enter_context(units_followed(session.mode))
         stack.enter_context(stages_of(session.cluster.rank, session.messages, session.listener))
         # It compares the models of all processes, of which there is one.

@@ -1,0 +1,72 @@
+"""Training steps of several processes, in ordinary PyTorch: `CASES` names them.
+
+small_transformer  the model, and the parts of a step that most cases share
+fsdp_steps         FSDP2 and HSDP
+parallel_steps     DistributedDataParallel, tensor, sequence and loss parallelism, with FSDP2 too
+pipeline_steps     pipelines
+larger_models      a transformers model, mixtures of experts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trainfit
+
+from . import fsdp_steps as fsdp
+from . import larger_models as larger
+from . import parallel_steps as parallel
+from . import pipeline_steps as pipeline
+
+
+@dataclass(frozen=True)
+class ClusterCase:
+    """A step, and how many ranks it can run on."""
+
+    build: Callable[[], trainfit.Step]
+    ranks: tuple[int, ...] = (2, 4)
+    plans: bool = False
+    """Whether plans are made for it and applied, too."""
+
+
+CASES: dict[str, ClusterCase] = {
+    "fsdp": ClusterCase(fsdp.plain, plans=True),
+    "fsdp-nccl-by-name": ClusterCase(fsdp.nccl_by_name, (2,)),
+    "fsdp-no-reshard": ClusterCase(fsdp.kept_after_forward, plans=True),
+    "fsdp-smaller-group": ClusterCase(fsdp.smaller_group_after_forward, (4,)),
+    "fsdp-root-only": ClusterCase(fsdp.root_only, plans=True),
+    "fsdp-bf16": ClusterCase(fsdp.bf16, plans=True),
+    "fsdp-bf16-reduce-fp32": ClusterCase(fsdp.bf16_reduced_in_fp32, plans=True),
+    "fsdp-uneven": ClusterCase(fsdp.uneven),
+    "fsdp-prefetch": ClusterCase(fsdp.prefetched, plans=True),
+    "fsdp-accumulate": ClusterCase(fsdp.accumulated_in_sync),
+    "fsdp-accumulate-no-sync": ClusterCase(fsdp.accumulated_without_sync),
+    "fsdp-clip": ClusterCase(fsdp.clipped, plans=True),
+    "fsdp-checkpoint-inside": ClusterCase(fsdp.checkpoint_inside),
+    "fsdp-checkpoint-around": ClusterCase(fsdp.checkpoint_around),
+    "fsdp-foreach": ClusterCase(fsdp.foreach_adamw),
+    "fsdp-fused": ClusterCase(fsdp.fused_adamw),
+    "fsdp-loop-sgd": ClusterCase(fsdp.loop_sgd),
+    "fsdp-offload": ClusterCase(fsdp.offloaded),
+    "fsdp-meta": ClusterCase(fsdp.on_meta_first),
+    "fsdp-frozen": ClusterCase(fsdp.frozen_parts),
+    "fsdp-tied": ClusterCase(fsdp.tied_embeddings),
+    "hsdp": ClusterCase(fsdp.hsdp, plans=True),
+    "hsdp-pairs": ClusterCase(fsdp.hsdp_replicated_pairs),
+    "hsdp-bf16-reduce-fp32": ClusterCase(fsdp.hsdp_bf16_reduced_in_fp32),
+    "ddp": ClusterCase(parallel.ddp, plans=True),
+    "ddp-bucket-views": ClusterCase(parallel.ddp_bucket_views),
+    "ddp-small-buckets": ClusterCase(parallel.ddp_small_buckets),
+    "ddp-no-sync": ClusterCase(parallel.ddp_no_sync),
+    "tp": ClusterCase(parallel.tensor_parallel, plans=True),
+    "sequence-parallel": ClusterCase(parallel.sequence_parallel, plans=True),
+    "loss-parallel": ClusterCase(parallel.loss_parallel_step),
+    "tp-fsdp": ClusterCase(parallel.tensor_parallel_and_fsdp, (4,), plans=True),
+    "pipeline-gpipe": ClusterCase(pipeline.gpipe),
+    "pipeline-1f1b": ClusterCase(pipeline.one_forward_one_backward),
+    "pipeline-interleaved": ClusterCase(pipeline.interleaved),
+    "hf-llama-fsdp": ClusterCase(larger.hf_llama, plans=True),
+    "experts": ClusterCase(larger.experts_parallel),
+    "experts-fsdp": ClusterCase(larger.experts_parallel_and_fsdp, (4,)),
+}

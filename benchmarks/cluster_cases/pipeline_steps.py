@@ -1,0 +1,64 @@
+"""Pipelines of `torch.distributed.pipelining`: each rank has a stage, and ranks differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+import trainfit
+
+from .small_transformer import HEADS, VOCABULARY, WIDTH, TransformerBlock, token_batch, token_loss
+
+MICRO_BATCHES = 4
+
+
+def _part(number: int, parts: int) -> nn.Module:
+    """Return one of the parts of a model: the first has the embedding, the last the output."""
+    layers: list[nn.Module] = [TransformerBlock(WIDTH, HEADS) for _ in range(2)]
+    if number == 0:
+        layers.insert(0, nn.Embedding(VOCABULARY, WIDTH))
+    if number == parts - 1:
+        layers += [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)]
+    return nn.Sequential(*layers)
+
+
+def _pipeline(per_rank: int, schedule_of: Callable[[list[PipelineStage]], Any]) -> trainfit.Step:
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = per_rank * ranks
+    numbers = range(rank, parts, ranks)
+    model = nn.ModuleList(_part(number, parts) for number in numbers)
+    stages = [
+        PipelineStage(part, number, parts, torch.device("cpu")) for part, number in zip(model, numbers)
+    ]
+    schedule = schedule_of(stages)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = token_batch(batch=8)
+
+    def run() -> torch.Tensor | None:
+        losses: list[torch.Tensor] = []
+        given = (tokens,) if rank == 0 else ()
+        asked = {"target": tokens, "losses": losses} if rank == ranks - 1 else {}
+        schedule.step(*given, **asked)
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.stack(losses).mean() if losses else None
+
+    return trainfit.Step(model=model, optimizer=optimizer, run=run)
+
+
+def gpipe() -> trainfit.Step:
+    return _pipeline(1, lambda stages: ScheduleGPipe(stages[0], MICRO_BATCHES, loss_fn=token_loss))
+
+
+def one_forward_one_backward() -> trainfit.Step:
+    return _pipeline(1, lambda stages: Schedule1F1B(stages[0], MICRO_BATCHES, loss_fn=token_loss))
+
+
+def interleaved() -> trainfit.Step:
+    return _pipeline(2, lambda stages: ScheduleInterleaved1F1B(stages, MICRO_BATCHES, loss_fn=token_loss))

@@ -1,0 +1,137 @@
+"""`verify` of several processes: every rank predicted and measured, compared by phase, one result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
+from trace_text import trace
+
+from trainfit.traces.simulate import simulate
+from trainfit.verifying.rank_control import started_by_torchrun
+from trainfit.verifying.rank_measuring import RankMemory, predicted_memory
+from trainfit.verifying.rank_verification import RankFound
+from trainfit.workspace.profiler import profile_allocations
+
+ROOT = Path(__file__).parents[2]
+STEPS = Path(__file__).parent / "ranks" / "sharded_steps.py"
+
+
+def torchrun(*arguments: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    file = tmp_path_factory.mktemp("ranks") / "result.json"
+    done = torchrun("-m", "trainfit", "verify", f"{STEPS}:build", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text(encoding="utf-8"))
+
+
+def test_every_rank_is_predicted_and_measured(verified: tuple[str, dict[str, Any]]) -> None:
+    _, result = verified
+    assert result["world_size"] == 2
+    assert [rank["rank"] for rank in result["ranks"]] == [0, 1]
+    for rank in result["ranks"]:
+        for figure in ("peak", "persistent", "forward", "backward", "optimizer"):
+            assert rank[f"predicted_{figure}_bytes"] == rank[f"measured_{figure}_bytes"], figure
+    # 17 and 16 rows of three weights and biases. FSDP pads its own parts to the same size; what AdamW keeps,
+    # two of each, is as large as the part.
+    first, second = (rank["measured_persistent_bytes"] for rank in result["ranks"])
+    assert first - second == 2 * 3 * (33 + 1) * 4
+    assert result["measured_peak_bytes"] == result["ranks"][0]["measured_peak_bytes"]
+
+
+def test_one_rank_prints_one_table(verified: tuple[str, dict[str, Any]]) -> None:
+    text, _ = verified
+    assert text.count("on 2 ranks: the predicted peak is exact on every rank") == 1
+    assert "0 backward" in text and "1 optimizer" in text
+
+
+def test_a_rank_that_fails_ends_all_with_one_message() -> None:
+    done = torchrun("-m", "trainfit", "verify", f"{STEPS}:fails_on_rank_1")
+    assert done.returncode != 0
+    assert "ValueError: no data for this rank" in done.stderr
+    ours = done.stderr.split("torch/distributed/elastic")[0]
+    assert "src/trainfit/" not in ours, "a traceback of ours"
+
+
+def test_predictions_and_real_ranks_agree_on_usual_steps() -> None:
+    """A sample; `benchmarks/cluster_truth.py` has all."""
+    cases = ("fsdp-bf16-reduce-fp32", "ddp-bucket-views", "sequence-parallel", "pipeline-1f1b")
+    command = [sys.executable, "benchmarks/cluster_truth.py", "--ranks", "2", "--no-plans", *cases]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 of 8 ranks within 0.1%, 8 exact to the byte" in done.stdout
+
+
+@pytest.mark.slow
+def test_predictions_and_real_ranks_agree_on_all_steps(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/cluster_truth.py", "--csv", str(tmp_path / "rows.csv")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_phases_of_a_prediction() -> None:
+    found = predicted_memory(
+        simulate(
+            trace("""
+                w            : 100 held parameter
+                -- forward
+                a = one(w)   : 400 saved
+                b = two(a)   :  50
+                -- backward
+                g = back(a)  : 300 workspace 7
+                -- optimizer
+                t = square(g): 300
+                w += step(t)
+            """)
+        )
+    )
+    assert found.persistent_bytes == 100
+    assert found.phase_bytes == {"forward": 550, "backward": 807, "optimizer": 700}
+    assert found.peak_bytes == 807
+
+
+def test_the_log_counts_what_is_there_while_operators_run() -> None:
+    held = []
+    with profile_allocations() as log:
+        with log.range("one"):
+            held.append(torch.zeros(100))
+            torch.zeros(1000)  # gone again at once
+        with log.range("two"):
+            held[0].zero_()  # allocates nothing
+            held.pop()
+        with log.range("two"):
+            held.append(torch.zeros(50))
+    assert len(log.spans("two")) == 2
+    assert log.most_bytes(log.spans("one")) == 4400
+    assert log.most_bytes(log.spans("two")[:1]) == 400
+    assert log.most_bytes(log.spans("two")) == 400
+    assert log.most_bytes(log.spans("two")[1:]) == 200
+    assert log.most_bytes([]) == 0
+
+
+def test_what_a_rank_has_found_goes_through_json() -> None:
+    memory = RankMemory(3, 1, {"forward": 3})
+    found = RankFound(1, memory, memory, 3, 5, True, None, False, ("a",), (), ("b",))
+    assert RankFound.from_data(json.loads(json.dumps(found.as_data()))) == found
+
+
+def test_torchrun_is_known_by_its_variables() -> None:
+    given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    assert started_by_torchrun(given)
+    assert not started_by_torchrun({**given, "RANK": ""})
+    assert not started_by_torchrun({**given, "WORLD_SIZE": "many"})
+    assert not started_by_torchrun({name: given[name] for name in ("RANK", "WORLD_SIZE")})
+    assert not started_by_torchrun(os.environ)
