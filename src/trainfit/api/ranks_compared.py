@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -43,3 +44,17 @@ def worst_of(cluster: Cluster, captured: Callable[[Cluster], Trace]) -> tuple[Tr
     peaks = {rank: simulate(trace).peak_bytes for rank, trace in traces.items()}
     worst = max(peaks, key=lambda rank: peaks[rank])
     return traces[worst], tuple(RankPeak(rank, peak) for rank, peak in peaks.items())
+
+
+def refuse_other_world(cluster: Cluster | None) -> None:
+    """Refuse to run a step for real on another number of processes than there are."""
+    there = int(os.environ.get("WORLD_SIZE") or 1)
+    if cluster is None or cluster.world_size == there:
+        return
+    mesh = ",".join(f"{name}={size}" for name, size in cluster.mesh)
+    said = f"--mesh {mesh}" if mesh else f"a world size of {cluster.world_size}"
+    started = f"torchrun has started {there}" if there > 1 else "this is one process"
+    raise OptionError(
+        f"{said} takes {cluster.world_size} real processes to verify, and {started}: write torchrun "
+        f"--nproc-per-node {cluster.world_size} -m trainfit verify."
+    )

@@ -63,7 +63,7 @@ class Request:
         if steps is not None and (type(steps) is not int or not 1 <= steps <= _MOST_STEPS):
             raise OptionError(f"--steps must be a whole number from 1 to {_MOST_STEPS:,}, got {steps!r}.")
         self._options, self._task, self._steps, self._refresh = options, task, steps, refresh
-        self._cluster, self._worst_rank = cluster, worst_rank
+        self.cluster, self._worst_rank = cluster, worst_rank
         self.ranks: tuple[RankPeak, ...] = ()
         """Where the worst rank is asked for: those that were looked at."""
         check_cluster(target, cluster, worst_rank)
@@ -78,22 +78,24 @@ class Request:
                 f"got {type(options).__name__}."
             )
         assert not isinstance(self.target, Trace), "a trace is captured already"
-        options = replace(options or StepOptions(), device=self.device.kind, cluster=self._cluster)
+        options = replace(options or StepOptions(), device=self.device.kind, cluster=self.cluster)
         return load(self.target, options, self._task)
 
-    def trace(self, **how: Any) -> Trace:
+    def trace(self, cluster: Cluster | None = None, **how: Any) -> Trace:
         """Return the trace of the step: captured now, unless it is one already, which has to fit the device.
 
-        `how` are further arguments of `capturing.capture`.
+        `cluster` says more exactly which rank it is, in a process that knows. `how` are further arguments of
+        `capturing.capture`.
         """
         if isinstance(self.target, Trace):
             _refuse_other_device(self.target, self.device)
             on_gpu = self.device.kind == "cuda"  # where kernels differ from device to device
             trace = with_gpu_workspaces(self.target, self.device) if on_gpu else self.target
-        elif self._worst_rank and self._cluster is not None:
-            trace, self.ranks = worst_of(self._cluster, partial(self._captured, **how))
+        elif self._worst_rank and self.cluster is not None:
+            trace, self.ranks = worst_of(self.cluster, partial(self._captured, **how))
         else:
-            trace = self._captured(self._cluster, **how)
+            mesh = self.cluster.mesh if self.cluster is not None else ()
+            trace = self._captured(self.cluster if cluster is None else replace(cluster, mesh=mesh), **how)
         self.watch.lap("capture")
         return trace
 

@@ -250,10 +250,20 @@ class VerifyFlags:
         bool, typer.Option("--eager", help="Run what the step compiles without the compiler.")
     ] = False
     runs: Annotated[int | None, option("N", "Time at most N steps. Default: 10.")] = None
+    mesh: Annotated[
+        str | None,
+        option(
+            "DIM=N,...",
+            "Under torchrun: how its processes share a built-in or hf: model, as estimate takes it, and what "
+            "a parameter mesh of your function gets.",
+        ),
+    ] = None
 
     def request(self, target: str) -> Request:
         """Return the request that the API takes."""
-        return self.step.request(target, None, self.steps, self.costs, self.refresh)
+        cluster = ClusterFlags(mesh=self.mesh).cluster()
+        rest = (self.steps, self.costs, self.refresh, "default", *cluster)
+        return self.step.request(target, None, *rest)
 
     def arguments(self) -> dict[str, Any]:
         """Return the rest as `api.prove.verify_step` takes it."""

@@ -102,5 +102,5 @@ def _tied_head(model: Any) -> tuple[nn.Module, nn.Module] | None:
 
 
 def _name_in(model: nn.Module, module: nn.Module) -> str:
-    names = {id(found): name for name, found in model.named_modules()}
+    names: dict[int, str] = {id(found): name for name, found in model.named_modules()}
     return names[id(module)]
