@@ -244,9 +244,7 @@ def order_data(result: OrderResult) -> OrderData:
     )
 
 
-def subject_of(
-    trace: Trace, device: Device, seconds: dict[str, float], warnings: tuple[str, ...]
-) -> Subject:
+def subject_of(trace: Trace, device: Device, seconds: dict[str, float], warnings: tuple[str, ...]) -> Subject:
     """Return what a result is about, and how it was found."""
     steps = trace.steps
     peaks = steps.peaks[steps.first - 1 :]

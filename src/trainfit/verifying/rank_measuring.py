@@ -93,7 +93,9 @@ def _warm_up(step: Step, fewest: int, all_step: bool, control: RankControl) -> i
     )
     runs = 0
     try:
-        while runs < fewest or (runs < _MOST_WARM_UPS and not control.all(_is_steady(step, stepped, all_step))):
+        while runs < fewest or (
+            runs < _MOST_WARM_UPS and not control.all(_is_steady(step, stepped, all_step))
+        ):
             step.run()
             # First steps leave cycles that hold tensors; when they go is chance otherwise.
             gc.collect()

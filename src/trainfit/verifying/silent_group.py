@@ -108,7 +108,7 @@ class SilentGroup(dist.ProcessGroup):
                 write_all(outputs[rank], arrived[rank])
 
         flat = [output for of_rank in outputs for output in of_rank]
-        return self._exchange({rank: content for rank in self._everyone()}, self._everyone(), take, flat)
+        return self._exchange(dict.fromkeys(self._everyone(), content), self._everyone(), take, flat)
 
     def _swap(self, outputs: Sequence[Part], inputs: Sequence[Part]) -> SilentWork:
         """Send each rank one input; write what each has sent to its output."""

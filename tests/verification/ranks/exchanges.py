@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from forked_ranks import run_ranks
-
 from trainfit.verifying.silent_backend import silent_groups
 from trainfit.workspace.profiler import profile_allocations
 
