@@ -1,4 +1,4 @@
-"""Divided built-in models on real ranks: what was predicted of each phase is what is measured, to the byte."""
+"""Divided built-in models on real ranks: every phase is measured as it was predicted, to the byte."""
 
 from __future__ import annotations
 
