@@ -66,7 +66,7 @@ def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
 
 def region_kind(trace: Trace, call: int, policy: Policy) -> RegionKind:
     """Decide for each op: saved if the policy says so, else recomputed if something needs it."""
-    start, end = trace.calls[call].forward_start, trace.calls[call].forward_end
+    start, end = trace.calls[call].body.start, trace.calls[call].body.stop
     signatures = [trace.signatures[trace.ops[position].signature] for position in range(start, end)]
     saved = [not s.view and policy(s, number) for number, s in enumerate(signatures)]
     decisions = ["save" if each else "recompute" for each in saved]

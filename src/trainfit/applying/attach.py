@@ -19,10 +19,14 @@ from trainfit.applying.following import followed_ops
 from trainfit.applying.planned_forward import FORWARD, Calls, PlannedForward, planned_forward
 from trainfit.applying.planned_model import PlannedModel, Promise
 from trainfit.applying.region import PlannedCall
+from trainfit.capturing.modules import class_name
 from trainfit.errors import PlanError
 from trainfit.plans.plan import Plan
 from trainfit.plans.plan_origin import other_model
 from trainfit.traces.settings import Settings, dtype_name
+
+_WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+"""Classes of modules around a model, and what they call it."""
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
@@ -34,10 +38,10 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     and, when it runs, another kind of device or larger inputs.
     """
     _refuse(model, plan)
-    root, another = _root(model, plan), ""
+    (root, name), another = _root(model, plan), ""
     # What a plan names may be a part of the model that was captured: then there is nothing to compare.
-    if plan.settings.model_class in (_root_name(plan), type(root).__name__):
-        another = other_model(plan, _settings_of(root))
+    if plan.settings.model_class in (_root_name(plan), class_name(root)):
+        another = other_model(plan, _settings_of(root, wrapper=name.partition(".")[0] if "." in name else ""))
     # To another model it promises nothing.
     attach_plan(model, plan, promise=None if another else Promise.of(plan))
     if another:
@@ -45,16 +49,16 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     return model
 
 
-def _settings_of(model: nn.Module) -> Settings:
-    """Describe a model as capture does."""
+def _settings_of(model: nn.Module, wrapper: str = "") -> Settings:
+    """Describe a model as capture does; with the class of a wrapper, as if that were around it."""
     numbers: Counter[str] = Counter()
     for parameter in model.parameters():
         numbers[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
     return Settings(
         dtype=dtype_name([name for name, _ in numbers.most_common()], []),
         parameters=numbers.total(),
-        modules=sum(1 for _ in model.modules()),
-        model_class=type(model).__name__,
+        modules=sum(1 for _ in model.modules()) + bool(wrapper),
+        model_class=wrapper or class_name(model),
     )
 
 
@@ -64,14 +68,12 @@ def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None)
     With a `promise` there is a warning where a run shows that it is about another one.
     """
     _refuse(model, plan)
-    root = _root(model, plan)
-    modules = {
-        f"{_root_name(plan)}.{path}" if path else _root_name(plan): m for path, m in root.named_modules()
-    }
+    root, root_name = _root(model, plan)
+    modules = {f"{root_name}.{path}" if path else root_name: m for path, m in root.named_modules()}
     calls = _calls_of_modules(plan, modules)
     planned_model = PlannedModel(promise)
     # The root counts its calls, even where it is no region itself.
-    for name, module in {_root_name(plan): root, **{name: modules[name] for name in calls}}.items():
+    for name, module in {root_name: root, **{name: modules[name] for name in calls}}.items():
         planned = PlannedForward(module, name, calls.get(name, {}), planned_model, is_root=module is root)
         object.__setattr__(module, FORWARD, planned)
     return model
@@ -124,10 +126,15 @@ def _root_name(plan: Plan) -> str:
     return plan.regions[0].module.split(".")[0] if plan.regions else ""
 
 
-def _root(model: nn.Module, plan: Plan) -> nn.Module:
-    """Return the module that the plan's names begin with: the model, or what it wraps."""
+def _root(model: nn.Module, plan: Plan) -> tuple[nn.Module, str]:
+    """Return the module that the plan's names begin with, and its name there: the model, or what it wraps.
+
+    A plan of a model in a wrapper is a plan of the model as well: it may be applied before the wrapper is
+    put around it.
+    """
     wanted = _root_name(plan)
     candidate: Any = model
+    inside: Any = model
     while isinstance(candidate, nn.Module):
         if isinstance(candidate, nn.DataParallel) and len(candidate.device_ids) > 1:
             raise PlanError(
@@ -135,9 +142,13 @@ def _root(model: nn.Module, plan: Plan) -> nn.Module:
                 "Use DistributedDataParallel."
             )
         if not wanted or any(kind.__name__ == wanted for kind in type(candidate).__mro__):
-            return candidate
+            return candidate, wanted
         # What DistributedDataParallel and torch.compile call the model that they wrap.
+        inside = candidate
         candidate = getattr(candidate, "module", None) or getattr(candidate, "_orig_mod", None)
+    attribute = _WRAPPERS.get(wanted)
+    if attribute is not None and all(r.module.split(".")[1:2] == [attribute] for r in plan.regions):
+        return inside, f"{wanted}.{attribute}"
     raise PlanError(f"the plan belongs to another model: it is for a {wanted}, not a {type(model).__name__}.")
 
 

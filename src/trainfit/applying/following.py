@@ -1,9 +1,9 @@
 """Follows a plan's list of ops while the model runs: which decision belongs to the op that runs now?
 
-Ops are matched by name and position. Two things may differ without being another computation. Autocast casts
-a weight once and then has it in its cache: the cast may be missing where it was in the trace, or be there
-where it was not. And ops of the hooks on a region's own module are in the trace, but outside of the region:
-hooks are called once, not again in backward.
+Ops are matched by name and position. One thing may differ without being another computation: autocast casts a
+weight once and then has it in its cache, so that the cast may be missing where it was in the trace, or be
+there where it was not. Hooks on a region's own module are outside of the region, in the trace and here: they
+are called once, not again in backward.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from trainfit.plans.plan import RECOMPUTE, SAVE, OpDecision
 class Follower:
     """Goes through the ops of one region call; once lost, it says `save` to everything."""
 
-    def __init__(self, ops: tuple[OpDecision, ...], *, hooked: bool = False) -> None:
-        """Begin at the first op; of a `hooked` module some at both ends may be missing."""
+    def __init__(self, ops: tuple[OpDecision, ...]) -> None:
+        """Begin at the first op."""
         self._ops = ops
-        self._hooked = hooked
         self._next = 0
         self._matched: OpDecision | None = None
         self._by_data = False
@@ -42,7 +41,7 @@ class Follower:
         while position < len(ops) and ops[position].name != name:
             if weight_cast:
                 return RECOMPUTE
-            if ops[position].name != CAST and not (self._hooked and self._next == 0):
+            if ops[position].name != CAST:
                 break
             position += 1
         if position < len(ops) and ops[position].name == name:
@@ -57,12 +56,12 @@ class Follower:
     def made(self, func: OpOverload, result: Any) -> None:
         """Compare the result of the op whose decision was asked for last with its result in the trace.
 
-        A smaller one is within the plan's promise. A cast, or an op of a `hooked` module, may be another op
-        of the trace than the one it was matched with; and after an op whose result is as long as its data
-        says, sizes differ from batch to batch.
+        A smaller one is within the plan's promise. A cast may be another op of the trace than the one it
+        was matched with; and after an op whose result is as long as its data says, sizes differ from batch to
+        batch.
         """
         op = self._matched
-        if op is None or op.name == CAST or self._hooked or self._by_data or self.lost or self.larger:
+        if op is None or op.name == CAST or self._by_data or self.lost or self.larger:
             return
         if torch.Tag.dynamic_output_shape in func.tags:
             self._by_data = True
@@ -74,7 +73,7 @@ class Follower:
 
     def finish(self) -> None:
         """The region has ended; ops that are left over mean that it did something else."""
-        if self.lost is not None or self._hooked:
+        if self.lost is not None:
             return
         if any(op.name != CAST for op in self._ops[self._next :]):
             self.lost = f"it ended after {self._next} of {len(self._ops)} ops"

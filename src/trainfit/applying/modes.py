@@ -17,6 +17,7 @@ from trainfit.applying.execution import execution
 from trainfit.applying.randomness import may_draw
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.schemas import Operator, aten, describe
+from trainfit.operators.collectives import WAITS
 from trainfit.operators.memory_use import STATISTICS, TOUCH_NO_DATA
 from trainfit.operators.value_use import SHOW_VALUES, reads_metadata_only
 
@@ -49,7 +50,7 @@ def facts_of(func: OpOverload) -> Facts:
         found = _facts[id(func)] = Facts(
             func=func,
             operator=operator,
-            runs_always=operator.invisible or operator.name in TOUCH_NO_DATA,
+            runs_always=operator.invisible or operator.name in TOUCH_NO_DATA or operator.name in WAITS,
             decomposes=operator.composite and not operator.is_view and func not in OWN_KERNELS,
             asks_for_values=operator.name in SHOW_VALUES,
             draws=may_draw(func),

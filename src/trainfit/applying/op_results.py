@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainfit.capturing.plain_tensors import is_plain, strided_parts
+
 CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 """What an operator returns that can be returned again as it is."""
 
@@ -67,9 +69,14 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and torch._C._has_storage(tensor) and not tensor.is_meta
 
 
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that operators see of a tensor: itself, or what a subclass consists of."""
+    return (tensor,) if is_plain(type(tensor)) else tuple(strided_parts(tensor))
+
+
 def can_be_absent(tensor: torch.Tensor) -> bool:
-    """Whether a tensor without memory can be made on the tensor's device."""
-    return tensor.is_cpu or tensor.is_cuda
+    """Whether a tensor without memory can be made in the tensor's place."""
+    return (tensor.is_cpu or tensor.is_cuda) and is_plain(type(tensor))
 
 
 def make(result: Result, tensors: Sequence[torch.Tensor], storage_of: StorageOf) -> Any:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from trainfit.applying.call_arguments import without_untouched
 from trainfit.applying.execution import execution
 from trainfit.applying.modes import facts_of
+from trainfit.applying.op_results import parts_of
 from trainfit.applying.python_objects import ModuleAttributes, copy_structure, has_hooks_inside
 from trainfit.applying.randomness import generators_at, state_of
 from trainfit.applying.recording import RegionRecorder
@@ -153,6 +154,9 @@ def _kind(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         tensors.append(value)
         return (value.shape, value.dtype, value.device, value.requires_grad)
+    if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
+        tensors += parts_of(value)
+        return (kind, value.shape, value.dtype, value.device, value.requires_grad, *_context(value))
     if isinstance(value, _VALUES):
         return (kind, value)
     if isinstance(value, tuple) or kind is list:
@@ -161,6 +165,16 @@ def _kind(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         raise _Unpredictable
     items = value if kind is dict else vars(value)
     return (kind, *[(name, _kind(item, tensors)) for name, item in items.items()])
+
+
+def _context(tensor: Any) -> tuple[Hashable, ...]:
+    """Return what tells tensors of a subclass apart besides their parts: a distributed one's placements."""
+    _, context = tensor.__tensor_flatten__()
+    try:
+        hash(context)
+    except TypeError:
+        raise _Unpredictable from None
+    return (context, *[(part.shape, part.dtype) for part in parts_of(tensor)])
 
 
 class PlainCheckpoint:

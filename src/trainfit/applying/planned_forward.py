@@ -16,10 +16,12 @@ from trainfit.applying.execution import execution
 from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
+from trainfit.applying.sharded_modules import units_inside
 
 FORWARD = "forward"
 """The attribute of a module that hides its class's."""
 Calls = dict[int, PlannedCall]
+_UNITS_INSIDE = "modules inside of it are FSDP units, and the plan was made without them"
 
 
 class PlannedForward:
@@ -37,6 +39,8 @@ class PlannedForward:
         self._is_root = is_root
         self._own = vars(module).get(FORWARD)
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
+        self._has_units: bool | None = None
+        """Whether modules inside are units of FSDP; found out when it runs, because units are made last."""
         self.removed = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,6 +93,11 @@ class PlannedForward:
             return forward(*args, **kwargs)
         module = self._module()
         assert module is not None
+        if self._has_units is None:
+            self._has_units = units_inside(module)
+        if self._has_units:
+            self._planned_model.warn(self._name, module, _UNITS_INSIDE)
+            return forward(*args, **kwargs)
         self._planned_model.region_begins(module)
         circumstances = circumstances_of(args, kwargs) if planned.whole else None
         on_followed = None

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainfit.applying.sharded_modules import has_own_hooks, is_distributed
+
 _NEVER_CHANGED = (
     *(int, float, complex, str, bytes, type(None), type, enum.Enum, torch.Tensor, torch.dtype, torch.device),
     *(torch.Size, torch.Generator, nn.Module, types.ModuleType, types.FunctionType, types.MethodType),
@@ -41,7 +43,7 @@ def copy_structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int
 
     `of_tensor` may put something else in a tensor's place.
     """
-    if isinstance(value, _NEVER_CHANGED):
+    if isinstance(value, _NEVER_CHANGED) or is_distributed(type(value)):
         return of_tensor(value) if of_tensor is not None and isinstance(value, torch.Tensor) else value
     memo = {} if memo is None else memo
     if id(value) in memo:
@@ -121,7 +123,8 @@ class ModuleAttributes:
                 self._hold(value, seen, _DEEPEST)
 
     def _hold(self, value: Any, seen: set[int], depth: int) -> None:
-        if isinstance(value, _NEVER_CHANGED) or id(value) in seen:
+        # What FSDP remembers on its units is its own business: it changes when parameters are gathered.
+        if isinstance(value, _NEVER_CHANGED) or id(value) in seen or is_distributed(type(value)):
             return
         seen.add(id(value))
         # The attributes of an object are a dict themselves.
@@ -194,4 +197,7 @@ def has_hooks_inside(modules: Iterable[nn.Module]) -> bool:
     """Whether a module below the first has hooks that see its results, when it is recomputed as well."""
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         return True
-    return any(each._forward_hooks or each._forward_pre_hooks for each in itertools.islice(modules, 1, None))
+    inside = itertools.islice(modules, 1, None)
+    return any(
+        has_own_hooks((*each._forward_hooks.values(), *each._forward_pre_hooks.values())) for each in inside
+    )

@@ -27,12 +27,15 @@ from trainfit.applying.op_results import (
     TensorLayout,
     can_be_absent,
     has_storage,
+    parts_of,
     tensors_in,
 )
 from trainfit.applying.randomness import generator_of, state_of
 from trainfit.applying.records import VALUE, VIEW, CountedTensor, OpRecord, OutsideArgument, Record
 from trainfit.capturing.plain_tensors import strided_parts
+from trainfit.capturing.exchanges import outputs_of
 from trainfit.capturing.schemas import Operator, aten
+from trainfit.operators.collectives import fills_outputs
 from trainfit.plans.plan import SAVE
 from trainfit.plans.recomputation import NOBODY, copied_before_write, rerun, starts_stream
 
@@ -81,7 +84,8 @@ class RegionRecorder(RegionMode):
             return False
         if self._permanent is None:
             weights = (*self._module.parameters(), *self._module.buffers())
-            self._permanent = {_storage_id(t) for t in weights if has_storage(t)} | self._inputs
+            parts = (part for weight in weights for part in parts_of(weight))
+            self._permanent = {_storage_id(part) for part in parts if has_storage(part)} | self._inputs
         if _storage_id(tensor) not in self._permanent:
             return False
         self.record.flow.permanent.add(number)
@@ -120,6 +124,10 @@ class RegionRecorder(RegionMode):
         tensors = tensors_in(args, kwargs)
         written = list(filter(has_storage, operator.written(args, kwargs))) if operator.mutated else []
         row = OpRecord(func=func)
+        if fills_outputs(operator.name):
+            # All ranks run it again, or none: what one of them keeps must not decide.
+            row.must_run = True
+            written = list(filter(has_storage, outputs_of(func, args)))
         self._note_reads(row, facts, tensors, written)
         if facts.draws:
             self._note_draw(row, decision, generator_of(args, kwargs, tensors))
@@ -207,6 +215,7 @@ class RegionRecorder(RegionMode):
             return type(value)([self._describe(row, operator, item, tensors) for item in value])
         if not isinstance(value, CONSTANTS):
             row.must_run = True
+            return Constant(None)
         return Constant(value)
 
     def _describe_tensor(

@@ -19,18 +19,21 @@ from trainfit.applying.chaining import pass_on
 from trainfit.applying.execution import execution
 from trainfit.applying.following import Follower
 from trainfit.applying.plain_checkpoint import OnFollowed
+from trainfit.applying.op_results import parts_of
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
 from trainfit.applying.randomness import drawn_again
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
-from trainfit.applying.torch_changes import noticed_reads, ordinary_paths
+from trainfit.applying.sharded_modules import is_unit
+from trainfit.applying.torch_changes import noticed_reads, ordinary_paths, quiet_propagation
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans.plan import OpDecision
 from trainfit.plans.recomputation import rerun
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_UNIT_IN_A_ROW = "it is an FSDP unit, whose input is held and not computed again by the block before it"
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -84,14 +87,17 @@ class RegionCall:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
-        self._given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        # Of a distributed tensor, operators see what this rank has of it.
+        self._given = [part for leaf in leaves for part in parts_of(leaf)]
         # Someone else may want to know what is kept for backward: an outer checkpoint, or offloading.
         # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
         self._holds_inputs = _top_hooks(False) is None
         arguments = CallArguments(args, kwargs, self._holds_inputs, self._planned.continues)
         self._arguments = arguments
         if self._planned.continues and arguments.linked is None:
-            self._differs("its input is not what the region before it returned")
+            unit = is_unit(self._module)
+            self._differs(_UNIT_IN_A_ROW if unit else "its input is not what the region before it returned")
 
         def forward(*tensors: Any) -> Any:
             result = arguments.call(self._forward, tensors)
@@ -116,8 +122,12 @@ class RegionCall:
 
         attributes, host_random = ModuleAttributes(self._module), HostRandomState()
         hooks = saved_tensors_hooks(pack_and_note, unpack)
-        ordinary = ordinary_paths(self._planned.names)
-        with execution.forward(recorder.value_read), ordinary, noticed_reads.used(), hooks, recorder:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(execution.forward(recorder.value_read))
+            for change in (ordinary_paths(self._planned.names), noticed_reads.used(), quiet_propagation()):
+                stack.enter_context(change)
+            stack.enter_context(hooks)
+            stack.enter_context(recorder)
             yield
         self._record = recorder.finish(complete=has_hooks_inside(self._module.modules()))
         self._attributes = attributes
@@ -125,7 +135,9 @@ class RegionCall:
             self._host_random = host_random
         assert self._arguments is not None
         linked = self._arguments.linked
-        self._arguments.forget_untouched(lambda tensor: recorder.number_of(tensor) >= 0)
+        self._arguments.forget_untouched(
+            lambda tensor: any(recorder.number_of(part) >= 0 for part in parts_of(tensor))
+        )
         self._arguments = None
         if self._holds_inputs:
             self._record.inputs = [
@@ -153,9 +165,7 @@ class RegionCall:
         self._planned_model.warn(self._name, self._module, difference)
 
     def _follower(self) -> Follower:
-        module = self._module
-        hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        return Follower(self._planned.ops, hooked=bool(hooked or module._backward_pre_hooks))
+        return Follower(self._planned.ops)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -165,7 +175,9 @@ class RegionCall:
         as_in_forward = contextlib.nullcontext() if self._attributes is None else self._attributes.restored()
         with execution.recomputation():
             try:
-                with ordinary_paths(self._planned.names), as_in_forward, drawn_again(self._host_random), mode:
+                ordinary = ordinary_paths(self._planned.names)
+                drawn = drawn_again(self._host_random)
+                with ordinary, quiet_propagation(), as_in_forward, drawn, mode:
                     yield
             finally:
                 mode.finish()

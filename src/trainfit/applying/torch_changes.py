@@ -6,23 +6,28 @@ capture recorded, so they get their ordinary path here too.
 
 Reads without an operator: `tolist` and `numpy` read memory directly. What they read in forward must have its
 values again when the region is recomputed, so they say what they read.
+
+Propagation: distributed tensors find out what an operator returns on fake tensors, once for each kind of call.
+That is no part of the region: it would not be there when the region is recomputed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from trainfit.applying.execution import execution
 from trainfit.capturing import composites
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.replacing import replaced
 
+_PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA")
 
 
@@ -121,6 +126,30 @@ def _saying_what_it_reads(original: Any) -> Any:
     return read
 
 
+def _install_quiet_propagation(installed: contextlib.ExitStack) -> None:
+    propagator = sys.modules[_PROPAGATION].ShardingPropagator
+    installed.enter_context(replaced(propagator, "_propagate_tensor_meta_non_cached", _without_modes))
+
+
+def _without_modes(original: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return original(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def quiet_propagation() -> Iterator[None]:
+    """Let DTensor ask fake tensors what an operator returns, where no region sees that."""
+    if _PROPAGATION not in sys.modules:
+        yield
+        return
+    with _quiet_propagation.used():
+        yield
+
+
+_quiet_propagation = _SharedChange(_install_quiet_propagation)
 _ordinary_paths = _SharedChange(_install_ordinary_paths)
 noticed_reads = _SharedChange(_install_noticed_reads)
 """While it is used, `execution.on_value_read` hears of reads without an operator."""

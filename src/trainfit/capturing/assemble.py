@@ -270,4 +270,6 @@ def _call(call: Any, ops: int) -> t.ModuleCall:
         forward_end=call.forward_end if call.forward_end >= 0 else ops,
         backward_start=call.backward_start,
         backward_end=call.backward_end,
+        body_start=call.body_start if call.body_end >= 0 else -1,
+        body_end=call.body_end,
     )

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
 
@@ -72,6 +72,35 @@ class SavedTensor:
             self._ledger.release_saved(self.live, hold)
 
 
+class SavedParts:
+    """A distributed tensor that autograd saves: its parts as they are saved, and how to put them together."""
+
+    __slots__ = ("_completed", "_context", "_kind", "_parts", "_size", "_stride")
+
+    def __init__(self, tensor: Any, saved: Callable[[torch.Tensor], Packed]) -> None:
+        """Take the place of `tensor`, of whose parts `saved` saves each."""
+        names, self._context = tensor.__tensor_flatten__()
+        self._kind, self._size, self._stride = type(tensor), tensor.size(), tensor.stride()
+        parts = ((name, getattr(tensor, name)) for name in names)
+        # What is no tensor is its mesh.
+        self._parts = [(name, saved(part) if torch.is_tensor(part) else part) for name, part in parts]
+        self._completed = getattr(tensor, "completed", None)
+
+    def restore(self) -> torch.Tensor:
+        """Make the tensor again. Torch does not look whether its parts were written to."""
+        parts = {
+            name: part.restore() if isinstance(part, SavedTensor | SavedParts) else part
+            for name, part in self._parts
+        }
+        made: Any = self._kind.__tensor_unflatten__(parts, self._context, self._size, self._stride)
+        if self._completed is not None:
+            made.completed = self._completed  # whether somebody has waited for it
+        return cast(torch.Tensor, made)
+
+
+Packed = SavedTensor | SavedParts | torch.Tensor
+
+
 class SavedTensorHooks:
     """Installs the metadata-only hooks, and can step aside where torch forbids hooks."""
 
@@ -81,12 +110,14 @@ class SavedTensorHooks:
         self._ledger = recorder.ledger
         self._values = values
 
-    def _pack(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> Packed:
         # A function mode changes what user code sees; here the real tensor is needed, and faster.
         with torch._C.DisableTorchFunction():
             return self._saved(tensor)
 
-    def _saved(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
+    def _saved(self, tensor: torch.Tensor) -> Packed:
+        if type(tensor).__module__.startswith("torch.distributed.") and hasattr(tensor, "__tensor_flatten__"):
+            return SavedParts(tensor, self._saved)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return tensor
         if tensor.is_conj() or tensor.is_neg() or tensor.is_meta or not torch._C._has_storage(tensor):
@@ -99,7 +130,10 @@ class SavedTensorHooks:
             return tensor
         return SavedTensor(self._ledger, live, tensor)
 
-    def _unpack(self, packed: SavedTensor | torch.Tensor) -> torch.Tensor:
+    def _unpack(self, packed: Packed) -> torch.Tensor:
+        if isinstance(packed, SavedParts):
+            with torch._C.DisableTorchFunction():
+                return packed.restore()
         if not isinstance(packed, SavedTensor):
             return packed
         if packed.overwritten:

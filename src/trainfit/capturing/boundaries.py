@@ -14,6 +14,8 @@ from trainfit.capturing.autograd import NodeHooks
 from trainfit.capturing.recorder import OPTIMIZER, Recorder
 from trainfit.capturing.replacing import replaced
 
+_FORWARD = "forward"
+_every_module = nn.modules.module
 OnStepped = Callable[[torch.optim.Optimizer], None]
 """Hears of an optimizer whose step is over."""
 
@@ -34,12 +36,52 @@ def _module_call(recorder: Recorder, original: Any) -> Any:
     # Not forward hooks: this also sees calls that raise, and costs less.
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         number = recorder.enter_module(self)
+        body = _body_seen(recorder, self, number) if _has_hooks(self) else contextlib.nullcontext()
         try:
-            return original(self, *args, **kwargs)
+            with body:
+                return original(self, *args, **kwargs)
         finally:
             recorder.leave_module(number)
 
     return __call__
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    own = module._forward_hooks or module._forward_pre_hooks
+    everywhere = _every_module._global_forward_hooks or _every_module._global_forward_pre_hooks
+    return bool(own or everywhere or module._backward_hooks or module._backward_pre_hooks)
+
+
+@contextlib.contextmanager
+def _body_seen(recorder: Recorder, module: nn.Module, number: int) -> Iterator[None]:
+    """Tell the recorder where a module's `forward` begins and ends between its hooks.
+
+    An attribute hides `forward` until it is called: only hooks before it could see that.
+    """
+    attributes, forward = vars(module), module.forward
+    own = attributes.get(_FORWARD)
+
+    def put_back() -> None:
+        if attributes.get(_FORWARD) is not noticed:
+            return
+        if own is None:
+            del attributes[_FORWARD]
+        else:
+            attributes[_FORWARD] = own
+
+    def noticed(*args: Any, **kwargs: Any) -> Any:
+        put_back()
+        recorder.enter_body(number)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            recorder.leave_body(number)
+
+    attributes[_FORWARD] = noticed
+    try:
+        yield
+    finally:
+        put_back()
 
 
 def _run_backward(nodes: NodeHooks, original: Any) -> Any:

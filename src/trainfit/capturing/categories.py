@@ -96,10 +96,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def with_gathered(trace: t.Trace, session: Session) -> t.Trace:
     """Say which storages parameters are gathered into, for the module of each parameter."""
-    from trainfit.capturing.distributed.sharded_units import gathered_parameters  # it loads FSDP
+    # It loads FSDP.
+    from trainfit.capturing.distributed.sharded_units import gathered_parameters, sharded_units
 
     found: dict[int, set[int]] = {}
+    units: set[int] = set()
     for root in session.modules.roots:
+        units.update(map(session.modules.index, sharded_units(root)))
         for module, tensor in gathered_parameters(root):
             lives = lives_of(session, (tensor,))
             found.setdefault(session.modules.index(module), set()).update(live.index for live in lives)
@@ -109,7 +112,7 @@ def with_gathered(trace: t.Trace, session: Session) -> t.Trace:
     for number in gathered:
         storages[number] = replace(storages[number], category="parameter", gathered=True)
     modules = tuple(
-        replace(module, gathered=tuple(sorted(found.get(number, set()) & gathered)))
+        replace(module, gathered=tuple(sorted(found.get(number, set()) & gathered)), unit=number in units)
         for number, module in enumerate(trace.modules)
     )
     return replace(trace, storages=tuple(storages), modules=modules)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainfit.basics.units import format_bytes
+from trainfit.capturing.modules import class_name
 from trainfit.capturing.recorder import OPTIMIZER, Row
 from trainfit.operators.families import list_kind
 from trainfit.steps.step import Step
@@ -42,7 +43,7 @@ def described(settings: Settings, step: Step, session: Session) -> Settings:
         parameters=sum(parameter.numel() for parameter in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         modules=sum(1 for _ in step.model.modules()),
-        model_class=type(step.model).__name__,
+        model_class=class_name(step.model),
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from trainfit.operators.collectives import collective_kind
 from trainfit.traces.trace import Collective
@@ -50,6 +52,20 @@ def _label(group: Any) -> str:
     if len(ranks) > 4:
         return f"{len(ranks)} ranks from {ranks[0]}"
     return f"ranks {','.join(map(str, ranks))}" if ranks else str(group.group_name)
+
+
+def written_arguments(func: OpOverload, args: tuple[Any, ...]) -> list[Any]:
+    """Return the arguments that a collective writes to; torch's schemas do not say so."""
+    if collective_kind(str(func)) in ("send", "barrier"):
+        return []
+    names = [argument.name for argument in func._schema.arguments[: len(args)]]
+    return [value for name, value in zip(names, args) if name.startswith("output") or name == "tensors"]
+
+
+def outputs_of(func: OpOverload, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the tensors that a collective writes to."""
+    leaves = tree_leaves(written_arguments(func, args))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def group_of(operator_name: str, parts: tuple[Any, ...]) -> str | None:

@@ -39,6 +39,9 @@ class CallInProgress:
     forward_end: int = -1
     backward_start: int = -1
     backward_end: int = -1
+    body_start: int = -1
+    """Where `forward` begins between the hooks of the module, if it has some."""
+    body_end: int = -1
     backward_left: int = -1
     """How many backward nodes had run when the last one of this call ended."""
 
@@ -285,6 +288,16 @@ class Recorder:
         self.forward_post_order.append(number)
         self._boundaries.append(_sequence_number())
         self._boundary_calls.append(self.stack[-1] if self.stack else -1)
+
+    def enter_body(self, number: int) -> None:
+        """The hooks before a module's `forward` are done."""
+        if number < len(self.calls):
+            self.calls[number].body_start = self.ledger.clock
+
+    def leave_body(self, number: int) -> None:
+        """A module's `forward` has ended, and its hooks follow."""
+        if number < len(self.calls) and self.calls[number].body_start >= 0:
+            self.calls[number].body_end = self.ledger.clock
 
     def current_module(self) -> int:
         """Return the module whose forward or backward is running, or -1."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 NAMESPACES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 """Where torch keeps the operators of `torch.distributed`."""
 
+WAITS = frozenset(
+    f"{namespace}.{name}.default" for namespace in NAMESPACES for name in ("wait_tensor", "_wrap_tensor_autograd")
+)
+"""What waits for a collective, at once or when its result is used: they return what they are given."""
+
 _KINDS = {
     "all_gather": "allgather all_gather_into_tensor allgather_into_tensor _allgather_base",
     "reduce_scatter": "reduce_scatter reduce_scatter_tensor _reduce_scatter_base",
@@ -20,6 +25,19 @@ _KINDS = {
 }
 """Names without the endings `_` (in place), `_out` and `_coalesced` (several tensors in one call)."""
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+
+
+_REPEATABLE = frozenset("alltoall_base_ _allgather_base_ _reduce_scatter_base_ allreduce_ broadcast_".split())
+
+
+def fills_outputs(name: str) -> bool:
+    """Whether an operator writes to tensors that it is given, and returns what to wait for."""
+    return name.partition(".")[0] == "c10d"
+
+
+def is_repeatable(name: str) -> bool:
+    """Whether such an operator may run again on all ranks, which then exchange the same."""
+    return name.split(".")[1] in _REPEATABLE
 
 
 def communicates(name: str) -> bool:

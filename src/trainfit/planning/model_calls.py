@@ -7,21 +7,39 @@ from collections.abc import Iterator
 
 from trainfit.traces.trace import Trace
 
+_WRAPPERS = ("DistributedDataParallel",)
+"""Modules whose `forward` prepares its own backward: the model inside can be a region, they cannot."""
+
 
 def forward_ops(trace: Trace, call: int) -> range:
-    """Return the ops of a call's forward."""
-    return range(trace.calls[call].forward_start, trace.calls[call].forward_end)
+    """Return the ops of a module's `forward` in a call, where a plan is applied: hooks run outside of it."""
+    return trace.calls[call].body
 
 
 def candidate_calls(trace: Trace) -> Iterator[int]:
     """Yield the module calls that may be regions: those of the model whose results backward needs.
 
-    A module outside of the model's tree (a loss of its own) is not reached when a plan is applied.
+    A module outside of the model's tree (a loss of its own) is not reached when a plan is applied. A region
+    around a unit of FSDP would gather it again, or not, depending on how far backward is; a unit itself is
+    gathered around its region.
     """
+    around = _around_units(trace)
     for number, call in enumerate(trace.calls):
-        worth = not call.recompute and call.backward_start >= 0 and call.forward_end > call.forward_start
-        if worth and call.module in trace.in_model:
+        worth = not call.recompute and call.backward_start >= 0 and bool(call.body)
+        wraps = trace.modules[call.module].class_name in _WRAPPERS
+        if worth and call.module in trace.in_model and number not in around and not wraps:
             yield number
+
+
+def _around_units(trace: Trace) -> set[int]:
+    """Return the calls inside of which a unit of FSDP is called."""
+    found: set[int] = set()
+    for call in trace.calls:
+        parent = call.parent if trace.modules[call.module].unit else -1
+        while parent >= 0 and parent not in found:
+            found.add(parent)
+            parent = trace.calls[parent].parent
+    return found
 
 
 def block_families(trace: Trace) -> Iterator[list[int]]:

@@ -43,7 +43,7 @@ def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Passes
     seen: set[tuple[int, int]] = set()
     for calls in (*((number,) for number in candidate_calls(trace)), *_rows(trace)):
         first, last = trace.calls[calls[0]], trace.calls[calls[-1]]
-        if (first.forward_start, last.forward_end) in seen:
+        if (first.body.start, last.body.stop) in seen:
             continue
         region = chain_graph(trace, calls, seconds)
         if region is None or len(region.groups) > _MOST_GROUPS:

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from trainfit.operators.collectives import fills_outputs
 from trainfit.operators.value_use import reads_metadata_only
 from trainfit.plans.recomputation import NOBODY, Flow, FlowOp, Version, rerun, starts_stream
 from trainfit.traces.trace import Interval, Trace
@@ -52,8 +53,8 @@ class RegionFlow:
 
 def flow_of(trace: Trace, calls: Sequence[int], saved: Saved) -> RegionFlow:
     """Return the flow of calls in a row whose results are needed in backward as `saved` says."""
-    starts = [trace.calls[call].forward_start for call in calls]
-    found = RegionFlow(range(starts[0], trace.calls[calls[-1]].forward_end))
+    starts = [trace.calls[call].body.start for call in calls]
+    found = RegionFlow(range(starts[0], trace.calls[calls[-1]].body.stop))
     flow, numbers = found.flow, found.numbers
     draws: dict[int, list[int]] = {}
     written_at: dict[int, list[int]] = {}
@@ -74,7 +75,7 @@ def flow_of(trace: Trace, calls: Sequence[int], saved: Saved) -> RegionFlow:
     for position in found.ops:
         op = trace.ops[position]
         signature = trace.signatures[op.signature]
-        row = FlowOp()
+        row = FlowOp(must_run=fills_outputs(signature.name))
         flow.ops.append(row)
         if signature.view:
             continue

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from trainfit.operators.collectives import fills_outputs, is_repeatable
 from trainfit.planning.groups import Group, groups_of, values_read
 from trainfit.planning.region_flow import RegionFlow, flow_of
 from trainfit.planning.weight_casts import is_kept_by_autocast
@@ -98,10 +99,13 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
     What one of them hands to the next is needed: the next one is recomputed from it.
     """
     first, last = trace.calls[calls[0]], trace.calls[calls[-1]]
-    start, end = first.forward_start, last.forward_end
+    start, end = first.body.start, last.body.stop
     if any(trace.calls[n].recompute or trace.calls[n].backward_start < 0 for n in calls) or end <= start:
         return None
     if any(trace.ops[op].phase != "forward" for op in range(start, end)):
+        return None
+    if any(fills_outputs(name) and not is_repeatable(name) for name in map(trace.op_name, range(start, end))):
+        # A message between two ranks is sent once, and a barrier waits once.
         return None
     if any(op.recompute for op in trace.ops[last.backward_start : first.backward_end]):
         # The step has a checkpoint of its own in there; what that holds the second time is not in the trace.
@@ -127,14 +131,14 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
 def handed_on(trace: Trace, before: int, after: int) -> int | None:
     """Return the storage that a call hands to the call that follows it, if that is all it hands to anyone."""
     call, following = trace.calls[before], trace.calls[after]
-    if call.forward_end != following.forward_start:
+    if call.body.stop != following.body.start:
         return None
     used = {
         storage
-        for op in trace.ops[call.forward_start : call.forward_end]
+        for op in trace.ops[call.body.start : call.body.stop]
         for storage in op.creates
         for reader in trace.readers[storage]
-        if reader >= call.forward_end and trace.ops[reader].phase == "forward"
+        if reader >= call.body.stop and trace.ops[reader].phase == "forward"
     }
     return used.pop() if len(used) == 1 else None
 
@@ -209,6 +213,8 @@ def _reading_what_is_lost(trace: Trace, region: RegionGraph) -> set[int]:
     if not lost:
         return set()
     lost -= {storage for op in trace.ops[region.start : region.end] for storage in op.creates}
+    # Parameters that are gathered again are what they were.
+    lost = {storage for storage in lost if not trace.storages[storage].gathered}
     return {number for number in region.ops if lost.intersection(values_read(trace, number))}
 
 

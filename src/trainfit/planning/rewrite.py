@@ -32,6 +32,8 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
                 forward_end=new.end(call.forward_end),
                 backward_start=new.start(call.backward_start),
                 backward_end=new.end(call.backward_end),
+                body_start=new.start(call.body_start),
+                body_end=new.end(call.body_end),
             )
             for call in trace.calls
         ),

@@ -124,7 +124,7 @@ def with_regions(trace: Trace, model: nn.Module, is_region: IsRegion, decision: 
     regions: list[Region] = []
     for call in trace.calls:
         if trace.module_name(call.module) in names:
-            ops = range(call.forward_start, call.forward_end)
+            ops = call.body
             kind = RegionKind(tuple(OpDecision(trace.op_name(op), (), decision) for op in ops))
             number = kinds.setdefault(kind, len(kinds))
             name = trace.module_name(call.module)

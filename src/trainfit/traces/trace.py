@@ -183,6 +183,8 @@ class Module:
     buffers: tuple[int, ...]
     gathered: tuple[int, ...] = ()
     """The storages that its parameters are gathered into."""
+    unit: bool = False
+    """Whether it is a unit of FSDP: it gathers its parameters, and those of modules inside, around its call."""
     whole_parameter_bytes: int = 0
     """Its parameters on all ranks together, each counted once: `parameters` has this rank's part."""
 
@@ -198,6 +200,16 @@ class ModuleCall:
     forward_end: int
     backward_start: int
     backward_end: int
+    body_start: int = -1
+    """Where `forward` itself begins, after the hooks that come before it; -1 if the module has no hooks."""
+    body_end: int = -1
+
+    @property
+    def body(self) -> range:
+        """The ops of the module's `forward`, without those of its hooks."""
+        if self.body_start < 0:
+            return range(self.forward_start, self.forward_end)
+        return range(self.body_start, self.body_end)
 
 
 @dataclass(frozen=True)

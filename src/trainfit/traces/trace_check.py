@@ -116,6 +116,10 @@ def _call(trace: Trace, number: int, call: ModuleCall) -> None:
     backward = -1 <= call.backward_start <= call.backward_end <= end
     backward = backward and (call.backward_start < 0) == (call.backward_end < 0)
     _require(backward, "backward begins before it ends, within the step")
+    hooks = (call.body_start < 0) == (call.body_end < 0)
+    body = call.body
+    hooks = hooks and call.forward_start <= body.start <= body.stop <= call.forward_end
+    _require(hooks, "what a module does itself lies between what its hooks do")
     if call.parent >= 0:
         parent = trace.calls[call.parent]
         inside = parent.forward_start <= call.forward_start and call.forward_end <= parent.forward_end

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._pytree import tree_leaves
 
-from trainfit.capturing.exchanges import collective_of
+from trainfit.capturing.exchanges import collective_of, written_arguments
 from trainfit.capturing.metadata import call_key
 from trainfit.capturing.replacing import replaced, replaced_by_name
 from trainfit.capturing.schemas import describe
@@ -39,7 +39,7 @@ def exchange(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywo
     key, tensors = call_key(func, args, kwargs)
     call = mode.oracle.without_results(describe(func), key)
     lives = [mode.live(tensor) for tensor in tensors]
-    outputs = _written(func, args)
+    outputs = written_arguments(func, args)
     written = [mode.live(tensor) for tensor in _tensors(outputs)]
     known = all(live.known for live in lives if live not in written) and all(
         live.known for live in written if _is_input_too(func)
@@ -74,14 +74,6 @@ def make(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords)
         result = mode.adopted(call, values, lives)
     mode.recorder.queues.makes([mode.live(tensor) for tensor in _tensors(result)])
     return result
-
-
-def _written(func: OpOverload, args: Arguments) -> list[Any]:
-    """Return the arguments that a collective writes to; torch's schemas do not say so."""
-    if collective_kind(str(func)) in ("send", "barrier"):
-        return []
-    names = [argument.name for argument in func._schema.arguments[: len(args)]]
-    return [value for name, value in zip(names, args) if name.startswith("output") or name == "tensors"]
 
 
 def _is_input_too(func: OpOverload) -> bool:

@@ -58,11 +58,14 @@ def _of_unit(recorder: Recorder, original: Any) -> Any:
     return call
 
 
+def sharded_units(root: nn.Module) -> Iterator[FSDPModule]:
+    """Yield the units of a model."""
+    return (module for module in root.modules() if isinstance(module, FSDPModule))
+
+
 def gathered_parameters(root: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor]]:
     """Yield the memory that units of a model gather parameters into, with the module of each parameter."""
-    for module in root.modules():
-        if not isinstance(module, FSDPModule):
-            continue
+    for module in sharded_units(root):
         groups: list[Any] = module._get_fsdp_state()._fsdp_param_groups
         for parameter in (one for group in groups for one in group.fsdp_params):
             whole = getattr(parameter, "_unsharded_param", None)

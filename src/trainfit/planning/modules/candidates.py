@@ -72,7 +72,7 @@ def candidates_of(trace: Trace, seconds: list[float], allowed: set[int]) -> list
     found: list[Candidate] = []
     for number in candidate_calls(trace):
         call = trace.calls[number]
-        if call.module not in allowed or (call.forward_start, call.forward_end) in seen:
+        if call.module not in allowed or (call.body.start, call.body.stop) in seen:
             continue
         region = region_graph(trace, number, seconds)
         # A call whose backward follows at once is never away: checkpointing it frees nothing.

@@ -1,0 +1,40 @@
+"""What `torch.distributed` puts onto modules: FSDP's units, the hooks of tensor parallelism, their own state.
+
+A region runs inside of its module's hooks. So a unit of FSDP can be a region: its parameters are gathered
+before its `forward`, and before autograd comes to it in backward. A region around units cannot be followed:
+whether a unit gathers again when it is recomputed depends on what autograd has done so far.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+_DISTRIBUTED = ("torch.distributed.", "torch._C._distributed")
+_TENSOR_PARALLEL = "torch.distributed.tensor."
+_UNIT = "FSDPModule"
+
+
+@functools.cache
+def is_distributed(kind: type) -> bool:
+    """Whether a class is one of `torch.distributed`'s: meshes, groups, and FSDP's state."""
+    return kind.__module__.startswith(_DISTRIBUTED)
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Whether a module is a unit of FSDP: `fully_shard` has given it another class."""
+    # By name: loading FSDP takes a second, and nobody needs it who has not loaded it.
+    return any(kind.__name__ == _UNIT and is_distributed(kind) for kind in type(module).__mro__)
+
+
+def units_inside(module: nn.Module) -> bool:
+    """Whether modules below this one are units of FSDP."""
+    return any(is_unit(each) for each in module.modules() if each is not module)
+
+
+def has_own_hooks(hooks: Iterable[Any]) -> bool:
+    """Whether some hooks are the user's; those of tensor parallelism do nothing but call operators."""
+    return any(not (getattr(hook, "__module__", None) or "").startswith(_TENSOR_PARALLEL) for hook in hooks)

@@ -1,0 +1,116 @@
+"""Plans on two real ranks: applied before and after sharding, with the results of the step without a plan."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "applying"), str(Path(__file__).parent / "ranks")]
+import small_steps
+from plans import as_a_whole, plan_for, save_products
+
+import trainfit
+from trainfit.capturing import capture
+from trainfit.plans.plan import Plan
+from trainfit.traces.ranks import Cluster
+from trainfit.traces.trace import Trace
+
+TWO = Cluster(world_size=2, rank=0)
+CHAINED = "planned_then_sharded+blocks-in-a-row"
+AROUND = "planned_then_sharded+around-units"
+
+
+@functools.cache
+def trace_of(arrangement: str) -> Trace:
+    def build() -> trainfit.Step:
+        return small_steps.step_of(getattr(small_steps, arrangement)())
+
+    return capture(build, cluster=None if arrangement == "alone" else TWO)
+
+
+def plan_of(arrangement: str, *modules: str) -> Plan:
+    """Return a plan that makes regions of blocks, which are FSDP units, and of parts of blocks."""
+    trace = trace_of(arrangement)
+    root = trace.modules[trace.model].name
+    inside = f"{root}.module" if root == "DistributedDataParallel" else root
+    wanted = modules or ("layers.0", "layers.1", "layers.2.attention", "layers.2.feed_forward")
+    names = [f"{inside}.{name}" if name else inside for name in wanted]
+    whole, parts = plan_for(trace, names[:1], as_a_whole), plan_for(trace, names, save_products)
+    # The first is left to torch as a whole, the others keep products.
+    kinds = (*parts.kinds, *whole.kinds)
+    first = replace(whole.regions[0], kind=len(parts.kinds))
+    return replace(parts, kinds=kinds, regions=(first, *parts.regions[1:]))
+
+
+def plans() -> dict[str, Plan]:
+    sharded, replicated = plan_of("sharded_then_planned"), plan_of("replicated_then_planned")
+    blocks = plan_of("alone", "layers.0", "layers.1")
+    regions = tuple(replace(region, continues=n > 0, whole=False) for n, region in enumerate(blocks.regions))
+    return {
+        "planned_then_sharded+of-one-process": plan_of("alone"),
+        "sharded_then_planned+of-one-process": plan_of("alone"),
+        "planned_then_sharded+of-the-rank": sharded,
+        "sharded_then_planned+of-the-rank": sharded,
+        "planned_then_replicated+of-one-process": plan_of("alone"),
+        "planned_then_replicated+of-the-rank": replicated,
+        "replicated_then_planned+of-the-rank": replicated,
+        "parallel_planned_sharded+of-the-rank": plan_of("parallel_planned_sharded"),
+        "planned_compiled_sharded+of-the-rank": sharded,
+        CHAINED: replace(blocks, regions=regions),
+        AROUND: plan_of("alone", ""),
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("plans")
+    for name, plan in plans().items():
+        trainfit.save_plan(plan, folder / f"{name}.json")
+    script = Path(__file__).parent / "ranks" / "train_planned.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+
+
+NAMES = (
+    "planned_then_sharded+of-one-process",
+    "sharded_then_planned+of-one-process",
+    "planned_then_sharded+of-the-rank",
+    "sharded_then_planned+of-the-rank",
+    "planned_then_replicated+of-one-process",
+    "planned_then_replicated+of-the-rank",
+    "replicated_then_planned+of-the-rank",
+    "parallel_planned_sharded+of-the-rank",
+    "planned_compiled_sharded+of-the-rank",
+    CHAINED,
+    AROUND,
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_and_checkpoints_are_those_without_a_plan(found: list[dict[str, Any]], name: str) -> None:
+    for rank in found:
+        assert rank[name]["equal"] and rank[name]["compared"] > 100
+        assert rank[name]["keys"]
+        assert rank[name]["loaded"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (CHAINED, AROUND)])
+def test_plans_are_followed_without_a_warning(found: list[dict[str, Any]], name: str) -> None:
+    assert all(rank[name]["said"] == [] for rank in found)
+
+
+def test_what_cannot_be_done_around_units_is_said(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        [in_a_row], [around] = rank[CHAINED]["said"], rank[AROUND]["said"]
+        assert "Transformer.layers.1 does not do what its plan says: it is an FSDP unit" in in_a_row
+        assert "modules inside of it are FSDP units" in around
