@@ -192,6 +192,11 @@ def test_a_bad_step_is_one_message(case: str) -> None:
         (["plan", "gpt2-tiny", "--budget", "120%"], "is more than the whole device"),
         (["plan", "gpt2-tiny", "-o", "no/such/plan.json"], "--output no/such/plan.json"),
         (["frontier", "gpt2-tiny", "--points", "0"], "--points must be from 1"),
+        (["estimate", "gpt2-tiny", "--rank", "3"], "--rank is about one of several processes"),
+        (["estimate", "gpt2-tiny", "--world-size", "4", "--rank", "4"], "there is no rank 4 in a world of 4"),
+        (["frontier", "gpt2-tiny", "--mesh", "zp=2"], "there is no dimension 'zp'"),
+        (["estimate", "good.py:build", "--mesh", "dp=2"], "has no parameter named mesh"),
+        (["plan", "gpt2-tiny", "--solver", "modules", "--mesh", "dp=2"], "--mesh and --solver modules"),
         # Names that no file can have, and users that are not there.
         (["estimate", "x" * 300], "there is no built-in model"),
         (["estimate", "x" * 300 + ".py:build"], "there is no file"),
@@ -237,6 +242,31 @@ def test_estimate_prints_and_writes() -> None:
     trace = trainfit.load_trace("t.json")
     assert trainfit.estimate(trace, device="cpu").peak_bytes == written["peak_bytes"] > 0
     assert sorted(path.name for path in Path().glob("*.json")) == ["out.json", "t.json"]
+
+
+def test_one_rank_of_a_mesh_is_estimated() -> None:
+    command = (
+        "estimate",
+        "llama-tiny",
+        "--mesh",
+        "pp=2,dp=2",
+        "--rank",
+        "worst",
+        "--batch",
+        "2",
+        "--seq",
+        "32",
+    )
+    result = run(*command, "--device", "h100", "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    written = json.loads(Path("out.json").read_text())
+    assert f"Rank {written['rank']} of 4, 8 per node, mesh pp=2 x dp=2. At the peak it has " in text
+    assert "It needs the most of those that can differ (0, 1, 2, 3), whose peaks are from " in text
+    assert "Communication takes " in text
+    assert (written["world_size"], written["mesh"]) == (4, {"pp": 2, "dp": 2})
+    peaks = {one["rank"]: one["peak_bytes"] for one in written["ranks"]}
+    assert peaks[written["rank"]] == written["peak_bytes"] == max(peaks.values())
 
 
 def test_an_option_is_passed_on_to_the_users_function() -> None:

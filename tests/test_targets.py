@@ -101,7 +101,7 @@ def test_built_in_learns_its_batch(name: str, dtype: Any) -> None:
 
 def test_built_in_defaults_come_from_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("trainfit.targets.built_in.training_step", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr("trainfit.targets.divided.training_step", lambda *arguments: asked.append(arguments))
     with FakeTensorMode():
         load("tinyllama-1.1b", StepOptions()).build()
     ((model, inputs, options),) = asked

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import trainfit
+from trainfit.capturing.exchanges import as_ranges
 from trainfit.traces.trace import COMPUTE, Collective, Trace
 
 
@@ -51,7 +52,25 @@ def test_kind_group_and_bytes_of_each_collective() -> None:
     assert (reduced_in_pair.kind, reduced_in_pair.group_size) == ("all_reduce", 2)
     assert reduced_in_pair.group != reduced.group
     # What a process gets out: four parts of ten numbers.
-    assert gathered == Collective("all_gather", 4, reduced.group, 4 * 10 * 4)
+    assert gathered == Collective("all_gather", 4, reduced.group, 4 * 10 * 4, ((0, 3, 1),))
+    assert [list(one.members) for one in (reduced, reduced_in_pair)] == [[0, 1, 2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ranges"),
+    [
+        ([], ()),
+        ([5], ((5, 5, 1),)),
+        ([0, 8, 16, 24], ((0, 24, 8),)),
+        ([0, 1, 2, 3, 16, 17, 18, 19], ((0, 3, 1), (16, 19, 1))),
+        ([0, 1, 5, 9], ((0, 1, 1), (5, 9, 4))),
+    ],
+)
+def test_ranks_of_a_group_are_few_ranges(
+    numbers: list[int], ranges: tuple[tuple[int, int, int], ...]
+) -> None:
+    assert as_ranges(numbers) == ranges
+    assert list(Collective("all_reduce", 1, "", 0, ranges).members) == numbers
 
 
 @pytest.mark.usefixtures("four_processes")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trace_text import trace
 
 from trainfit.memory.module_stats import ModuleStats, module_stats
@@ -49,6 +51,7 @@ def test_statistics_of_a_module() -> None:
         activation_bytes=100,  # b; t is not saved
         peak_bytes=442,  # while op 1 runs
         at_peak_bytes=120,  # d, gb
+        whole_parameter_bytes=20,
     )
 
 
@@ -65,6 +68,7 @@ def test_a_module_sums_up_what_is_below_it() -> None:
         activation_bytes=200,
         peak_bytes=453,
         at_peak_bytes=100 + 1 + 100 + 20 + 100,  # a, y, d, gb, e
+        whole_parameter_bytes=30,
     )
     assert found["Net.a"].at_peak_bytes == 200  # a, e
     assert sum(simulate(STEP).peak_by_module.values()) == found["Net"].at_peak_bytes
@@ -203,3 +207,11 @@ def test_traces_without_modules_or_ops() -> None:
     assert module_stats(simulate(trace(""))) == ()
     (net,) = module_stats(simulate(trace("w : 10 held parameter @Net")))
     assert (net.parameter_bytes, net.calls, net.peak_bytes) == (10, 0, 0)
+
+
+def test_what_all_ranks_have_is_summed_up_beside_the_part_of_this_one() -> None:
+    """`b` is divided among four ranks, `a` is not."""
+    root, a, b = STEP.modules
+    found = stats(replace(STEP, modules=(root, a, replace(b, whole_parameter_bytes=80))))
+    assert (found["Net.b"].parameter_bytes, found["Net.b"].whole_parameter_bytes) == (20, 80)
+    assert (found["Net"].parameter_bytes, found["Net"].whole_parameter_bytes) == (30, 90)

@@ -375,6 +375,8 @@ def make_time() -> StepTime:
         recompute_seconds=0.0,
         busy_seconds=0.07,
         waiting_share=0.3,
+        communication_seconds=0.0,
+        exposed_communication_seconds=0.0,
         flops=2 * 10**12,
         model_flops=10**12,
         peak_flops_per_second=1e14,

@@ -107,6 +107,10 @@ BREAKAGES: list[tuple[str, Break]] = [
         change("signatures", 0, collective=Collective("all_reduce", 0, "0", 8)),
     ),
     (
+        "signature 0: a collective's group has as many ranks as are listed",
+        change("signatures", 0, collective=Collective("all_reduce", 8, "0", 8, ((0, 12, 4),))),
+    ),
+    (
         "signature 0: a collective has a kind, a group of at least one, and bytes from zero on",
         change("signatures", 0, collective=Collective("", 8, "0", 8)),
     ),

@@ -14,7 +14,7 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.devices.device_table import Device
-from trainfit.traces.trace import Module, Op, Signature, Trace
+from trainfit.traces.trace import Collective, Module, Op, Signature, Trace
 
 DEVICE = Device("tiny", "cuda", 1 << 30, 1e9, {"fp32": 1e12}, sm_count=4)
 HOST = Host(
@@ -241,3 +241,53 @@ def test_any_number_of_queues_equals_the_simulation_op_by_op(seed: int, length: 
     expected = all_queues_op_by_op(trace, seconds, launch)
     assert found.step_seconds == pytest.approx(expected, abs=1e-9)
     assert np.all(found.op_seconds >= -1e-9)
+
+
+# Communication ------------------------------------------------------------------------------------------
+
+
+def exchanging(trace: Trace, *numbers: int) -> Trace:
+    exchanged = Collective("all_gather", 8, "0", 1 << 20)
+    signatures = [
+        replace(signature, collective=exchanged) if number in numbers else signature
+        for number, signature in enumerate(trace.signatures)
+    ]
+    return replace(trace, signatures=tuple(signatures))
+
+
+def test_communication_that_nothing_waits_for_is_hidden() -> None:
+    """A collective of 6 s beside kernels of 10 s and 10 s."""
+    plain = exchanging(trace_of(["gather", "a", "b"]), 0)
+    found = schedule(on_queues(plain, ["group 0", "compute", "compute"]), costs_of([6.0, 10.0, 10.0]))
+    assert found.communication_seconds == pytest.approx(6.0)
+    assert found.exposed_communication_seconds == pytest.approx(0.0)
+
+
+def test_communication_is_exposed_as_far_as_compute_waits_for_it() -> None:
+    """`b` waits for 16 s of communication, of which `a` hides a part."""
+    plain = exchanging(trace_of(["gather", "a", "b"]), 0)
+    waiting = on_queues(plain, ["group 0", "compute", "compute"], {2: (0,)})
+    found = schedule(waiting, costs_of([16.0, 10.0, 10.0]))
+    by_hand = all_queues_op_by_op(waiting, [16.0, 10.0, 10.0], 0.0)
+    without = all_queues_op_by_op(waiting, [0.0, 10.0, 10.0], 0.0)
+    assert found.step_seconds == pytest.approx(by_hand)
+    assert found.exposed_communication_seconds == pytest.approx(by_hand - without)
+
+
+def test_waiting_for_other_ranks_is_not_waiting_for_the_host() -> None:
+    """All in one row: 30 s of communication in a step of 50 s, and a host that is never late."""
+    plain = exchanging(trace_of(["a", "gather", "b"]), 1)
+    in_turn = on_queues(plain, ["compute", "group 0", "compute"], {1: (0,), 2: (1,)})
+    found = schedule(in_turn, costs_of([10.0, 30.0, 10.0]))
+    assert found.step_seconds == pytest.approx(50.0)
+    assert found.exposed_communication_seconds == pytest.approx(30.0)
+    assert found.waiting_share == pytest.approx(0.0)
+    assert summarise(found).communication_seconds == pytest.approx(30.0)
+    assert not summarise(found).launch_bound
+
+
+def test_on_a_cpu_all_communication_is_exposed() -> None:
+    found = schedule(
+        exchanging(trace_of(["a", "gather"]), 1), costs_of([10.0, 30.0], replace(HOST, runs_kernels=True))
+    )
+    assert found.exposed_communication_seconds == pytest.approx(30.0)

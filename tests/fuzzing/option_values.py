@@ -107,22 +107,31 @@ ALLOCATORS = WORDS | st.sampled_from(
     ]
 )
 _CAPTURED = _STEP | {"--steps": NUMBERS}
+MESHES = st.sampled_from(["dp=2", "dp=2,tp=2", "tp=2,dp=2", "pp=2", "dp=0", "dp", "", "zp=2", "dp=2,dp=2"])
+SPEEDS = st.sampled_from(["50GB/s", "400Gbit/s", "50Gb/s", "0GB/s", "GB/s", "fast", ""])
+_CLUSTER = {
+    "--world-size": NUMBERS,
+    "--mesh": MESHES,
+    "--rank": NUMBERS,
+    "--gpus-per-node": NUMBERS,
+    "--network": SPEEDS,
+}
 _COSTS = {"--device": DEVICES, "--costs": WORDS, "--allocator": ALLOCATORS}
 COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
-    "estimate": {**_CAPTURED, **_COSTS, "--refresh": None, "--save-trace": WRITTEN},
+    "estimate": {**_CAPTURED, **_COSTS, **_CLUSTER, "--refresh": None, "--save-trace": WRITTEN},
     "plan": {
         **_CAPTURED,
         **_COSTS,
+        **_CLUSTER,
         "--budget": SIZES,
         "--seconds": NUMBERS,
         "--solver": WORDS,
         "--ac-unit": UNIT_NAMES,
         "--fsdp-unit": UNIT_NAMES,
-        "--world-size": NUMBERS,
         "--output": WRITTEN,
         "--refresh": None,
     },
-    "frontier": {**_CAPTURED, **_COSTS, "--points": NUMBERS, "--refresh": None},
+    "frontier": {**_CAPTURED, **_COSTS, **_CLUSTER, "--points": NUMBERS, "--refresh": None},
     "verify": {
         **_CAPTURED,
         "--plan": PLANS,

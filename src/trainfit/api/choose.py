@@ -8,6 +8,7 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Measuring, Progress, doing, heard_by
 from trainfit.costs.pricing import CostSource
+from trainfit.devices.cluster import Cluster
 from trainfit.devices.device_table import Device
 from trainfit.errors import BudgetTooSmall, OptionError
 from trainfit.models.recipe import StepOptions
@@ -39,6 +40,8 @@ def plan(
     fsdp_units: Sequence[str] = (),
     world_size: int = 1,
     allocator: str | AllocatorOptions | None = "default",
+    cluster: Cluster | None = None,
+    worst_rank: bool = False,
 ) -> Plan:
     """Return the fastest plan that runs within the budget; `BudgetTooSmall` if there is none.
 
@@ -49,8 +52,11 @@ def plan(
     The solver `modules` is PyTorch's formulation: it takes the names of modules that may be checkpointed
     (`ac_units`), of those that FSDP shards (`fsdp_units`: no AC unit lies around one), and a `world_size`
     that divides parameters, gradients and optimizer state. In names `*` is any one part, as in `blocks.*`.
+
+    A `cluster` is something else: the step is captured as one of its ranks, with all that it communicates
+    (see `trainfit.estimate`).
     """
-    request = Request(target, device, options, task, steps, costs, allocator=allocator)
+    request = Request(target, device, options, task, steps, costs, False, allocator, cluster, worst_rank)
     result = plan_step(request, budget, seconds_limit, solver, ac_units, fsdp_units, world_size)
     refuse_infeasible(result)
     return result.plan
@@ -116,13 +122,18 @@ def frontier(
     costs: CostSource = "roofline",
     refresh: bool = False,
     allocator: str | AllocatorOptions | None = "default",
+    cluster: Cluster | None = None,
+    worst_rank: bool = False,
     points: int = 16,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> Frontier:
     """Return the plans between the smallest reachable peak and no plan at all that no other plan beats."""
     with heard_by(progress, measuring):
-        return frontier_step(Request(target, device, options, task, steps, costs, refresh, allocator), points)
+        request = Request(
+            target, device, options, task, steps, costs, refresh, allocator, cluster, worst_rank
+        )
+        return frontier_step(request, points)
 
 
 def frontier_step(request: Request, points: int) -> Frontier:

@@ -13,6 +13,7 @@ from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable
+from trainfit.devices.cluster import Cluster
 from trainfit.devices.device_table import Device
 from trainfit.memory.module_stats import module_stats
 from trainfit.models.recipe import StepOptions
@@ -27,6 +28,7 @@ def capture(
     options: StepOptions | None = None,
     task: str | None = None,
     steps: int | None = None,
+    cluster: Cluster | None = None,
     progress: Progress | None = None,
 ) -> Trace:
     """Capture one steady step of `target` for a device.
@@ -38,9 +40,12 @@ def capture(
     `steps` is how many runs of the step are looked at once it is steady; the one with the largest peak is
     recorded. Without it there are as many as it takes: one, or more where something in Python changes from
     run to run.
+
+    With a `cluster`, the step is that of one of its ranks; a `build` with a parameter `mesh` gets the
+    cluster's.
     """
     with heard_by(progress):
-        return Request(target, device, options, task, steps).trace()
+        return Request(target, device, options, task, steps, cluster=cluster).trace()
 
 
 def price(
@@ -71,6 +76,8 @@ def estimate(
     costs: CostSource = "roofline",
     refresh: bool = False,
     allocator: str | AllocatorOptions | None = "default",
+    cluster: Cluster | None = None,
+    worst_rank: bool = False,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> Estimate:
@@ -78,9 +85,16 @@ def estimate(
 
     `allocator` is how torch's CUDA caching allocator is set: `default`, `expandable`, the text of
     `PYTORCH_ALLOC_CONF` or a file with it. With None or `none` only the bytes asked for count.
+
+    With a `cluster`, as in `trainfit.Cluster(world_size=64, mesh=(("dp", 16), ("tp", 4)))`, the step is that
+    of one of its ranks. With `worst_rank`, every rank that can differ from the others is captured, and the
+    one with the largest peak is shown.
     """
     with heard_by(progress, measuring):
-        return estimate_step(Request(target, device, options, task, steps, costs, refresh, allocator))
+        request = Request(
+            target, device, options, task, steps, costs, refresh, allocator, cluster, worst_rank
+        )
+        return estimate_step(request)
 
 
 def estimate_step(request: Request) -> Estimate:
@@ -113,5 +127,6 @@ def estimate_step(request: Request) -> Estimate:
         modules=stats,
         costs=table,
         time=step_time,
+        ranks=request.ranks,
         seconds=request.watch.seconds,
     )

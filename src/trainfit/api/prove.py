@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from trainfit.api.prove_ranks import verify_ranks
+from trainfit.api.ranks_compared import refuse_other_world
 from trainfit.api.request import Build, Request, default_device
 from trainfit.basics.doing import Measuring, Progress, heard_by
 from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
+from trainfit.devices.cluster import Cluster
 from trainfit.devices.library_handles import library_workspaces
 from trainfit.errors import OptionError, PlanError
 from trainfit.models.recipe import StepOptions
@@ -43,6 +45,7 @@ def verify(
     force: bool = False,
     eager: bool = False,
     runs: int | None = None,
+    cluster: Cluster | None = None,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> Verification | RankVerification:
@@ -53,10 +56,10 @@ def verify(
     With `refresh`, operators whose time is remembered are measured again.
 
     In a process that torchrun has started, every rank is predicted and measured, on the CPU, and compared:
-    then the result has the `ranks`, and no time.
+    then the result has the `ranks`, and no time. There a `cluster` says by which mesh they share the work.
     """
     with heard_by(progress, measuring):
-        request = Request(target, default_device(), options, task, steps, costs, refresh)
+        request = Request(target, default_device(), options, task, steps, costs, refresh, cluster=cluster)
         return verify_step(request, plan=plan, force=force, eager=eager, runs=runs)
 
 
@@ -75,6 +78,7 @@ def verify_step(
     """
     if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
         raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")
+    refuse_other_world(request.cluster)
     if started_by_torchrun():
         return verify_ranks(request, plan=_loaded(plan), force=force, eager=eager)
     plan = _usable(plan)

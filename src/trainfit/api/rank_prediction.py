@@ -37,7 +37,7 @@ def trace_in_child(request: Request, cluster: Cluster) -> Trace:
                 failure = pool.submit(_capture_to, request, cluster, str(file)).result()
             except BrokenProcessPool:
                 raise StepError(
-                    f"the process that captures the step of rank {cluster.rank} has died; `trainfit estimate` "
+                    f"the process that captures the step of rank {cluster.rank} has died; trainfit estimate "
                     "with the same --world-size and --rank may show why."
                 ) from None
         if failure is not None:

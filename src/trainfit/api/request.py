@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,11 +12,14 @@ import torch
 from trainfit import capturing
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.named_options import named_options
+from trainfit.api.ranks_compared import check_cluster, worst_of
 from trainfit.api.stopwatch import Stopwatch
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
 from trainfit.devices.architectures import same_kernels
+from trainfit.devices.cluster import Cluster
 from trainfit.devices.device_table import Device, find_device
+from trainfit.devices.distinct_ranks import RankPeak
 from trainfit.errors import OptionError, StepError
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
@@ -47,6 +50,8 @@ class Request:
         costs: CostSource = "roofline",
         refresh: bool = False,
         allocator: str | AllocatorOptions | None = "default",
+        cluster: Cluster | None = None,
+        worst_rank: bool = False,
     ) -> None:
         """Find the device and start the stopwatch; `trainfit.estimate` says what the rest means."""
         self.watch = Stopwatch()
@@ -58,6 +63,10 @@ class Request:
         if steps is not None and (type(steps) is not int or not 1 <= steps <= _MOST_STEPS):
             raise OptionError(f"--steps must be a whole number from 1 to {_MOST_STEPS:,}, got {steps!r}.")
         self._options, self._task, self._steps, self._refresh = options, task, steps, refresh
+        self.cluster, self._worst_rank = cluster, worst_rank
+        self.ranks: tuple[RankPeak, ...] = ()
+        """Where the worst rank is asked for: those that were looked at."""
+        check_cluster(target, cluster, worst_rank)
 
     @cached_property
     def resolved(self) -> Target:
@@ -69,28 +78,37 @@ class Request:
                 f"got {type(options).__name__}."
             )
         assert not isinstance(self.target, Trace), "a trace is captured already"
-        return load(self.target, replace(options or StepOptions(), device=self.device.kind), self._task)
+        options = replace(options or StepOptions(), device=self.device.kind, cluster=self.cluster)
+        return load(self.target, options, self._task)
 
-    def trace(self, **how: Any) -> Trace:
+    def trace(self, cluster: Cluster | None = None, **how: Any) -> Trace:
         """Return the trace of the step: captured now, unless it is one already, which has to fit the device.
 
-        `how` are further arguments of `capturing.capture`.
+        `cluster` says more exactly which rank it is, in a process that knows. `how` are further arguments of
+        `capturing.capture`.
         """
         if isinstance(self.target, Trace):
             _refuse_other_device(self.target, self.device)
             on_gpu = self.device.kind == "cuda"  # where kernels differ from device to device
             trace = with_gpu_workspaces(self.target, self.device) if on_gpu else self.target
+        elif self._worst_rank and self.cluster is not None:
+            trace, self.ranks = worst_of(self.cluster, partial(self._captured, **how))
         else:
-            trace = capturing.capture(
-                self.resolved.build,
-                device=self.device,
-                target=self.resolved.name,
-                settings=self.resolved.settings,
-                steps=self._steps,
-                **how,
-            )
+            mesh = self.cluster.mesh if self.cluster is not None else ()
+            trace = self._captured(self.cluster if cluster is None else replace(cluster, mesh=mesh), **how)
         self.watch.lap("capture")
         return trace
+
+    def _captured(self, cluster: Cluster | None, **how: Any) -> Trace:
+        return capturing.capture(
+            self.resolved.build,
+            device=self.device,
+            target=self.resolved.name,
+            settings=self.resolved.settings,
+            steps=self._steps,
+            cluster=cluster,
+            **how,
+        )
 
     def price(self, trace: Trace) -> CostTable:
         """Return what every distinct operator of the trace costs on the device."""

@@ -74,7 +74,8 @@ def category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
     """Return what a storage is that belongs to no model and no optimizer."""
     if live.gradient_since is not None or live.was_gradient:
         return "gradient"
-    if live.exchanged:
+    # Saved for backward, it is an activation like any other: a gathered sequence, for instance.
+    if live.exchanged and not live.saved:
         return "communication"
     if live.producer_op < 0:
         return "input"

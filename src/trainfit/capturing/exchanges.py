@@ -85,7 +85,26 @@ def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | No
     if group is None:  # functional collectives name their group, and return what they gather
         group = next(map(_named, filter(_is_text, values)), CommunicationGroup("unknown", 1))
         exchanged *= group.size if kind == "all_gather" else 1
-    return Collective(kind, group.size, group.name, exchanged)
+    return Collective(kind, group.size, group.name, exchanged, _ranks(group.name))
+
+
+def _ranks(name: str) -> tuple[tuple[int, int, int], ...]:
+    """Return the ranks of a group as ranges: those of a mesh's dimension are one."""
+    group = next((group for group, known in _groups._world.pg_names.items() if known == name), None)
+    return as_ranges(sorted(_groups.get_process_group_ranks(group))) if group is not None else ()
+
+
+def as_ranges(numbers: list[int]) -> tuple[tuple[int, int, int], ...]:
+    """Return ascending numbers as ranges (first, last, step), each as long as it can be."""
+    found: list[tuple[int, int, int]] = []
+    for number in numbers:
+        if found:
+            first, last, step = found[-1]
+            if first == last or number - last == step:
+                found[-1] = (first, number, number - last)
+                continue
+        found.append((number, number, 1))
+    return tuple(found)
 
 
 def _named(value: Any) -> CommunicationGroup:

@@ -1,5 +1,7 @@
 """The command line: flags in, exit code out.
 
+plain_option     how an option is written down
+cluster_options  those that say which rank of which cluster a step is
 cli_options      every option once, in objects
 cli_running      the one way in which a command runs: errors, progress, output
 commands         the commands

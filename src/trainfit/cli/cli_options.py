@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
+from trainfit.cli.plain_option import option
+
 if TYPE_CHECKING:
     from trainfit.api.request import Request
     from trainfit.models.recipe import StepOptions
-
-
-def _option(metavar: str, help: str, *names: str) -> Any:
-    """Return an option that is named after its parameter, unless `names` are given."""
-    return typer.Option(*names, metavar=metavar, help=help)
 
 
 Target = Annotated[
@@ -41,7 +39,7 @@ DeviceArgument = Annotated[
 ]
 StepsLookedAt = Annotated[
     int | None,
-    _option(
+    option(
         "N",
         "How many runs of the step to look at once it is steady; the one with the largest peak is "
         "reported. Default: one, and 12 where something in Python changes from run to run.",
@@ -49,7 +47,7 @@ StepsLookedAt = Annotated[
 ]
 Costs = Annotated[
     str,
-    _option(
+    option(
         "SOURCE",
         "roofline: time from formulas, on any device. measured: run every operator of the step once on "
         "this machine, which has to be the device, and remember the result.",
@@ -60,23 +58,23 @@ Refresh = Annotated[
 ]
 JsonFile = Annotated[
     str | None,
-    _option(
+    option(
         "FILE",
         "Write the result as one JSON object; - is standard output, and then nothing else goes there.",
     ),
 ]
 Budget = Annotated[
     str | None,
-    _option(
+    option(
         "SIZE",
         "Memory that torch's allocator may take: 24GiB, 24GB, 80% of the device. Default: what the device "
         "has, less a margin for what is not simulated.",
     ),
 ]
-Output = Annotated[str | None, _option("FILE", "Write the plan, to apply it.", "--output", "-o")]
+Output = Annotated[str | None, option("FILE", "Write the plan, to apply it.", "--output", "-o")]
 Allocator = Annotated[
     str,
-    _option(
+    option(
         "SETTING",
         "How torch's CUDA caching allocator is set: default, expandable (expandable_segments:True), the "
         "text of PYTORCH_ALLOC_CONF, or a file with it. none: count what is asked for.",
@@ -84,7 +82,7 @@ Allocator = Annotated[
 ]
 CalibratedDevice = Annotated[
     str | None,
-    _option(
+    option(
         "NAME",
         "cuda (the GPU in this machine), cuda:1 (the second) or cpu. Default: the GPU if there is one, else "
         "cpu.",
@@ -92,28 +90,28 @@ CalibratedDevice = Annotated[
 ]
 DeviceOutput = Annotated[
     str | None,
-    _option("FILE", "Write the device file, for --device of the other commands.", "--output", "-o"),
+    option("FILE", "Write the device file, for --device of the other commands.", "--output", "-o"),
 ]
 Minutes = Annotated[
     float,
-    _option(
+    option(
         "N",
         "How long to measure, about. What the host takes is measured besides, for a minute or less.",
     ),
 ]
-SaveTrace = Annotated[str | None, _option("FILE", "Write the captured trace for later use.")]
+SaveTrace = Annotated[str | None, option("FILE", "Write the captured trace for later use.")]
 GraphKind = Annotated[
     str,
-    _option(
+    option(
         "KIND",
         "What a TARGET's graph is. joint: forward and backward as a compiler sees them. "
         "eager: the captured step as it runs without one.",
     ),
 ]
-Points = Annotated[int, _option("N", "How many budgets to solve for.")]
+Points = Annotated[int, option("N", "How many budgets to solve for.")]
 OrderSeconds = Annotated[
     float | None,
-    _option(
+    option(
         "N",
         "Search on until the order is proved optimal or this time is over. "
         "Default: a fixed effort, the same on every machine.",
@@ -125,16 +123,16 @@ OrderSeconds = Annotated[
 class StepFlags:
     """What can be asked of a step."""
 
-    batch: Annotated[int | None, _option("N", "Samples per step.")] = None
-    seq: Annotated[int | None, _option("N", "Tokens per sample.")] = None
-    image_size: Annotated[int | None, _option("N", "Side of a square image in pixels.")] = None
-    dtype: Annotated[str | None, _option("NAME", "fp32, bf16, bf16-autocast or fp16-autocast.")] = None
+    batch: Annotated[int | None, option("N", "Samples per step.")] = None
+    seq: Annotated[int | None, option("N", "Tokens per sample.")] = None
+    image_size: Annotated[int | None, option("N", "Side of a square image in pixels.")] = None
+    dtype: Annotated[str | None, option("NAME", "fp32, bf16, bf16-autocast or fp16-autocast.")] = None
     optimizer: Annotated[
-        str | None, _option("NAME", "adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.")
+        str | None, option("NAME", "adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.")
     ] = None
     set: Annotated[
         list[str] | None,
-        _option(
+        option(
             "NAME=VALUE",
             "Any parameter of your own function, any setting of a built-in model (layers=4) or field of "
             "an hf: config (hidden_size=1024). Repeat for more.",
@@ -142,7 +140,7 @@ class StepFlags:
     ] = None
     task: Annotated[
         str | None,
-        _option("NAME", "What an hf: model is trained for, e.g. causal-lm. Default: what its config says."),
+        option("NAME", "What an hf: model is trained for, e.g. causal-lm. Default: what its config says."),
     ] = None
 
     def options(self) -> StepOptions:
@@ -170,7 +168,7 @@ class RequestFlags:
 
     device: Annotated[
         str | None,
-        _option(
+        option(
             "NAME",
             "A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
             "(the GPU in it). Default: the GPU if there is one, else cpu.",
@@ -181,10 +179,12 @@ class RequestFlags:
     costs: Costs = "roofline"
     refresh: Refresh = False
     allocator: Allocator = "default"
+    cluster: ClusterFlags = NO_CLUSTER
 
-    def request(self, target: str) -> Request:
-        """Return the request that the API takes."""
-        rest = (self.steps, self.costs, self.refresh, self.allocator)
+    def request(self, target: str, of_cluster: bool = True) -> Request:
+        """Return the request that the API takes; for a step of one process, unless `of_cluster`."""
+        cluster = self.cluster.cluster() if of_cluster else (None, False)
+        rest = (self.steps, self.costs, self.refresh, self.allocator, *cluster)
         return self.step.request(target, self.device, *rest)
 
 
@@ -192,10 +192,10 @@ class RequestFlags:
 class SolverFlags:
     """How a plan is looked for."""
 
-    seconds: Annotated[float, _option("N", "Stop solving after this long, with the best so far.")] = 30.0
+    seconds: Annotated[float, option("N", "Stop solving after this long, with the best so far.")] = 30.0
     solver: Annotated[
         str,
-        _option(
+        option(
             "NAME",
             "regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
             "formulation, for the units that you name.",
@@ -203,7 +203,7 @@ class SolverFlags:
     ] = "regions"
     ac_unit: Annotated[
         list[str] | None,
-        _option(
+        option(
             "NAME",
             "With --solver modules: a module that may be checkpointed, such as blocks.0; blocks.* is "
             "all of them. Repeat for more. Default: every module that has modules inside.",
@@ -211,29 +211,26 @@ class SolverFlags:
     ] = None
     fsdp_unit: Annotated[
         list[str] | None,
-        _option(
+        option(
             "NAME",
             "With --solver modules: a module that FSDP shards as a unit; nothing around it is "
             "checkpointed. Repeat for more.",
         ),
     ] = None
-    world_size: Annotated[
-        int,
-        _option(
-            "N",
-            "With --solver modules: processes that parameters, gradients and optimizer state are "
-            "divided among. What FSDP gathers and sends is not counted.",
-        ),
-    ] = 1
 
-    def arguments(self) -> dict[str, Any]:
+    @property
+    def divides(self) -> bool:
+        """Whether the solver takes a world size itself, and divides a step that is of one process."""
+        return self.solver == "modules"
+
+    def arguments(self, cluster: ClusterFlags) -> dict[str, Any]:
         """Return them as `api.choose.plan_step` takes them."""
         return {
             "seconds_limit": self.seconds,
             "solver": self.solver,
             "ac_units": self.ac_unit or None,
             "fsdp_units": self.fsdp_unit or (),
-            "world_size": self.world_size,
+            "world_size": cluster.divisor() if self.divides else 1,
         }
 
 
@@ -243,7 +240,7 @@ class VerifyFlags:
 
     step: StepFlags = StepFlags()
     steps: StepsLookedAt = None
-    plan: Annotated[str | None, _option("FILE", "Run the step with this plan, and without it.")] = None
+    plan: Annotated[str | None, option("FILE", "Run the step with this plan, and without it.")] = None
     costs: Costs = "measured"
     refresh: Refresh = False
     force: Annotated[
@@ -252,11 +249,21 @@ class VerifyFlags:
     eager: Annotated[
         bool, typer.Option("--eager", help="Run what the step compiles without the compiler.")
     ] = False
-    runs: Annotated[int | None, _option("N", "Time at most N steps. Default: 10.")] = None
+    runs: Annotated[int | None, option("N", "Time at most N steps. Default: 10.")] = None
+    mesh: Annotated[
+        str | None,
+        option(
+            "DIM=N,...",
+            "Under torchrun: how its processes share a built-in or hf: model, as estimate takes it, and what "
+            "a parameter mesh of your function gets.",
+        ),
+    ] = None
 
     def request(self, target: str) -> Request:
         """Return the request that the API takes."""
-        return self.step.request(target, None, self.steps, self.costs, self.refresh)
+        cluster = ClusterFlags(mesh=self.mesh).cluster()
+        rest = (self.steps, self.costs, self.refresh, "default", *cluster)
+        return self.step.request(target, None, *rest)
 
     def arguments(self) -> dict[str, Any]:
         """Return the rest as `api.prove.verify_step` takes it."""

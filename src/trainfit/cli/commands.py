@@ -53,6 +53,8 @@ def estimate(
       trainfit estimate train.py:build --device rtx-4090 --json result.json
       trainfit estimate hf:config.json --batch 4 --dtype bf16 --device h100
       trainfit estimate resnet-18 --device cpu --costs measured
+      trainfit estimate train.py:build --world-size 64 --device h100
+      trainfit estimate llama-3-70b --mesh dp=8,tp=8 --device h100
 
     --batch, --seq, --image-size, --dtype and --optimizer set the step of
     built-in and hf: models. A function of your own gets those that you give as
@@ -92,6 +94,7 @@ def plan(
 
       trainfit plan llama-3-8b --device h100
       trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb -o plan.json
+      trainfit plan llama-3-70b --mesh dp=16,tp=4 --device h100
       trainfit plan llama-3-8b --solver modules --ac-unit "blocks.*" \\
           --fsdp-unit "blocks.*" --world-size 8 --device h100
 
@@ -104,7 +107,8 @@ def plan(
         from trainfit.report.reading import plan_data
         from trainfit.report.text_plans import plan_view
 
-        result = choose.plan_step(asked.request(target), budget=budget, **solver.arguments())
+        request = asked.request(target, of_cluster=not solver.divides)
+        result = choose.plan_step(request, budget=budget, **solver.arguments(asked.cluster))
     if output is not None and result.feasible:
         plan_store.save_plan(result.plan, output)
     present(json, plan_data(result), plan_view)

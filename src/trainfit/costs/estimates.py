@@ -9,6 +9,7 @@ from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.summary import StepTime
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device, Verdict
+from trainfit.devices.distinct_ranks import RankPeak
 from trainfit.memory.advice import Advice, advice
 from trainfit.memory.module_stats import ModuleStats
 from trainfit.traces.simulate import Timeline
@@ -43,6 +44,8 @@ class Estimate:
     """None if nothing is known about the device's speed."""
     expandable_bytes: int | None = None
     """What it would need of the memory with `expandable_segments:True`; None if that makes no difference."""
+    ranks: tuple[RankPeak, ...] = ()
+    """Where the worst rank of a cluster was asked for: those that were looked at, this one among them."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from trainfit.basics.doing import doing, measuring
+from trainfit.costs.collective_costs import Links
 from trainfit.costs.constants import constants_of
 from trainfit.costs.roofline import Roofline, host_of, roofline_costs
 from trainfit.costs.table import CostTable, Host
@@ -48,7 +49,8 @@ def price_trace(
     from trainfit.costs.measured_costs import measured_costs  # needs torch
 
     doing("measuring the step's operators")
-    fallback = Roofline(device, constants_of(device), trace.tf32).price
+    links = Links.of(device, trace.cluster)
+    fallback = Roofline(device, constants_of(device), trace.tf32, links, trace.cluster).price
     table = measured_costs(
         trace, device, host=host, fallback=fallback, refresh=refresh, progress=measuring(), meter=meter
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from trainfit.costs.calibration import ACCESS_SHARES, uncalibrated_kinds
+from trainfit.costs.collective_costs import Links, collective_cost
 from trainfit.costs.constants import constants_of, uncalibrated_width
 from trainfit.costs.product_rates import ProductRates
 from trainfit.costs.table import CostTable, Host, OpCost
@@ -22,6 +23,7 @@ from trainfit.operators.families import takes_lists
 from trainfit.operators.fused_attention import FusedAttention
 from trainfit.operators.memory_use import ONLY_ALLOCATE
 from trainfit.operators.names import aten_name
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Signature, Trace
 
 FREE = OpCost(0.0, "assumed", "nothing", kernels=0)
@@ -33,7 +35,7 @@ _TENSORS_PER_LAUNCH = 100
 def roofline_costs(trace: Trace, device: Device, constants: Constants | None = None) -> CostTable:
     """Price every signature of a trace on a device, by formulas, with its constants if none are given."""
     constants = constants or constants_of(device)
-    model = Roofline(device, constants, trace.tf32)
+    model = Roofline(device, constants, trace.tf32, Links.of(device, trace.cluster), trace.cluster)
     costs = tuple(model.price(signature) for signature in trace.signatures)
     return CostTable(
         device=device,
@@ -61,6 +63,9 @@ class Roofline:
     device: Device
     constants: Constants
     tf32: tuple[str, ...] = ()
+    links: Links | None = None
+    """What connects the GPUs of the cluster; without it collectives are priced by their traffic."""
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         """Refuse a device whose speed is not known."""
@@ -73,6 +78,10 @@ class Roofline:
 
     def price(self, signature: Signature) -> OpCost:
         """Return what one call costs on the device."""
+        if self.links is not None and self.device.kind == "cuda":
+            exchanged = collective_cost(signature, self.links, self.cluster)
+            if exchanged is not None:
+                return exchanged
         if signature.view or signature.name in ONLY_ALLOCATE or signature.work_source == "none":
             return FREE
         return self.price_contents(signature, contents_of(signature))

@@ -10,6 +10,7 @@ CPU the host runs everything itself, one op after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,23 @@ class Schedule:
     def waiting_share(self) -> float:
         """The share of the step in which the device waits for the host."""
         step = self.step_seconds
-        return max(0.0, 1.0 - self.busy_seconds / step) if step else 0.0
+        busy = self.busy_seconds + self.exposed_communication_seconds
+        return max(0.0, 1.0 - busy / step) if step else 0.0
+
+    @property
+    def communication_seconds(self) -> float:
+        """How long the collectives of the step take, beside whatever they run."""
+        return float(self.device_seconds[_communicates(self.trace)].sum())
+
+    @cached_property
+    def exposed_communication_seconds(self) -> float:
+        """By how much the step would be shorter if its collectives took no time."""
+        communicates = _communicates(self.trace)
+        if not communicates.any():
+            return 0.0
+        free = np.where(communicates, 0.0, self.device_seconds)
+        alone = float(_op_seconds(self.trace, self.costs, self.host_seconds, free).sum())
+        return max(self.step_seconds - alone, 0.0)
 
 
 def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> Schedule:
@@ -90,9 +107,13 @@ def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> 
     if besides is not None:
         host += besides
     device = _per_op(trace, [cost.seconds for cost in costs.costs])
+    return Schedule(trace, costs, _op_seconds(trace, costs, host, device), device, host)
+
+
+def _op_seconds(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> Seconds:
+    """Return by how much the step grows with each op, if they keep the host and their queues busy so long."""
     if costs.host.runs_kernels:
-        ends = np.cumsum(host + device)
-        return Schedule(trace, costs, np.diff(ends, prepend=0.0), device, host)
+        return np.diff(np.cumsum(host + device), prepend=0.0)
     # In steady state the next step is issued while this one runs: simulate two, and take the second.
     launched = _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
     ops = len(trace.ops)
@@ -100,7 +121,7 @@ def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> 
     ends = _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), np.tile(launched, 2))
     ends = np.maximum.accumulate(ends)
     start = ends[ops - 1] if ops else 0.0
-    return Schedule(trace, costs, np.diff(ends[ops:], prepend=start), device, host)
+    return np.diff(ends[ops:], prepend=start)
 
 
 @dataclass(frozen=True)
@@ -183,6 +204,11 @@ def _per_op(trace: Trace, per_signature: list[float] | list[int] | list[bool]) -
     numbers = np.fromiter((op.signature for op in trace.ops), dtype=np.int64, count=len(trace.ops))
     found: Seconds = np.asarray(per_signature, dtype=np.float64)[numbers] if len(numbers) else np.zeros(0)
     return found
+
+
+def _communicates(trace: Trace) -> NDArray[np.bool_]:
+    exchanges = [signature.collective is not None for signature in trace.signatures]
+    return np.fromiter((exchanges[op.signature] for op in trace.ops), dtype=np.bool_, count=len(trace.ops))
 
 
 def _waits(trace: Trace) -> NDArray[np.bool_]:

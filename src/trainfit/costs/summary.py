@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainfit.costs.collective_costs import COMMUNICATION
 from trainfit.costs.schedule import LAUNCH_BOUND_SHARE, Schedule, Seconds
 from trainfit.operators.fused_attention import attention_of
 from trainfit.operators.matrix_products import products_of
-from trainfit.traces.trace import Trace
+from trainfit.traces.trace import COMPUTE, Trace
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class StepTime:
     busy_seconds: float
     """How long the device computes; the rest of the step it waits for the host."""
     waiting_share: float
+    communication_seconds: float
+    """How long collectives take, beside whatever they run."""
+    exposed_communication_seconds: float
+    """By how much the step would be shorter without them."""
     flops: int
     """Floating-point operations of the step, recomputation included."""
     model_flops: int
@@ -122,6 +127,8 @@ def summarise(schedule: Schedule) -> StepTime:
         recompute_seconds=float(schedule.op_seconds[recompute].sum()),
         busy_seconds=schedule.busy_seconds,
         waiting_share=_waiting_share(schedule),
+        communication_seconds=schedule.communication_seconds,
+        exposed_communication_seconds=schedule.exposed_communication_seconds,
         flops=sum(flops[op.signature] for op in trace.ops),
         model_flops=model_flops,
         peak_flops_per_second=_peak(trace, schedule),
@@ -183,7 +190,8 @@ def _operators(schedule: Schedule) -> tuple[OperatorTime, ...]:
 def _sources(schedule: Schedule) -> dict[str, float]:
     totals: defaultdict[str, float] = defaultdict(float)
     for op, seconds in zip(schedule.trace.ops, schedule.device_seconds.tolist()):
-        totals[schedule.costs.costs[op.signature].source] += seconds
+        if op.queue == COMPUTE:  # the rest runs beside it
+            totals[schedule.costs.costs[op.signature].source] += seconds
     busy = schedule.busy_seconds or 1.0
     return {source: seconds / busy for source, seconds in totals.items() if seconds}
 
@@ -199,10 +207,13 @@ def _uncalibrated(schedule: Schedule) -> dict[str, float]:
     if costs.uncalibrated:
         for op, seconds in zip(schedule.trace.ops, schedule.device_seconds.tolist()):
             kind = costs.costs[op.signature].kind
-            if kind in costs.uncalibrated:
+            if kind in costs.uncalibrated and op.queue == COMPUTE:
                 totals[kind] += seconds
-    part = (1.0 - waiting) / (schedule.busy_seconds or 1.0)
+    exposed = schedule.exposed_communication_seconds / (schedule.step_seconds or 1.0)
+    part = (1.0 - waiting - exposed) / (schedule.busy_seconds or 1.0)
     shares = {kind: seconds * part for kind, seconds in totals.items()}
+    if COMMUNICATION in costs.uncalibrated and exposed:
+        shares[COMMUNICATION] = exposed
     if costs.host_uncertainty is not None and waiting > LAUNCH_BOUND_SHARE:
         shares[HOST] = waiting
     return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -2,5 +2,6 @@
 
 history          bytes by category at any moment
 module_stats     what each module needs, read off the timeline
+gathered         what a rank has whole for a while of parameters that are divided
 advice           what would lower a peak, with bytes from its own trace
 """

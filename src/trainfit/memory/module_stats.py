@@ -31,6 +31,8 @@ class ModuleStats:
     """Bytes made inside the module that are alive at the peak of the whole step."""
     forward_seconds: float | None = None
     backward_seconds: float | None = None
+    whole_parameter_bytes: int = 0
+    """Of a step of several ranks: its parameters on all of them, each counted once."""
 
 
 def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
@@ -38,6 +40,7 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
     trace = timeline.trace
     count = len(trace.modules)
     parameters = [sum(trace.occupied_bytes[s] for s in module.parameters) for module in trace.modules]
+    wholes = [module.whole_parameter_bytes or own for module, own in zip(trace.modules, parameters)]
     buffers = [sum(trace.occupied_bytes[s] for s in module.buffers) for module in trace.modules]
     depths: list[int] = []
     for module in trace.modules:
@@ -60,7 +63,7 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
         parent = trace.modules[number].parent
         if parent >= 0:
             peaks[parent] = max(peaks[parent], peaks[number])
-            for column in (parameters, buffers, gradients, activations, at_peak):
+            for column in (parameters, wholes, buffers, gradients, activations, at_peak):
                 column[parent] += column[number]
     return tuple(
         ModuleStats(
@@ -74,6 +77,7 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
             activation_bytes=activations[number],
             peak_bytes=peaks[number],
             at_peak_bytes=at_peak[number],
+            whole_parameter_bytes=wholes[number],
         )
         for number, module in enumerate(trace.modules)
     )

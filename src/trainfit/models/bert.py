@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +49,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.head_size = config.hidden // config.heads
         self.dropout = config.dropout
         self.query = nn.Linear(config.hidden, config.hidden)
         self.key = nn.Linear(config.hidden, config.hidden)
@@ -57,7 +58,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         query, key, value = (
-            projection(hidden).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            projection(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
         )
         dropout = self.dropout if self.training else 0.0
@@ -112,8 +113,21 @@ class Bert(nn.Module):
         self.head.decoder.weight = self.embeddings.token.weight
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        hidden = self.embeddings(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        logits: Tensor = self.head(hidden)
+        logits = self.finish(self.through(self.begin(tokens), self.layers))
         return logits if labels is None else class_loss(logits, labels)
+
+    def begin(self, tokens: Tensor) -> Tensor:
+        """Do what comes before the layers."""
+        embedded: Tensor = self.embeddings(tokens)
+        return embedded
+
+    def through(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
+        """Run some of the layers: all, or those of a pipeline's stage."""
+        for layer in layers:
+            hidden = layer(hidden)
+        return hidden
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """Do what comes after the layers, up to the logits."""
+        logits: Tensor = self.head(hidden)
+        return logits

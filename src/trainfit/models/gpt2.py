@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -29,20 +30,21 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.head_size = config.hidden // config.heads
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
         self.output = nn.Linear(config.hidden, config.hidden)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        batch, seq, width = hidden.shape
+        batch, seq, _ = hidden.shape
+        # How many heads there are is read off the projection: under tensor parallelism a rank has some.
         query, key, value = (
-            part.view(batch, seq, self.heads, -1).transpose(1, 2)
-            for part in self.qkv(hidden).split(width, dim=-1)
+            part.view(batch, seq, -1, self.head_size).transpose(1, 2)
+            for part in self.qkv(hidden).chunk(3, dim=-1)
         )
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        projected: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, seq, width))
+        projected: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, seq, -1))
         return projected
 
 
@@ -93,12 +95,25 @@ class GPT2(nn.Module):
         self.head.weight = self.token_embedding.weight
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
-        for block in self.blocks:
-            hidden = block(hidden)
-        logits: Tensor = self.head(self.norm(hidden))
+        logits = self.finish(self.through(self.begin(tokens), self.blocks))
         return logits if labels is None else next_token_loss(logits, labels)
+
+    def begin(self, tokens: Tensor) -> Tensor:
+        """Do what comes before the blocks."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded: Tensor = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        return embedded
+
+    def through(self, hidden: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
+        """Run some of the blocks: all, or those of a pipeline's stage."""
+        for block in blocks:
+            hidden = block(hidden)
+        return hidden
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """Do what comes after the blocks, up to the logits."""
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
 
     def _shrink_residual_projections(self) -> None:
         """Start what is added to the residual smaller, so that its variance does not grow with depth."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -132,11 +133,26 @@ class Llama(nn.Module):
         self.apply(initialise)
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        hidden = self.token_embedding(tokens)
-        rotation = Rotation.of_positions(
-            tokens.shape[1], self.config.head_size, self.config.rope_theta, like=hidden
-        )
-        for block in self.blocks:
-            hidden = block(hidden, rotation)
-        logits: Tensor = self.head(self.norm(hidden))
+        hidden = self.begin(tokens)
+        logits = self.finish(self.through(hidden, self.blocks, self.rotation(tokens.shape[1], hidden)))
         return logits if labels is None else next_token_loss(logits, labels)
+
+    def begin(self, tokens: Tensor) -> Tensor:
+        """Do what comes before the blocks."""
+        embedded: Tensor = self.token_embedding(tokens)
+        return embedded
+
+    def rotation(self, seq: int, like: Tensor) -> Rotation:
+        """Return how the positions of a sequence are turned, in the dtype and on the device of a tensor."""
+        return Rotation.of_positions(seq, self.config.head_size, self.config.rope_theta, like=like)
+
+    def through(self, hidden: Tensor, blocks: Iterable[nn.Module], rotation: Rotation) -> Tensor:
+        """Run some of the blocks: all, or those of a pipeline's stage."""
+        for block in blocks:
+            hidden = block(hidden, rotation)
+        return hidden
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """Do what comes after the blocks, up to the logits."""
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
+from trainfit.devices.cluster import Cluster
 from trainfit.errors import OptionError
 from trainfit.steps.step import Loss, Step, count_inputs, find_loss
 
@@ -38,6 +39,8 @@ class StepOptions:
     `seq` is tokens (audio samples for raw audio models), `image_size` the side of a square image in pixels.
     `device` is where the step would run: "cpu", "cuda" or "cuda:N". `set` are further values by name, as
     `--set` gives them: parameters of the user's function, settings of a built-in model or of a config.
+    `cluster` is which rank of which cluster the step is; questions about a step set it, as they set the
+    device.
     """
 
     batch: int | None = None
@@ -47,6 +50,7 @@ class StepOptions:
     optimizer: OptimizerName | None = None
     device: str = "cpu"
     set: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         """Refuse impossible values at once, naming the possible ones."""
@@ -82,29 +86,36 @@ class StepOptions:
 
 
 def training_step(
-    model: nn.Module, inputs: Mapping[str, Any], options: StepOptions, loss: Loss | None = None
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    options: StepOptions,
+    loss: Loss | None = None,
+    *,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    autocast: bool = True,
 ) -> Step:
     """Put `model` on the device and wrap it in one whole training step.
 
     `inputs` are the keyword arguments of the model, already on the device. `loss` turns the model's output
-    into a scalar; without it the output is searched for one, as in `Step.of`.
+    into a scalar; without it the output is searched for one, as in `Step.of`. Forward and backward run inside
+    of `around`. `autocast` is False where the model itself sees to what it computes in.
     """
-    model = _in_parameter_dtype(model, options.parameter_dtype).to(options.device).train()
-    optimizer = _make_optimizer(model, options.optimizer or DEFAULT_OPTIMIZER)
+    model = in_parameter_dtype(model, options.parameter_dtype).to(options.device).train()
+    optimizer = make_optimizer(model, options.optimizer)
     loss_of = loss if loss is not None else find_loss
+    computes_in = options.autocast_dtype if autocast else None
 
     def forward() -> torch.Tensor:
-        with torch.autocast(
-            options.device_type, options.autocast_dtype, enabled=options.autocast_dtype is not None
-        ):
+        with torch.autocast(options.device_type, computes_in, enabled=computes_in is not None):
             return loss_of(model(**inputs))
 
     # Scaled so that small float16 gradients do not vanish; steps that overflow are skipped.
     scaler = torch.amp.GradScaler(options.device_type, enabled=options.dtype == "fp16-autocast")
 
     def run() -> torch.Tensor:
-        loss = forward()
-        scaler.scale(loss).backward()
+        with around():
+            loss = forward()
+            scaler.scale(loss).backward()
         if optimizer is not None:
             scaler.unscale_(optimizer)
             scaler.step(optimizer)
@@ -132,15 +143,18 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _in_parameter_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def in_parameter_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return the model with its weights in this dtype."""
     # Only if needed: `.to(dtype)` would also convert buffers that a model keeps in float32 on purpose.
     if all(parameter.dtype == dtype for parameter in model.parameters() if parameter.is_floating_point()):
         return model
     return model.to(dtype)
 
 
-def _make_optimizer(model: nn.Module, name: OptimizerName) -> torch.optim.Optimizer | None:
+def make_optimizer(model: nn.Module, name: OptimizerName | None) -> torch.optim.Optimizer | None:
+    """Return the optimizer of this name, or the usual one; None for `none`."""
     # The learning rates are the usual ones; they change no memory and no time.
+    name = name or DEFAULT_OPTIMIZER
     match name:
         case "sgd":
             return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,13 +35,14 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.head_size = config.hidden // config.heads
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
         self.output = nn.Linear(config.hidden, config.hidden)
 
     def forward(self, hidden: Tensor) -> Tensor:
         query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(hidden).chunk(3, dim=-1)
+            part.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for part in self.qkv(hidden).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(query, key, value)
         projected: Tensor = self.output(mixed.transpose(1, 2).flatten(start_dim=2))
@@ -82,13 +84,25 @@ class ViT(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        logits = self.finish(self.through(self.begin(images), self.blocks))
+        return logits if labels is None else class_loss(logits, labels)
+
+    def begin(self, images: Tensor) -> Tensor:
+        """Do what comes before the blocks."""
         patches = self.patch_embedding(images).flatten(start_dim=2).transpose(1, 2)
         class_tokens = self.class_token.expand(len(images), -1, -1)
-        hidden = torch.cat((class_tokens, patches), dim=1) + self.position_embedding
-        for block in self.blocks:
+        return torch.cat((class_tokens, patches), dim=1) + self.position_embedding
+
+    def through(self, hidden: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
+        """Run some of the blocks: all, or those of a pipeline's stage."""
+        for block in blocks:
             hidden = block(hidden)
+        return hidden
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """Do what comes after the blocks, up to the logits."""
         logits: Tensor = self.head(self.norm(hidden)[:, 0])
-        return logits if labels is None else class_loss(logits, labels)
+        return logits
 
 
 def _initialise(module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from trainfit.traces.step_runs import Growth
 if TYPE_CHECKING:
     from trainfit.costs.estimates import Peak
     from trainfit.costs.summary import StepTime
+    from trainfit.devices.distinct_ranks import RankPeak
     from trainfit.memory.advice import Advice
     from trainfit.memory.module_stats import ModuleStats
     from trainfit.planning.baselines import Baseline
@@ -53,6 +54,12 @@ class Subject:
     settings: dict[str, Any]
     steps: StepsSeen
     warnings: tuple[str, ...]
+    world_size: int
+    rank: int
+    """Which of so many processes the step is; 0 of 1 for a step of one."""
+    mesh: dict[str, int]
+    """The sizes of the mesh's dimensions by name, outermost first; empty if none was given."""
+    gpus_per_node: int | None
     captured_for: str
     """The kind of device."""
     description: str
@@ -81,6 +88,8 @@ class ModuleRow:
     held_bytes: int
     """Parameters, buffers and what the modules made that is alive at the peak of the step."""
     parameter_bytes: int
+    whole_parameter_bytes: int
+    """Those of all ranks, each counted once."""
     activation_bytes: int
     """What forward leaves alive for backward."""
     forward_seconds: float
@@ -125,6 +134,12 @@ class EstimateData:
     margin_bytes: int
     peak: Peak
     by_category: dict[str, int]
+    gathered_bytes: int
+    """Parameters that FSDP has gathered, at the peak."""
+    communication_bytes: int
+    """Buffers of collectives, at the peak."""
+    ranks: tuple[RankPeak, ...]
+    """Where the worst rank was asked for: those that were looked at."""
     advice: tuple[Advice, ...]
     time: StepTime | None
     modules: tuple[ModuleStats, ...]

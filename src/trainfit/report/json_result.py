@@ -26,6 +26,7 @@ _FOR_PEOPLE = {
 _TIMES = (
     *("step_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"),
     *("lower_seconds", "upper_seconds", "recompute_seconds", "busy_seconds", "waiting_share"),
+    *("communication_seconds", "exposed_communication_seconds"),
     "uncalibrated_share",
     *("launch_bound", "flops", "model_flops", "flops_per_second", "model_flops_utilisation"),
     *("samples_per_second", "tokens_per_second"),

@@ -47,6 +47,7 @@ class _Node:
             count=len(self.members),
             held_bytes=self.held_bytes,
             parameter_bytes=sum(member.parameter_bytes for member in self.members),
+            whole_parameter_bytes=sum(member.whole_parameter_bytes for member in self.members),
             activation_bytes=sum(member.activation_bytes for member in self.members),
             forward_seconds=sum(member.forward_seconds or 0.0 for member in self.members),
             backward_seconds=sum(member.backward_seconds or 0.0 for member in self.members),
@@ -107,7 +108,8 @@ def _grown(
 def _without(module: ModuleStats, below: list[ModuleStats]) -> ModuleStats:
     """Return what a module holds itself, without its children; rounding may leave seconds below zero."""
     own: dict[str, Any] = {}
-    for name in ("parameter_bytes", "buffer_bytes", "activation_bytes", "at_peak_bytes"):
+    names = ("parameter_bytes", "whole_parameter_bytes", "buffer_bytes", "activation_bytes", "at_peak_bytes")
+    for name in names:
         own[name] = getattr(module, name) - sum(getattr(child, name) for child in below)
     for name in ("forward_seconds", "backward_seconds"):
         whole, parts = getattr(module, name), sum(getattr(child, name) or 0.0 for child in below)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainfit.memory.advice import advice
+from trainfit.memory.gathered import gathered_bytes
 from trainfit.plans.plan import DECISIONS, Plan, Region
 from trainfit.report.data import (
     Compared,
@@ -63,6 +64,9 @@ def estimate_data(estimate: Estimate) -> EstimateData:
         margin_bytes=estimate.device.margin_bytes,
         peak=estimate.peak,
         by_category=dict(estimate.by_category),
+        gathered_bytes=gathered_bytes(estimate.timeline),
+        communication_bytes=estimate.by_category.get("communication", 0),
+        ranks=estimate.ranks,
         advice=estimate.advice,
         time=estimate.time,
         modules=estimate.modules,
@@ -116,7 +120,7 @@ def plan_data(result: PlanResult) -> PlanData:
         bound_seconds=plan.bound_seconds,
         gap=plan.gap,
         method=plan.method,
-        world_size=plan.world_size,
+        world_size=max(plan.world_size, result.trace.cluster.world_size if result.trace.cluster else 1),
         trace_hash=plan.trace_hash,
         regions=tuple({**asdict(region), "decisions": decided[region.kind]} for region in plan.regions),
         baselines=result.baselines,
@@ -253,7 +257,7 @@ def order_data(result: OrderResult) -> OrderData:
 
 def subject_of(trace: Trace, device: Device, seconds: dict[str, float], warnings: tuple[str, ...]) -> Subject:
     """Return what a result is about, and how it was found."""
-    steps = trace.steps
+    steps, cluster = trace.steps, trace.cluster
     peaks = steps.peaks[steps.first - 1 :]
     return Subject(
         target=trace.target,
@@ -276,6 +280,10 @@ def subject_of(trace: Trace, device: Device, seconds: dict[str, float], warnings
             leaks=steps.grows,
         ),
         warnings=warnings,
+        world_size=cluster.world_size if cluster is not None else 1,
+        rank=cluster.rank if cluster is not None else 0,
+        mesh=dict(cluster.mesh) if cluster is not None else {},
+        gpus_per_node=cluster.gpus_per_node if cluster is not None else None,
         captured_for=trace.device,
         description=describe(trace.settings),
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH = 24
 _MOST_OPERATORS = 8
+_MOST_RANKS = 8
 _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
 _WORTH_SAYING = 0.01
@@ -32,11 +33,12 @@ def estimate_view(data: EstimateData) -> RenderableType:
     return stacked(
         [_headline(data), *settings_lines(subject)],
         [_where(data)],
+        [_rank(data)] if subject.world_size > 1 else [],
         [_device_memory(data)] if data.smallest_memory_bytes != data.peak_bytes else [],
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
-        [_modules(data.rows, timed=time is not None)] if data.rows else [],
-        [] if time is None else [_time(time, subject.device)],
+        [_modules(data.rows, timed=time is not None, divided=subject.world_size > 1)] if data.rows else [],
+        [] if time is None else [_time(time, subject.device, divided=subject.world_size > 1)],
         [] if time is None else [_operators(time)],
         warnings=subject.warnings,
         footer=_footer(subject),
@@ -71,6 +73,29 @@ def _where(data: EstimateData) -> Text:
     return safe(f"{place} of {format_count(subject.ops)}). {before}")
 
 
+def _rank(data: EstimateData) -> Text:
+    """Say which rank it is, and what it has at the peak because it is one of several."""
+    subject = data.subject
+    mesh = " x ".join(f"{name}={size}" for name, size in subject.mesh.items())
+    line = Text("Rank ").append(format_count(subject.rank), "bold")
+    line.append(f" of {format_count(subject.world_size)}, {subject.gpus_per_node} per node")
+    line.append_text(safe(f", mesh {mesh}" if mesh else ""))
+    line.append(
+        f". At the peak it has {format_bytes(data.gathered_bytes)} of gathered parameters and "
+        f"{format_bytes(data.communication_bytes)} of buffers for communication."
+    )
+    if data.ranks:
+        peaks = sorted(one.peak_bytes for one in data.ranks)
+        named = ", ".join(format_count(one.rank) for one in data.ranks[:_MOST_RANKS])
+        more = len(data.ranks) - _MOST_RANKS
+        named += f" and {more} more" if more > 0 else ""
+        line.append(
+            f" It needs the most of those that can differ ({named}), whose peaks are from "
+            f"{format_bytes(peaks[0])} to {format_bytes(peaks[-1])}."
+        )
+    return line
+
+
 def _device_memory(data: EstimateData) -> Text:
     """Say what the allocator makes of the peak, and what lies outside of it."""
     kept = sum(data.libraries.values())
@@ -102,15 +127,19 @@ def _shares(data: EstimateData) -> NumberTable:
     return table
 
 
-def _modules(rows: Sequence[ModuleRow], *, timed: bool) -> NumberTable:
-    columns = ("at the peak", "parameters", "activations", *(("forward", "backward") if timed else ()))
+def _modules(rows: Sequence[ModuleRow], *, timed: bool, divided: bool) -> NumberTable:
+    columns = ["at the peak", "parameters", "activations", *(("forward", "backward") if timed else ())]
+    if divided:
+        columns.insert(2, "whole")
     table = NumberTable("largest modules (predicted)", *columns)
     for row in rows:
         label = safe("  " * row.indent + row.label)
         label.append(f" ({row.count} ×)" if row.count > 1 else "", "dim")
         if row.class_name != row.label:
             label.append_text(safe(f" {row.class_name}", "dim"))
-        sizes = (row.held_bytes, row.parameter_bytes, row.activation_bytes)
+        sizes = [row.held_bytes, row.parameter_bytes, row.activation_bytes]
+        if divided:
+            sizes.insert(2, row.whole_parameter_bytes)
         cells = [format_bytes(size) if size else Text("-", "dim") for size in sizes]
         if timed:
             cells += [format_seconds(row.forward_seconds), format_seconds(row.backward_seconds)]
@@ -118,7 +147,7 @@ def _modules(rows: Sequence[ModuleRow], *, timed: bool) -> NumberTable:
     return table
 
 
-def _time(time: StepTime, device: str) -> Text:
+def _time(time: StepTime, device: str, *, divided: bool) -> Text:
     """Say how long the step takes, how sure that is, and how well it uses the device."""
     span = f"{format_seconds(time.lower_seconds)} to {format_seconds(time.upper_seconds)}"
     line = Text("A step takes ").append(format_seconds(time.step_seconds), "bold")
@@ -133,10 +162,17 @@ def _time(time: StepTime, device: str) -> Text:
         for rate, unit in ((time.tokens_per_second, "tokens"), (time.samples_per_second, "samples"))
         if rate is not None
     ][:1]
+    if divided and rates:
+        rates[0] += " for each copy of the model"
     rates.append(f"{time.flops_per_second / 1e12:.3g} TFLOP/s")
     if time.model_flops_utilisation is not None:
         rates.append(f"MFU {time.model_flops_utilisation:.1%}")
     line.append(f" {', '.join(rates)}.")
+    if time.communication_seconds:
+        line.append(
+            f" Communication takes {format_seconds(time.communication_seconds)}, and the step is "
+            f"{format_seconds(time.exposed_communication_seconds)} longer for it; the rest is hidden."
+        )
     if time.launch_bound:
         line.append(
             f" Launch-bound: {device} waits {time.waiting_share:.0%} of the step for the host to issue "
@@ -156,7 +192,9 @@ def _time(time: StepTime, device: str) -> Text:
 
 def _uncalibrated(time: StepTime) -> str:
     """Say which share of the step rests on figures that were never compared with such a device."""
-    shares = [(kind, share) for kind, share in time.uncalibrated.items() if share >= _NOTICEABLE]
+    found = list(time.uncalibrated.items())
+    # Many kinds may be noticeable together, and none of them alone.
+    shares = [(kind, share) for kind, share in found if share >= _NOTICEABLE] or found[:1]
     kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in shares[:_MOST_UNPRICED])
     return f"{time.uncalibrated_share:.0%} of it rests on figures not calibrated on this device: {kinds}."
 

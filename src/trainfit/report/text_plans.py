@@ -57,7 +57,9 @@ def frontier_view(data: FrontierData) -> RenderableType:
 
 def _plan_headline(data: PlanData) -> Text:
     line = safe(data.subject.target, "bold").append(f" on {data.subject.device}")
-    if data.world_size > 1:
+    if data.subject.world_size > 1:
+        line.append(f", rank {format_count(data.subject.rank)} of {format_count(data.subject.world_size)}")
+    elif data.world_size > 1:
         line.append(f", in each of {data.world_size} processes")
     line.append(": ")
     if not data.feasible:

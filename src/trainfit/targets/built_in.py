@@ -6,7 +6,8 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from torch import Tensor
 
@@ -14,14 +15,18 @@ from trainfit.errors import OptionError, TargetError
 from trainfit.models.bert import BertConfig
 from trainfit.models.catalog import PRESETS, Config, Preset, make_model, names_by_family
 from trainfit.models.gpt2 import GPT2Config
-from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, default_dtype, training_step
+from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, default_dtype
 from trainfit.models.resnet import ResNetConfig
 from trainfit.models.vit import ViTConfig
 from trainfit.steps.step import Step
+from trainfit.targets.divided import step_maker
 from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.targets.inputs import masked_labels, random_classes, random_images, random_tokens
 from trainfit.targets.target import Target
 from trainfit.traces.settings import Settings, named
+
+if TYPE_CHECKING:
+    from trainfit.models.parallel.layout import Layout
 
 # Smaller images leave a ResNet's last stage one pixel, and batch norm cannot train on a batch of one pixel.
 _SMALLEST_RESNET_IMAGE = 64
@@ -38,11 +43,12 @@ def load_built_in(name: str, options: StepOptions) -> Target:
     config = _changed(preset, options.set)
     options = _with_defaults(preset, config, options)
     config = _fitted(config, options)
+    make_step = step_maker(name, partial(_layout, preset, config), options)
 
     def build() -> Step:
         with default_dtype(options.parameter_dtype):
             model = make_model(config)
-        return training_step(model, _inputs(config, options), options)
+        return make_step(model, _inputs(config, options))
 
     settings = Settings(
         batch=options.batch,
@@ -52,6 +58,12 @@ def load_built_in(name: str, options: StepOptions) -> Target:
         model=named({name: value for name, value in asdict(config).items() if name not in _OWN_FLAGS}),
     )
     return Target(name, build, "built-in", settings)
+
+
+def _layout(preset: Preset, config: Config) -> Layout:
+    from trainfit.models.parallel.built_in_layout import BuiltInLayout  # takes seconds to load
+
+    return BuiltInLayout(preset.name, preset.family, config)
 
 
 def _changed(preset: Preset, changes: Mapping[str, Any]) -> Config:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainfit.devices.cluster import Cluster
 from trainfit.errors import OptionError, TargetError
 from trainfit.models.recipe import FLAGS, StepOptions, flag_of
 from trainfit.targets.given_values import converted, refuse_unknown
@@ -18,7 +19,10 @@ Parameters = Mapping[str, inspect.Parameter]
 
 
 def arguments_of(function: Callable[..., Any], label: str, options: StepOptions) -> dict[str, Any]:
-    """Choose the keyword arguments: every option the user gave, and the device if there is a parameter."""
+    """Choose the keyword arguments: every option the user gave, and the device if there is a parameter.
+
+    The mesh is still its names and sizes: torch can make it only when the function is called.
+    """
     parameters = _parameters(function)
     by_keyword = [
         name
@@ -43,8 +47,21 @@ def arguments_of(function: Callable[..., Any], label: str, options: StepOptions)
         arguments[name] = converted(name, value, _kind(parameters.get(name)))
     if "device" in by_keyword:
         arguments["device"] = options.device
+    if options.cluster is not None and options.cluster.mesh:
+        _refuse_mesh(arguments, "mesh" in by_keyword or takes_any, label, options.cluster)
+        arguments["mesh"] = options.cluster.mesh
     _refuse_missing(parameters, arguments, label)
     return arguments
+
+
+def _refuse_mesh(arguments: Mapping[str, Any], takes_mesh: bool, label: str, cluster: Cluster) -> None:
+    if "mesh" in arguments:
+        raise OptionError("--mesh and --set mesh are the same; give one of them.")
+    if not takes_mesh:
+        raise OptionError(
+            f"--mesh cannot be passed on: {label} has no parameter named mesh. Add one, which gets the "
+            f"DeviceMesh, or write --world-size {cluster.world_size} instead, if it makes its own mesh."
+        )
 
 
 def settings_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Settings:
@@ -54,7 +71,10 @@ def settings_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> S
         for name, parameter in _parameters(function).items()
         if name not in arguments and _is_plain(parameter.default)
     }
-    values = {name: value for name, value in (*taken.items(), *arguments.items()) if name != "device"}
+    said_elsewhere = ("device", "mesh")
+    values = {
+        name: value for name, value in (*taken.items(), *arguments.items()) if name not in said_elsewhere
+    }
     sizes = {
         name: values[name] for name in _SIZES if type(values.get(name)) is int and values.get(name, 0) > 0
     }
@@ -102,5 +122,6 @@ def _refuse_missing(parameters: Parameters, arguments: Mapping[str, Any], label:
             f"{label} needs {', '.join(positional)}, but parameters before a / cannot be passed by name; "
             "give a default, or move them behind it."
         )
-    flags = [flag_of(name) if name in FLAGS else f"--set {name}=VALUE" for name in missing]
+    flags = [flag_of(name) if name in (*FLAGS, "mesh") else f"--set {name}=VALUE" for name in missing]
+    flags = ["--mesh dp=8,tp=4" if flag == "--mesh" else flag for flag in flags]
     raise TargetError(f"{label} needs {', '.join(missing)}; pass {' '.join(flags)}, or give a default.")

@@ -8,21 +8,26 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from trainfit.errors import MissingExtra, OptionError, TargetError, TrainfitError
-from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, training_step
+from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions
 from trainfit.steps.step import Step
+from trainfit.targets.divided import step_maker
 from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.targets.huggingface_inputs import fill_sizes, fit_config, make_inputs
 from trainfit.targets.huggingface_tasks import Task, choose_task
 from trainfit.targets.target import Target
 from trainfit.traces.settings import Settings, named
+
+if TYPE_CHECKING:
+    from trainfit.models.parallel.layout import Layout
 
 INSTALL_LINE = "pip install -c constraints.txt 'trainfit[hf]'"
 _OLDEST_VERSION = 5
@@ -42,6 +47,7 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
     config = _changed(transformers, _parse(transformers, file, _read_json_object(file)), file, options.set)
     chosen = choose_task(config, task, file)
     options = fill_sizes(config, chosen, _with_dtype(config, options))
+    make_step = step_maker(name, partial(_layout, name, config), options)
 
     def build() -> Step:
         # Fitted anew each time, because transformers writes the dtype it was given into the config.
@@ -49,7 +55,7 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
         model = _make_model(transformers, fitted, chosen, options.parameter_dtype)
         if task is None:
             _refuse_other_class(model, fitted)
-        return training_step(model, make_inputs(fitted, chosen, options), options)
+        return make_step(model, make_inputs(fitted, chosen, options))
 
     settings = Settings(
         batch=options.batch,
@@ -60,6 +66,12 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
         model=named(_telling(config)),
     )
     return Target(name, build, "hf", settings)
+
+
+def _layout(name: str, config: Any) -> Layout:
+    from trainfit.targets.huggingface_layout import TransformersLayout  # takes seconds to load
+
+    return TransformersLayout(name, config)
 
 
 def _telling(config: Any) -> dict[str, Any]:

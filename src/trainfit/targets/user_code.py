@@ -22,6 +22,7 @@ from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.errors import StepError, TargetError
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
+from trainfit.targets.cluster_mesh import device_mesh
 from trainfit.targets.function_arguments import arguments_of, settings_of
 from trainfit.targets.target import Kind, Target
 
@@ -99,9 +100,10 @@ def _target(function: Callable[..., Any], name: str, label: str, options: StepOp
     def build() -> Step:
         # A function that Python code passes is part of a program, whose command line is its own.
         script = place if kind != "function" else None
+        mesh = {"mesh": device_mesh(options)} if options.cluster is not None and options.cluster.mesh else {}
         try:
             with _as_a_plain_script(script):
-                step = function(**arguments)
+                step = function(**arguments | mesh)
         except (Exception, SystemExit) as error:
             if kind == "file":
                 _refuse_relative_import(error, Path(place), in_place)

@@ -59,6 +59,13 @@ class Collective:
     """The communication group; each has a queue of its own."""
     bytes: int
     """The larger of what a process puts in and what it gets out."""
+    ranks: tuple[tuple[int, int, int], ...] = ()
+    """The ranks of the group, in ascending order, as ranges (first, last, step); empty if nobody knows."""
+
+    @property
+    def members(self) -> Iterator[int]:
+        """The ranks of the group, one by one."""
+        return (rank for first, last, step in self.ranks for rank in range(first, last + 1, step))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,13 @@ def _signature(trace: Trace, number: int, signature: Signature) -> None:
         bool(exchanged.kind and exchanged.group) and exchanged.group_size > 0 <= exchanged.bytes
     )
     _require(sound, "a collective has a kind, a group of at least one, and bytes from zero on")
+    if exchanged is not None and exchanged.ranks:
+        sizes = [
+            (last - first) // step + 1 if first >= 0 and step > 0 else 0
+            for first, last, step in exchanged.ranks
+        ]
+        sound = min(sizes) > 0 and sum(sizes) == exchanged.group_size
+        _require(sound, "a collective's group has as many ranks as are listed")
 
 
 def _module(names: set[str], trace: Trace, number: int, module: Module) -> None:

@@ -1,8 +1,8 @@
-"""Every kind of exchange on so many ranks, by gloo and by silent groups: what each rank got, and what it took.
+"""Every kind of exchange on so many ranks, by gloo and by silent groups: what each rank got, and took.
 
     python exchanges.py RANKS FILE
 
-Writes a list with one entry per rank: (results of gloo, results of silent groups, bytes that the profiler saw).
+Writes a list with one entry per rank: results of gloo, results of silent groups, bytes that the profiler saw.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from forked_ranks import run_ranks
-
 from trainfit.verifying.silent_backend import silent_groups
 from trainfit.workspace.profiler import profile_allocations
 

@@ -59,7 +59,8 @@ def rank_of(cluster: Cluster | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _faked(cluster: Cluster) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for owner in (_c10d, dist):
+        # A mesh makes the group itself if there is none, by a name of its own for the function.
+        for owner in (_c10d, dist, dist.device_mesh):
             stack.enter_context(replaced(owner, "init_process_group", lambda o: _init(cluster, o)))
             stack.enter_context(replaced(owner, "split_group", lambda o: _split_group(o)))
         stack.enter_context(replaced(_c10d, "_new_process_group_helper", _new_group))
@@ -85,6 +86,17 @@ class _GroupsFound:
             for group in set(_c10d._world.pg_map) - self._groups:
                 dist.destroy_process_group(group)
         del _mesh_stack()[self._meshes :]
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Let DTensor forget how it divided operators: what it remembers has meshes whose groups are gone.
+
+    A mesh of a later capture is equal to one of them, and would get it back.
+    """
+    from torch.distributed.tensor import debug
+
+    debug._clear_sharding_prop_cache()
 
 
 def _mesh_stack() -> list[Any]:

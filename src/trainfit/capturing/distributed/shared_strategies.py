@@ -53,7 +53,13 @@ def _once_per_kind(original: Any) -> Any:
 
     def expand(mesh: Any, op_schema: OpSchema, expanded: Any, **how: Any) -> Any:
         try:
-            key = (mesh, op_schema.op, _kind(op_schema), _described(expanded), *_described(sorted(how.items())))
+            key = (
+                mesh,
+                op_schema.op,
+                _kind(op_schema),
+                _described(expanded),
+                *_described(sorted(how.items())),
+            )
             known = found.get(key)
         except TypeError:  # something in it cannot be compared
             return original(mesh, op_schema, expanded, **how)

@@ -1,0 +1,49 @@
+"""Copies of a model that train on different data: FSDP2 and HSDP, or DDP where nothing is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from trainfit.models.parallel.dimensions import MeshDimensions
+
+
+def copies_share(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    dimensions: MeshDimensions,
+    mesh: DeviceMesh,
+    computes_in: torch.dtype | None,
+) -> nn.Module:
+    """Return the model whose copies share their gradients, and with `fsdp` their parameters too.
+
+    FSDP2 gathers each block as a unit, and what is in none with the root. In a pipeline the parameters stay
+    gathered between the micro-batches. `computes_in` is what FSDP2 casts parameters to where it gathers them;
+    gradients are then reduced in float32.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32)
+    if computes_in is None:
+        policy = MixedPrecisionPolicy()
+    in_pipeline = dimensions.size("pp") > 1
+    sharing = dimensions.of(mesh, "replicate", "fsdp")
+    assert sharing is not None, "nothing is shared without one of the two"
+    if dimensions.size("fsdp") > 1:
+        for block in blocks:
+            fully_shard(block, mesh=sharing, mp_policy=policy, reshard_after_forward=not in_pipeline)
+        fully_shard(
+            model, mesh=sharing, mp_policy=policy, reshard_after_forward=False if in_pipeline else None
+        )
+        return model
+    if dimensions.size("tp") == 1 and not in_pipeline:
+        return DistributedDataParallel(model, process_group=sharing.get_group())
+    # DDP knows neither DTensors nor that a pipeline runs backward several times in a step.
+    for block in blocks:
+        replicate(block, mesh=sharing, mp_policy=policy)
+    replicate(model, mesh=sharing, mp_policy=policy)
+    return model

@@ -1,0 +1,74 @@
+"""What the names of a mesh's dimensions mean for models whose division is ours: `dp`, `tp` and their like.
+
+A function of the user's own gives them whatever meaning it likes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfit.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+MEANINGS = {
+    "pp": "stages of a pipeline",
+    "replicate": "copies of the model that share their gradients (DDP; with fsdp: HSDP)",
+    "fsdp": "parameters, gradients and optimizer state divided (FSDP2)",
+    "dp": "the same as fsdp",
+    "cp": "sequences divided (context parallel)",
+    "tp": "layers divided (tensor parallel)",
+}
+"""The known names, in the order in which they are nested: what communicates most is innermost."""
+_ORDER = ("pp", "replicate", "fsdp", "cp", "tp")
+_ALIASES = {"dp": "fsdp"}
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class MeshDimensions:
+    """The dimensions of a mesh by what they mean. Those of size 1 divide nothing and are left out."""
+
+    mesh: Sizes
+    """As the user wrote it, outermost first."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that mean nothing, and orders in which torch cannot nest them."""
+        text = ",".join(f"{name}={size}" for name, size in self.mesh)
+        for name, _ in self.mesh:
+            if name not in MEANINGS:
+                close = difflib.get_close_matches(name, MEANINGS, n=1)
+                meant = f" Did you mean {close[0]}?" if close else ""
+                known = "; ".join(f"{known}: {meaning}" for known, meaning in MEANINGS.items())
+                raise OptionError(
+                    f"--mesh {text}: there is no dimension {name!r:.60} for a built-in or hf: model.{meant} "
+                    f"The dimensions are {known}."
+                )
+        meant_names = [_ALIASES.get(name, name) for name, _ in self.mesh]
+        if len(set(meant_names)) != len(meant_names):
+            raise OptionError(f"--mesh {text}: dp and fsdp are the same; give one of them.")
+        right = sorted(self.mesh, key=lambda part: _ORDER.index(_ALIASES.get(part[0], part[0])))
+        if right != list(self.mesh):
+            raise OptionError(
+                f"--mesh {text}: the last dimension fills a node first, so what communicates most comes "
+                f"last; write --mesh {','.join(f'{name}={size}' for name, size in right)}."
+            )
+
+    def size(self, meaning: str) -> int:
+        """Return how many ranks a dimension has; 1 if there is none."""
+        return next((size for name, size in self.mesh if _ALIASES.get(name, name) == meaning), 1)
+
+    def names(self, *meanings: str) -> tuple[str, ...]:
+        """Return what the user calls these dimensions, of those that divide something."""
+        return tuple(name for name, size in self.mesh if _ALIASES.get(name, name) in meanings and size > 1)
+
+    def of(self, mesh: DeviceMesh, *meanings: str) -> DeviceMesh | None:
+        """Return the part of the mesh that has these dimensions; None if none of them divides anything."""
+        names = self.names(*meanings)
+        if not names:
+            return None
+        return mesh[names if len(names) > 1 else names[0]]

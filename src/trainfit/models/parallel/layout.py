@@ -1,0 +1,69 @@
+"""`Layout`: what has to be known of an architecture to divide it over a mesh."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainfit.errors import OptionError
+from trainfit.models.parallel.dimensions import MeshDimensions
+from trainfit.models.parallel.pipeline import Handover
+from trainfit.models.recipe import StepOptions
+
+
+class Layout(ABC):
+    """An architecture as those see it who divide it."""
+
+    name: str
+    """As the user calls it."""
+    loss_in_parts: bool
+    """Whether tensor parallelism leaves the logits divided, so that the loss is computed in parts."""
+
+    def check(self, dimensions: MeshDimensions, options: StepOptions) -> None:
+        """Raise `OptionError` if the architecture cannot be divided so; says which dimension, and why."""
+        refusals = {"tp": self.no_tensor_parallel, "cp": self.no_context_parallel, "pp": self.no_pipeline}
+        for name, refusal in refusals.items():
+            size = dimensions.size(name)
+            reason = refusal(size, options) if size > 1 else None
+            if reason:
+                raise OptionError(f"{self.name} cannot be divided by --mesh {name}={size}: {reason}.")
+
+    @abstractmethod
+    def no_tensor_parallel(self, size: int, options: StepOptions) -> str | None:
+        """Say why the layers cannot be divided among so many ranks; None if they can."""
+
+    @abstractmethod
+    def no_context_parallel(self, size: int, options: StepOptions) -> str | None:
+        """Say why the sequence cannot be divided among so many ranks; None if it can."""
+
+    @abstractmethod
+    def no_pipeline(self, size: int, options: StepOptions) -> str | None:
+        """Say why the model cannot be cut into so many stages; None if it can."""
+
+    @abstractmethod
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Return what FSDP gathers as a unit: the model's repeated layers."""
+
+    @abstractmethod
+    def divide_layers(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """Apply the standard tensor-parallel plan, in place."""
+
+    @abstractmethod
+    def stage(self, model: nn.Module, number: int, stages: int, seq: int) -> nn.Module:
+        """Return what one stage of a pipeline runs, for sequences of that length.
+
+        The first takes the model's input, each further one what the one before returns; the last returns
+        logits.
+        """
+
+    @abstractmethod
+    def handover(self, tensor: DeviceMesh | None, options: StepOptions) -> Handover:
+        """Return what the stages of a pipeline hand to each other; `tensor` divides their layers."""
+
+
+def not_a_multiple(what: str, count: int, size: int) -> str | None:
+    """Say that a count cannot be divided evenly; None if it can."""
+    return f"its {count} {what} cannot be divided evenly among {size} ranks" if count % size else None

@@ -1,0 +1,86 @@
+"""Small models, divided and not: what they compute, step by step. Runs as one of several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainfit.models.recipe import StepOptions
+from trainfit.steps.step import Step
+from trainfit.targets import load
+from trainfit.traces.ranks import Cluster
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target and the mesh that it is divided over."""
+
+    target: str
+    mesh: dict[str, int]
+    options: StepOptions = field(default_factory=lambda: StepOptions(batch=2, seq=32, optimizer="sgd"))
+
+    def __str__(self) -> str:
+        """Name the case in a test."""
+        return f"{self.target}-{'-'.join(f'{name}{size}' for name, size in self.mesh.items())}"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of some steps: plain numbers, to be sent to another process."""
+
+    losses: tuple[float | None, ...]
+    """None on the stages of a pipeline that have no loss."""
+    plain_losses: tuple[float, ...]
+    """Of the same steps on one process."""
+    largest_difference: float
+    """Of any weight after the last step."""
+    compared: int
+    """How many weights this rank has."""
+
+
+def trained(cases: list[Case]) -> list[Trained]:
+    """Train every case divided as one rank of its mesh, and whole; compare."""
+    return [_compared(case) for case in cases]
+
+
+def _compared(case: Case) -> Trained:
+    sizes = tuple(case.mesh.items())
+    cluster = Cluster(world_size=torch.distributed.get_world_size(), mesh=sizes)
+    losses, weights = _train(case.target, replace(case.options, cluster=cluster))
+    plain_losses, plain = _train(case.target, case.options)
+    assert weights.keys() <= plain.keys(), sorted(weights.keys() - plain.keys())
+    # The rows of a fused projection are in another order; what depends on them is compared.
+    differences = [
+        (weight.double() - plain[name].double()).abs().max().item()
+        for name, weight in weights.items()
+        if "qkv" not in name or "tp" not in case.mesh
+    ]
+    return Trained(tuple(losses), tuple(plain_losses), max(differences), len(differences))  # type: ignore[arg-type]
+
+
+def _train(target: str, options: StepOptions) -> tuple[list[float | None], dict[str, torch.Tensor]]:
+    """Return the loss of each step, and all weights whole after the last, by name."""
+    torch.manual_seed(0)
+    step = load(target, options).build()
+    losses = [_number(step.run()) for _ in range(STEPS)]
+    return losses, {_plain_name(step, name): _whole(weight) for name, weight in step.model.named_parameters()}
+
+
+def _plain_name(step: Step, name: str) -> str:
+    """Return the name of a weight without what wraps the model."""
+    wrapper = {"DistributedDataParallel": "module.", "PipelinePart": "model."}
+    own = type(step.model).__name__.removeprefix("FSDP").removeprefix("Replicate")
+    return name.removeprefix(wrapper.get(own, ""))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _number(loss: Any) -> float | None:
+    return None if loss is None else float(_whole(loss).item())

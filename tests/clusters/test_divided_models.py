@@ -1,0 +1,134 @@
+"""Models over a mesh compute what they compute alone: on real processes, over gloo, some steps long.
+
+A wrong gradient of any weight shows in the losses of later steps. What is only gathered and reduced, of equal
+parts, is equal to the bit; sums in another order are equal within rounding.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from divided_models import Case, Trained, trained
+from real_ranks import on_ranks
+
+from trainfit.models.recipe import StepOptions
+
+IMAGES = StepOptions(batch=2, optimizer="sgd")
+PIPELINE = StepOptions(batch=4, seq=32, optimizer="sgd")
+NO_DROPOUT = StepOptions(batch=2, seq=32, optimizer="sgd", set={"dropout": 0.0})
+UNEVEN = StepOptions(batch=2, seq=32, optimizer="sgd", set={"vocab_size": 4095})
+BF16 = StepOptions(batch=2, seq=32, optimizer="sgd", dtype="bf16")
+
+TO_THE_BIT = {
+    2: [
+        Case("llama-tiny", {"fsdp": 2}),
+        Case("llama-tiny", {"dp": 2}, BF16),
+        Case("gpt2-tiny", {"dp": 2}),
+        Case("gpt2-tiny", {"replicate": 2}),
+        Case("vit-tiny", {"dp": 2}, IMAGES),
+        Case("mixtral-tiny", {"dp": 2}),
+        Case("resnet-tiny", {"dp": 2}, IMAGES),
+        Case("resnet-tiny", {"replicate": 2}, IMAGES),
+    ],
+    4: [Case("llama-tiny", {"replicate": 2, "fsdp": 2})],
+}
+WITHIN_ROUNDING = {
+    2: [
+        Case("llama-tiny", {"tp": 2}),
+        Case("gpt2-tiny", {"tp": 2}),
+        Case("gpt2-tiny", {"tp": 2}, UNEVEN),
+        Case("bert-tiny", {"tp": 2}, NO_DROPOUT),
+        Case("vit-tiny", {"tp": 2}, IMAGES),
+        Case("mixtral-tiny", {"tp": 2}),
+        Case("llama-tiny", {"pp": 2}, PIPELINE),
+        Case("vit-tiny", {"pp": 2}, StepOptions(batch=4, optimizer="sgd")),
+    ],
+    4: [
+        Case("llama-tiny", {"dp": 2, "tp": 2}),
+        Case("llama-tiny", {"replicate": 2, "tp": 2}),
+        Case("gpt2-tiny", {"dp": 2, "tp": 2}),
+        Case("bert-tiny", {"dp": 2, "tp": 2}, NO_DROPOUT),
+        Case("vit-tiny", {"dp": 2, "tp": 2}, IMAGES),
+        Case("mixtral-tiny", {"dp": 2, "tp": 2}),
+        Case("llama-tiny", {"pp": 2, "tp": 2}, PIPELINE),
+        Case("llama-tiny", {"pp": 2, "dp": 2}, PIPELINE),
+        Case("llama-tiny", {"pp": 2, "replicate": 2}, PIPELINE),
+        Case("llama-tiny", {"pp": 4}, PIPELINE),
+    ],
+}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 255,
+    "architectures": ["LlamaForCausalLM"],
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "tied": LLAMA | {"tie_word_embeddings": True},
+    "qwen3": LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16},
+    "mixtral": LLAMA
+    | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[tuple[int, str], list[Trained]]:
+    """For each case what every rank found; one group of processes for all cases of a size."""
+    found = {}
+    for size in (2, 4):
+        cases = TO_THE_BIT[size] + WITHIN_ROUNDING[size]
+        for case, *by_rank in zip(cases, *on_ranks(size, trained, cases)):
+            found[size, _key(case)] = by_rank
+    return found
+
+
+def _key(case: Case) -> str:
+    return f"{case} {case.options}"
+
+
+@pytest.mark.parametrize("case", [pytest.param((n, c), id=str(c)) for n in TO_THE_BIT for c in TO_THE_BIT[n]])
+def test_what_is_only_gathered_is_equal_to_the_bit(
+    case: tuple[int, Case], results: dict[tuple[int, str], list[Trained]]
+) -> None:
+    size, divided = case
+    for rank in results[size, _key(divided)]:
+        assert rank.losses == rank.plain_losses
+        assert rank.largest_difference == 0.0 and rank.compared > 0
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param((n, c), id=str(c)) for n in WITHIN_ROUNDING for c in WITHIN_ROUNDING[n]]
+)
+def test_what_is_added_up_in_parts_is_equal_within_rounding(
+    case: tuple[int, Case], results: dict[tuple[int, str], list[Trained]]
+) -> None:
+    size, divided = case
+    by_rank = results[size, _key(divided)]
+    for rank in by_rank:
+        if rank.losses[0] is not None:
+            assert rank.losses == pytest.approx(rank.plain_losses, rel=1e-6)
+        assert rank.largest_difference < 1e-6 and rank.compared > 0
+    # Only the last stage of a pipeline has the loss.
+    assert sum(rank.losses[0] is not None for rank in by_rank) == size // divided.mesh.get("pp", 1)
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "tp": 2}], ids=["tp", "dp-tp"])
+def test_transformers_models_are_divided_by_their_own_plan(mesh: dict[str, int], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    cases = []
+    for name, config in CONFIGS.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+        cases.append(Case(f"hf:{tmp_path / name}.json", mesh))
+    size = 2 * mesh.get("dp", 1)
+    for by_rank in zip(*on_ranks(size, trained, cases)):
+        for rank in by_rank:
+            assert rank.losses == pytest.approx(rank.plain_losses, rel=1e-6)
+            assert rank.largest_difference < 1e-6

@@ -1,0 +1,60 @@
+"""Which ranks are looked at for the worst one: few, whatever the size of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from trace_text import trace
+
+from trainfit.devices.distinct_ranks import MOST_CAPTURES, distinct_ranks
+from trainfit.traces.ranks import Cluster
+from trainfit.traces.trace import Collective, Trace
+
+STEP = trace("""
+    x              : 100 held
+    a = mm(x, x)   : 100
+    y = sum(a)     :   1 output
+""")
+
+
+def of_mesh(**sizes: int) -> tuple[int, ...]:
+    ranks = 1
+    for size in sizes.values():
+        ranks *= size
+    return distinct_ranks(Cluster(ranks, mesh=tuple(sizes.items())), STEP)
+
+
+def exchanging(*collectives: Collective) -> Trace:
+    signatures = [replace(STEP.signatures[0], collective=collective) for collective in collectives]
+    return replace(STEP, signatures=(*STEP.signatures, *signatures))
+
+
+def test_of_what_is_divided_the_first_and_the_last() -> None:
+    assert of_mesh(dp=8) == (7,)
+    assert of_mesh(dp=2048, tp=8) == (16_383,)
+
+
+def test_every_stage_of_a_pipeline() -> None:
+    assert of_mesh(pp=4) == (1, 2, 3)
+    # Stage s begins at 8 s; the last rank of each is 7 further.
+    assert of_mesh(pp=3, dp=4, tp=2) == (7, 8, 15, 16, 23)
+
+
+def test_where_stages_are_too_many_the_outer_ones() -> None:
+    found = of_mesh(pp=128)
+    assert len(found) == MOST_CAPTURES - 1
+    assert {1, 2, 126, 127} <= set(found)
+
+
+def test_without_a_mesh_the_groups_of_the_first_rank_say_what_there_is() -> None:
+    world = Cluster(16)
+    assert distinct_ranks(world, STEP) == (15,)
+    tensor, data = Collective("all_reduce", 4, "1", 8, ((0, 3, 1),)), ((0, 12, 4),)
+    assert distinct_ranks(world, exchanging(tensor, Collective("all_gather", 4, "2", 8, data))) == (3, 12, 15)
+    assert distinct_ranks(world, exchanging(tensor, Collective("send", 4, "2", 8, data))) == (3, 4, 8, 12, 15)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_small_worlds(world_size: int) -> None:
+    assert distinct_ranks(Cluster(world_size), STEP) == tuple(range(1, world_size))
