@@ -169,7 +169,7 @@ def test_groups_are_named_by_their_dimension() -> None:
 
 
 def test_the_queues_of_fsdp_on_a_gpu() -> None:
-    """What CLUSTERS says of its order: gathers follow copy-in, compute follows gathers, reduces follow compute."""
+    """Gathers follow the copy-in, compute follows gathers, and reduces follow compute."""
     trace = captured("fsdp", "cuda")
     queues = {op.queue for op in trace.ops}
     assert queues == {COMPUTE, "copy-in", "reduce-scatter", "group world"}
