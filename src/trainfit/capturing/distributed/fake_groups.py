@@ -24,6 +24,7 @@ from trainfit.errors import CaptureError
 from trainfit.traces.ranks import Cluster
 
 _c10d: Any = distributed_c10d
+_dist: Any = dist
 _FAKE = distributed_c10d.Backend.FAKE
 _TIMEOUT = distributed_c10d.default_pg_timeout
 _current: Cluster | None = None
@@ -121,7 +122,7 @@ def _init(cluster: Cluster, original: Any) -> Any:
                 timeout=timeout,
                 world_size=cluster.world_size,
                 rank=cluster.rank,
-                store=_c10d.HashStore(),
+                store=_dist.HashStore(),
             )
         finally:
             _wanted.pop()
@@ -168,7 +169,7 @@ def _split_group(original: Any) -> Any:
 
 def _alone(*args: Any, **kwargs: Any) -> Any:
     """Make a store of one process, which waits for no other."""
-    return _c10d.HashStore()
+    return _dist.HashStore()
 
 
 def _backend_name(asked: str | None) -> str:
