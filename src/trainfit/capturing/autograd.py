@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,6 +72,27 @@ class SavedTensor:
             self._ledger.release_saved(self.live, hold)
 
 
+class SavedParts:
+    """What the pack hook keeps of a distributed tensor: its parts, of which it can be made again."""
+
+    __slots__ = ("_context", "_kind", "_parts", "_shape", "_stride")
+
+    def __init__(
+        self, tensor: Any, save: Callable[[torch.Tensor], SavedTensor | SavedParts | torch.Tensor]
+    ) -> None:
+        """Take the place of `tensor`; `save` does so for the tensors that it consists of."""
+        names, self._context = tensor.__tensor_flatten__()
+        parts = {name: getattr(tensor, name) for name in names}
+        self._parts = {name: save(one) if torch.is_tensor(one) else one for name, one in parts.items()}
+        self._kind, self._shape, self._stride = type(tensor), tensor.shape, tensor.stride()
+
+    def restore(self, restored: Callable[[Any], Any]) -> torch.Tensor:
+        """Make the tensor again, of its restored parts."""
+        parts = {name: restored(one) for name, one in self._parts.items()}
+        made: torch.Tensor = self._kind.__tensor_unflatten__(parts, self._context, self._shape, self._stride)
+        return made
+
+
 class SavedTensorHooks:
     """Installs the metadata-only hooks, and can step aside where torch forbids hooks."""
 
@@ -81,12 +102,14 @@ class SavedTensorHooks:
         self._ledger = recorder.ledger
         self._values = values
 
-    def _pack(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> SavedTensor | SavedParts | torch.Tensor:
         # A function mode changes what user code sees; here the real tensor is needed, and faster.
         with torch._C.DisableTorchFunction():
             return self._saved(tensor)
 
-    def _saved(self, tensor: torch.Tensor) -> SavedTensor | torch.Tensor:
+    def _saved(self, tensor: torch.Tensor) -> SavedTensor | SavedParts | torch.Tensor:
+        if type(tensor).__name__ == "DTensor" and not tensor.is_meta:
+            return SavedParts(tensor, self._saved)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return tensor
         if tensor.is_conj() or tensor.is_neg() or tensor.is_meta or not torch._C._has_storage(tensor):
@@ -99,7 +122,9 @@ class SavedTensorHooks:
             return tensor
         return SavedTensor(self._ledger, live, tensor)
 
-    def _unpack(self, packed: SavedTensor | torch.Tensor) -> torch.Tensor:
+    def _unpack(self, packed: SavedTensor | SavedParts | torch.Tensor) -> torch.Tensor:
+        if isinstance(packed, SavedParts):
+            return packed.restore(self._unpack)
         if not isinstance(packed, SavedTensor):
             return packed
         if packed.overwritten:
