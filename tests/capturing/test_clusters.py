@@ -169,7 +169,7 @@ def test_the_gpu_of_another_rank_is_refused() -> None:
         assert torch.ones(2, device="cuda").device == torch.device("cuda", 1)
         torch.ones(2, device="cuda:0")
 
-    with pytest.raises(CaptureError, match="uses cuda:0 .* the rank that is captured is cuda:1"):
+    with pytest.raises(CaptureError, match=r"uses cuda:0 .* the rank that is captured is cuda:1"):
         capture(small_step(begin), cluster=Cluster(8, 5, gpus_per_node=4), device="cuda")
 
 

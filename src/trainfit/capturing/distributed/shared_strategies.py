@@ -77,7 +77,8 @@ def _kind(op_schema: OpSchema) -> Hashable:
 
 def _described(value: Any) -> tuple[Hashable, ...]:
     if isinstance(value, OpStrategy):
-        return tuple((strategy.output_specs, type(strategy)) for strategy in value.strategies)
+        return tuple(strategy.output_specs for strategy in value.strategies)
     if isinstance(value, list | tuple):
         return tuple(_described(one) for one in value)
-    return (type(value), value)
+    same: Hashable = value
+    return type(value).__qualname__, same
