@@ -33,9 +33,7 @@ def _pipeline(per_rank: int, schedule_of: Callable[[list[PipelineStage]], Any]) 
     parts = per_rank * ranks
     numbers = range(rank, parts, ranks)
     model = nn.ModuleList(_part(number, parts) for number in numbers)
-    stages = [
-        PipelineStage(part, number, parts, torch.device("cpu")) for part, number in zip(model, numbers)
-    ]
+    stages = [PipelineStage(part, number, parts, torch.device("cpu")) for part, number in zip(model, numbers)]
     schedule = schedule_of(stages)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = token_batch(batch=8)

@@ -10,7 +10,7 @@ All figures are read off one trace. `device` names what everything counts as bei
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -55,7 +55,7 @@ class MemTracker:
 
     def __init__(self, device: str | Device | None = None) -> None:
         """Prepare; `device` names what everything counts as being on, else each tensor's own counts."""
-        self._observation = Observation(named_device(device))
+        self._observation = self._observation_on(named_device(device))
         self._depth = 0
         self._entered = Instant(0, 0)
         self._first_call = 0
@@ -64,6 +64,9 @@ class MemTracker:
         """What the ledger was like when it was looked at last."""
         self._is_captured = False
         self._stats: dict[int, _ModMemStats] | None = None
+
+    def _observation_on(self, device: Device | None) -> Observation:
+        return Observation(device)
 
     @classmethod
     def of(cls, captured: CapturedStep | Callable[[], Step], device: str | Device | None = None) -> Self:
@@ -125,14 +128,23 @@ class MemTracker:
 
     def get_tracker_snapshot(self, type: str = "current") -> Snapshot:
         """Return bytes by category for each device: at this moment, or at the `peak`."""
-        seen = self._look()
+        now, histories = self._look().now, self._histories()
         if type == "current":
-            found = {device: _at(history, seen.now) for device, history in seen.histories.items()}
+            found = {device: at(history, now, self._shown) for device, history in histories.items()}
         elif type == "peak":
-            found = {d: _largest(h, self._entered, h.during.shape[1]) for d, h in seen.histories.items()}
+            found = {
+                device: largest(history, self._entered, history.during.shape[1], self._shown)
+                for device, history in histories.items()
+            }
         else:
             raise ValueError(f"a snapshot is of the type current or peak, not {type!r}.")
         return {device: sizes for device, sizes in found.items() if sizes[TOTAL]}
+
+    def _histories(self) -> dict[torch.device, MemoryHistory]:
+        return self._look().histories
+
+    def _shown(self, by_category: dict[str, int]) -> dict[str, int]:
+        return breakdown(by_category)
 
     @property
     def memory_tracking(self) -> Any:
@@ -151,7 +163,7 @@ class MemTracker:
 
     def display_modulewise_snapshots(self, depth: int = 2, units: str = "B", tabulate: bool = False) -> None:
         """Print the snapshots of all modules down to a depth, in the order of their names."""
-        for stats in sorted(self._module_stats().values(), key=lambda stats: _numbers_last(stats.mod_fqn)):
+        for stats in in_order_of_names(self._module_stats().values()):
             if stats.mod_fqn.count(".") < depth:
                 print(f"Module:  {stats.mod_fqn}")
                 show = print_states_table if tabulate else print_states
@@ -190,37 +202,47 @@ def module_stats_of(seen: Seen, first_call: int = 0) -> dict[int, _ModMemStats]:
 def _states(seen: Seen, call: SeenCall) -> Iterator[tuple[Instant, _ModState, Snapshot]]:
     """Yield the snapshots of a call, with the moment by which they are put in order."""
 
-    def snapshot(at: Instant) -> Snapshot:
-        return {device: _at(history, at) for device, history in seen.histories.items()}
+    def snapshot(moment: Instant) -> Snapshot:
+        return {device: at(history, moment) for device, history in seen.histories.items()}
 
-    def largest(since: Instant, until: Instant) -> Snapshot:
-        return {device: _largest(history, since, until.time) for device, history in seen.histories.items()}
+    def most(since: Instant, until: Instant) -> Snapshot:
+        return {device: largest(history, since, until.time) for device, history in seen.histories.items()}
 
     entered, left = call.entered, call.left
     if call.recompute:
         yield entered, _ModState.PRE_FW_AC, snapshot(entered)
         yield entered, _ModState.POST_FW_AC, snapshot(left)
         return
-    yield entered, _ModState.PEAK_FW, largest(entered, left)
+    yield entered, _ModState.PEAK_FW, most(entered, left)
     yield entered, _ModState.PRE_FW, snapshot(entered)
     yield left, _ModState.POST_FW, snapshot(left)
     begin, end = call.backward_began, call.backward_ended
     if begin is not None and end is not None:
-        yield begin, _ModState.PEAK_BW, largest(begin, end)
+        yield begin, _ModState.PEAK_BW, most(begin, end)
         yield begin, _ModState.PRE_BW, snapshot(begin)
         yield end, _ModState.POST_BW, snapshot(end)
 
 
-def _at(history: MemoryHistory, instant: Instant) -> dict[str, int]:
-    return breakdown(history.at(instant.time, instant.freed))
+Shown = Callable[[dict[str, int]], dict[str, int]]
+"""Bytes by the categories of a snapshot, of those by the rows of a history."""
 
 
-def _largest(history: MemoryHistory, since: Instant, until: int) -> dict[str, int]:
+def at(history: MemoryHistory, instant: Instant, shown: Shown = breakdown) -> dict[str, int]:
+    """Return what is alive at a moment."""
+    return shown(history.at(instant.time, instant.freed))
+
+
+def largest(history: MemoryHistory, since: Instant, until: int, shown: Shown = breakdown) -> dict[str, int]:
     """Return what is alive when most is, from a moment on until an op, which does not count."""
-    begin = _at(history, since)
+    begin = at(history, since, shown)
     op = history.largest(since.time, until)
-    at_op = begin if op is None else breakdown(history.at_op(op))
+    at_op = begin if op is None else shown(history.at_op(op))
     return at_op if at_op[TOTAL] > begin[TOTAL] else begin
+
+
+def in_order_of_names(stats: Iterable[Any]) -> list[Any]:
+    """Sort what is known of modules by their names."""
+    return sorted(stats, key=lambda one: _numbers_last(one.mod_fqn))
 
 
 def _numbers_last(name: str) -> list[tuple[int, int | str]]:

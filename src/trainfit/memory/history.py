@@ -7,6 +7,7 @@ next op are gone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 from trainfit.traces.trace import CATEGORIES, Trace
 
 Bytes = NDArray[np.int64]
-_ROW = {category: number for number, category in enumerate(CATEGORIES)}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class MemoryHistory:
     _freed: Bytes
     """What the first releases have freed, for each number of them."""
     _release_times: NDArray[np.int64]
+    names: tuple[str, ...] = CATEGORIES
+    """Of the rows."""
 
     @property
     def totals(self) -> Bytes:
@@ -41,7 +43,7 @@ class MemoryHistory:
         if releases is None:
             releases = self.releases_before(time)
         column = self._made[:, time] - self._freed[:, releases]
-        return dict(zip(CATEGORIES, column.tolist()))
+        return dict(zip(self.names, column.tolist()))
 
     def releases_before(self, time: int) -> int:
         """Return how many storages were released before op number `time`."""
@@ -49,25 +51,33 @@ class MemoryHistory:
 
     def at_op(self, op: int) -> dict[str, int]:
         """Return the bytes while an op runs."""
-        return dict(zip(CATEGORIES, self.during[:, op].tolist()))
+        return dict(zip(self.names, self.during[:, op].tolist()))
 
     def largest(self, first: int, last: int) -> int | None:
         """Return the first op from `first` to before `last` at which most is alive; None if there is none."""
         return first + int(self.totals[first:last].argmax()) if last > first else None
 
 
-def history_of(trace: Trace) -> MemoryHistory:
-    """Add up a trace's allocations and frees; linear in ops and storages."""
+def history_of(
+    trace: Trace, kinds: Sequence[str] | None = None, names: tuple[str, ...] = CATEGORIES
+) -> MemoryHistory:
+    """Add up a trace's allocations and frees; linear in ops and storages.
+
+    With `kinds`, a name for each storage and all names that there are, those are the rows in place of the
+    categories; what is a gradient is then of its kind from the beginning.
+    """
+    row_of = {name: number for number, name in enumerate(names)}
+    rows = [row_of[kind] for kind in kinds or [storage.category for storage in trace.storages]]
     ops, occupied = len(trace.ops), trace.memory.occupied
     # What each op makes (in the column after it), what changes before each op without one, and what is freed.
-    made, changed, freed = np.zeros((3, len(CATEGORIES), ops + 2), dtype=np.int64)
+    made, changed, freed = np.zeros((3, len(names), ops + 2), dtype=np.int64)
     last_bytes = list(trace.occupied_bytes)
     for number, storage in enumerate(trace.storages):
-        row, size = _ROW[storage.category], trace.occupied_bytes[number]
+        row, size = rows[number], trace.occupied_bytes[number]
         since = min((hold.start for hold in storage.held_by("gradient")), default=storage.start)
         first = row
-        if storage.category == "gradient" and since > storage.start:
-            first = _ROW["temporary"]
+        if kinds is None and storage.category == "gradient" and since > storage.start:
+            first = row_of["temporary"]
             changed[first, since] -= size
             changed[row, since] += size
         # What no op has made was entered before the op at which it begins.
@@ -81,12 +91,12 @@ def history_of(trace: Trace) -> MemoryHistory:
     made, changed, freed = (np.cumsum(steps, axis=1) for steps in (made, changed, freed))
     during = made[:, 1 : ops + 1] + changed[:, :ops] - freed[:, :ops]
     order = _releases(trace)
-    by_release = np.zeros((len(CATEGORIES), len(order) + 1), dtype=np.int64)
+    by_release = np.zeros((len(names), len(order) + 1), dtype=np.int64)
     for place, number in enumerate(order):
-        by_release[_ROW[trace.storages[number].category], place + 1] = last_bytes[number]
+        by_release[rows[number], place + 1] = last_bytes[number]
     ends = [trace.storages[number].end or 0 for number in order]
     return MemoryHistory(
-        during, made + changed, np.cumsum(by_release, axis=1), np.array(ends, dtype=np.int64)
+        during, made + changed, np.cumsum(by_release, axis=1), np.array(ends, dtype=np.int64), names
     )
 
 
