@@ -234,7 +234,8 @@ def main() -> int:
                     rows += found
                     print("\n".join(line for row in found for line in as_lines(row)), flush=True)
     unplanned = [row for row in rows if row.share is None]
-    plans = {(row.name, row.ranks, row.share) for row in rows if row.share is not None}
+    # A plan without regions, because the peak is elsewhere, proves nothing.
+    plans = {(row.name, row.ranks, row.share) for row in rows if row.share is not None and row.regions}
     bad_plans = {(row.name, row.ranks, row.share) for row in rows if row.share is not None and not row.good}
     exact = sum(row.good and row.error == 0 and row.worst_phase_error == 0 for row in unplanned)
     print(
