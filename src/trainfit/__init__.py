@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from trainfit.costs.summary import OperatorTime as OperatorTime
     from trainfit.costs.summary import StepTime as StepTime
     from trainfit.costs.table import CostTable as CostTable
-    from trainfit.devices.cluster import Cluster as Cluster
     from trainfit.devices.device_file import save_device as save_device
     from trainfit.devices.device_table import Device as Device
     from trainfit.devices.device_table import find_device as find_device
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from trainfit.plans.plan_store import load_plan as load_plan
     from trainfit.plans.plan_store import save_plan as save_plan
     from trainfit.steps.step import Step as Step
+    from trainfit.traces.ranks import Cluster as Cluster
     from trainfit.traces.simulate import Timeline as Timeline
     from trainfit.traces.trace import Trace as Trace
     from trainfit.traces.trace_store import load_trace as load_trace
@@ -81,7 +81,7 @@ _HOME = {
     "trainfit.costs.estimates": "Estimate Peak",
     "trainfit.costs.summary": "OperatorTime StepTime",
     "trainfit.costs.table": "CostTable",
-    "trainfit.devices.cluster": "Cluster",
+    "trainfit.traces.ranks": "Cluster",
     "trainfit.devices.device_file": "save_device",
     "trainfit.devices.device_table": "Device find_device",
     "trainfit.errors": (

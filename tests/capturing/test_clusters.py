@@ -19,9 +19,9 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from trainfit.capturing import capture
 from trainfit.capturing.distributed.lazy_chunks import Chunks
-from trainfit.devices.cluster import Cluster
 from trainfit.errors import CaptureError, OptionError, TrainfitError, UserCodeError
 from trainfit.steps.step import Step
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -11,7 +11,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import trainfit
 from trainfit.capturing.exchanges import as_ranges
-from trainfit.traces.trace import COMPUTE, Collective, Trace
+from trainfit.traces.ranks import Collective
+from trainfit.traces.trace import COMPUTE, Trace
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from sharded_steps import DDP, EVERY_STEP, FSDP, PIPELINES, TENSOR_PARALLEL, Build, Transformer
 
 from trainfit.capturing import capture
-from trainfit.devices.cluster import Cluster
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import COMPUTE, Trace
 from trainfit.verifying.measuring import measure_step

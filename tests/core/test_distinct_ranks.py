@@ -8,8 +8,8 @@ import pytest
 from trace_text import trace
 
 from trainfit.devices.distinct_ranks import MOST_CAPTURES, distinct_ranks
-from trainfit.traces.ranks import Cluster
-from trainfit.traces.trace import Collective, Trace
+from trainfit.traces.ranks import Cluster, Collective
+from trainfit.traces.trace import Trace
 
 STEP = trace("""
     x              : 100 held

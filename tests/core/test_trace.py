@@ -16,10 +16,10 @@ from trace_text import trace
 
 from trainfit.traces import arguments, trace_check
 from trainfit.traces.assumptions import Assumption
-from trainfit.traces.ranks import Cluster
+from trainfit.traces.ranks import Cluster, Collective
 from trainfit.traces.settings import Settings
 from trainfit.traces.step_runs import Growth, Steps
-from trainfit.traces.trace import Collective, Interval, Storage, Trace
+from trainfit.traces.trace import Interval, Storage, Trace
 from trainfit.traces.trace_check import BrokenTrace
 
 STEP = """

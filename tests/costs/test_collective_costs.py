@@ -14,8 +14,8 @@ from trainfit.costs.collective_costs import (
     reach_of,
 )
 from trainfit.devices.device_table import find_device
-from trainfit.traces.ranks import Cluster
-from trainfit.traces.trace import Collective, Signature
+from trainfit.traces.ranks import Cluster, Collective
+from trainfit.traces.trace import Signature
 
 A100 = Links(inside=300e9, network=50e9)
 H100 = Links(inside=450e9, network=50e9, switch_adds=True)

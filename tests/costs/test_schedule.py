@@ -14,7 +14,8 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.devices.device_table import Device
-from trainfit.traces.trace import Collective, Module, Op, Signature, Trace
+from trainfit.traces.ranks import Collective
+from trainfit.traces.trace import Module, Op, Signature, Trace
 
 DEVICE = Device("tiny", "cuda", 1 << 30, 1e9, {"fp32": 1e12}, sm_count=4)
 HOST = Host(

@@ -8,7 +8,6 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Measuring, Progress, doing, heard_by
 from trainfit.costs.pricing import CostSource
-from trainfit.devices.cluster import Cluster
 from trainfit.devices.device_table import Device
 from trainfit.errors import BudgetTooSmall, OptionError
 from trainfit.models.recipe import StepOptions
@@ -20,6 +19,7 @@ from trainfit.planning.plan_results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.planner import Planner
 from trainfit.planning.requests import Solver, bytes_of_budget, check_solver
 from trainfit.plans.plan import Plan
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
 
 _MOST_POINTS = 200

@@ -13,10 +13,10 @@ from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable
-from trainfit.devices.cluster import Cluster
 from trainfit.devices.device_table import Device
 from trainfit.memory.module_stats import module_stats
 from trainfit.models.recipe import StepOptions
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 

@@ -8,7 +8,6 @@ from trainfit.api.request import Build, Request, default_device
 from trainfit.basics.doing import Measuring, Progress, heard_by
 from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
-from trainfit.devices.cluster import Cluster
 from trainfit.devices.library_handles import library_workspaces
 from trainfit.errors import OptionError, PlanError
 from trainfit.models.recipe import StepOptions
@@ -16,6 +15,7 @@ from trainfit.plans.plan import Plan
 from trainfit.plans.plan_origin import plan_differences
 from trainfit.plans.plan_store import load_plan
 from trainfit.timing.load import LoadMeter
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.verifying.measuring import TIMED_RUNS
 from trainfit.verifying.rank_control import started_by_torchrun

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainfit.basics.doing import doing
-from trainfit.devices.cluster import Cluster
 from trainfit.devices.distinct_ranks import RankPeak, distinct_ranks
 from trainfit.errors import OptionError
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 

@@ -17,13 +17,13 @@ from trainfit.api.stopwatch import Stopwatch
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
 from trainfit.devices.architectures import same_kernels
-from trainfit.devices.cluster import Cluster
 from trainfit.devices.device_table import Device, find_device
 from trainfit.devices.distinct_ranks import RankPeak
 from trainfit.errors import OptionError, StepError
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets import Target, load
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
 from trainfit.workspace.gpu_workspaces import with_gpu_workspaces
 

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from trainfit.operators.collectives import collective_kind
-from trainfit.traces.trace import Collective
+from trainfit.traces.ranks import Collective
 
 _groups: Any = torch.distributed.distributed_c10d
 

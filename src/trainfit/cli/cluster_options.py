@@ -9,7 +9,7 @@ from trainfit.cli.plain_option import option
 from trainfit.errors import OptionError
 
 if TYPE_CHECKING:
-    from trainfit.devices.cluster import Cluster
+    from trainfit.traces.ranks import Cluster
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from trainfit.costs.table import OpCost
 from trainfit.devices.device_table import Device
-from trainfit.traces.ranks import Cluster
-from trainfit.traces.trace import Collective, Signature
+from trainfit.traces.ranks import Cluster, Collective
+from trainfit.traces.trace import Signature
 
 COMMUNICATION = "communication"
 """The kind of collectives, as far as speed goes."""

@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from trainfit.devices.cluster import Cluster
 from trainfit.errors import OptionError
 from trainfit.steps.step import Loss, Step, count_inputs, find_loss
+from trainfit.traces.ranks import Cluster
 
 Dtype = Literal["fp32", "bf16", "bf16-autocast", "fp16-autocast"]
 OptimizerName = Literal["adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "sgd", "none"]

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainfit.devices.cluster import Cluster
 from trainfit.errors import OptionError, TargetError
 from trainfit.models.recipe import FLAGS, StepOptions, flag_of
 from trainfit.targets.given_values import converted, refuse_unknown
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import Settings, named
 
 _SIZES = ("batch", "seq", "image_size")

@@ -1,8 +1,9 @@
-"""`Cluster`: which rank of how many processes a step belongs to, and how the processes are connected."""
+"""Which rank of how many processes a step belongs to (`Cluster`), and what they exchange (`Collective`)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainfit.errors import OptionError
@@ -80,3 +81,23 @@ class Cluster:
                 f"the mesh {text} has {ranks} ranks, but the world size is {self.world_size}: the sizes of "
                 "its dimensions, multiplied, must be the world size."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What an operator exchanges with other processes."""
+
+    kind: str
+    """`all_gather`, `reduce_scatter`, `all_reduce`, ..."""
+    group_size: int
+    group: str
+    """The communication group; each has a queue of its own."""
+    bytes: int
+    """The larger of what a process puts in and what it gets out."""
+    ranks: tuple[tuple[int, int, int], ...] = ()
+    """The ranks of the group, in ascending order, as ranges (first, last, step); empty if nobody knows."""
+
+    @property
+    def members(self) -> Iterator[int]:
+        """The ranks of the group, one by one."""
+        return (rank for first, last, step in self.ranks for rank in range(first, last + 1, step))

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from trainfit.traces.assumptions import Assumption
 from trainfit.traces.memory_model import MemoryModel, memory_model
-from trainfit.traces.ranks import Cluster
+from trainfit.traces.ranks import Cluster, Collective
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 from trainfit.traces.step_runs import USUAL_STEPS, Steps
 
@@ -46,26 +46,6 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """What an operator exchanges with other processes."""
-
-    kind: str
-    """`all_gather`, `reduce_scatter`, `all_reduce`, ..."""
-    group_size: int
-    group: str
-    """The communication group; each has a queue of its own."""
-    bytes: int
-    """The larger of what a process puts in and what it gets out."""
-    ranks: tuple[tuple[int, int, int], ...] = ()
-    """The ranks of the group, in ascending order, as ranges (first, last, step); empty if nobody knows."""
-
-    @property
-    def members(self) -> Iterator[int]:
-        """The ranks of the group, one by one."""
-        return (rank for first, last, step in self.ranks for rank in range(first, last + 1, step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +164,7 @@ class Module:
     gathered: tuple[int, ...] = ()
     """The storages that its parameters are gathered into."""
     unit: bool = False
-    """Whether it is a unit of FSDP: parameters, also those of modules inside, are gathered around its call."""
+    """Whether it is a unit of FSDP: its parameters, and those inside, are gathered around its call."""
     whole_parameter_bytes: int = 0
     """Its parameters on all ranks together, each counted once: `parameters` has this rank's part."""
 

@@ -23,7 +23,7 @@ from trainfit.capturing.metadata import call_key
 from trainfit.capturing.replacing import replaced, replaced_by_name
 from trainfit.capturing.schemas import describe
 from trainfit.operators.collectives import collective_kind
-from trainfit.traces.trace import Collective
+from trainfit.traces.ranks import Collective
 
 if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
