@@ -150,11 +150,31 @@ def test_what_makes_no_sense_about_a_cluster_is_said(cluster: Cluster, says: str
         (lambda: init_device_mesh("cpu", (3, 2)), "bigger than default world size 4"),
         (lambda: (init_process_group("gloo"), dist.new_group([0, 9])), "Rank 9 is out of range"),
         (lambda: dist.recv_object_list([None], src=1), "receives a Python object from another process"),
+        (
+            lambda: (init_process_group("gloo"), dist.broadcast_object_list([None], src=1)),
+            "receives a Python object from another process",
+        ),
+        (
+            lambda: (init_process_group("gloo"), dist.broadcast_object_list([None], group_src=2)),
+            "receives a Python object from another process",
+        ),
     ],
 )
 def test_a_mistake_with_groups_is_one_message(begin: Callable[[], Any], says: str) -> None:
     with pytest.raises(TrainfitError, match=says):
         capture(small_step(begin), cluster=Cluster(4))
+
+
+def test_the_source_of_a_broadcast_keeps_its_objects() -> None:
+    objects = ["mine"]
+
+    def begin() -> None:
+        init_process_group("gloo")
+        dist.broadcast_object_list(objects, src=3)
+        dist.broadcast_object_list(objects, group_src=3)
+
+    capture(small_step(begin), cluster=Cluster(4, 3))
+    assert objects == ["mine"]
 
 
 def test_a_mesh_of_the_cpu_is_refused_for_a_gpu() -> None:

@@ -33,7 +33,7 @@ def stages_of(rank: int, messages: Messages, listener: int | None) -> Iterator[N
         for owner in (dist, dist.distributed_c10d):
             stack.enter_context(replaced(owner, "recv_object_list", lambda o: _refuse_objects))
             stack.enter_context(replaced(owner, "send_object_list", lambda o: _nothing))
-            stack.enter_context(replaced(owner, "broadcast_object_list", lambda o: _nothing))
+            stack.enter_context(replaced(owner, "broadcast_object_list", lambda o: _broadcast_objects))
             stack.enter_context(replaced(owner, "all_gather_object", lambda o: _gather_objects))
         stack.enter_context(replaced_by_name(dist, dist.distributed_c10d))
         yield
@@ -76,8 +76,22 @@ def _refuse_objects(*args: Any, **kwargs: Any) -> None:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """All ranks are taken to have the same objects."""
+    """Who sends an object goes on."""
+
+
+def _broadcast_objects(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_src: int | None = None,
+) -> None:
+    """Leave the source's own objects as they are; what any other rank would get is not known."""
+    is_source = dist.get_rank(group) == group_src if group_src is not None else dist.get_rank() == (src or 0)
+    if not is_source:
+        _refuse_objects()
 
 
 def _gather_objects(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    """All ranks are taken to have the same objects."""
     object_list[:] = [obj] * len(object_list)
