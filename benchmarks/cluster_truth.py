@@ -28,7 +28,6 @@ from result_files import arguments, write_rows
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster_cases import CASES
-
 from trainfit.capturing import capture
 from trainfit.costs.pricing import price_trace
 from trainfit.devices.device_table import find_device

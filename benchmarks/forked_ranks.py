@@ -25,8 +25,8 @@ class RanksFailed(RuntimeError):
 
 def run_ranks(function: Callable[[], Any], size: int, seconds: float = 120.0) -> list[Any]:
     """Call a function on every rank and return what each returned; one that fails ends all."""
-    # As with torchrun, the store is not in one of the ranks, which may end before the others. Nor is it here: it
-    # has a thread, and a process with threads must not be forked.
+    # As with torchrun, the store is not in one of the ranks, which may end before the others. Nor is it
+    # here: it has a thread, and a process with threads must not be forked.
     ports, given = _FORK.Pipe(duplex=False)
     store = _FORK.Process(target=_keep_store, args=(given,), daemon=True)
     store.start()

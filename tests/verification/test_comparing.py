@@ -373,3 +373,24 @@ def test_a_copy_is_what_it_was() -> None:
     value.zero_()
     array[:] = 0.0
     assert compare(before, contents_of([torch.ones(2), numpy.ones(2)])).equal is True
+
+
+def test_of_distributed_tensors_the_part_that_is_here_is_compared() -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        one, same = (DTensor.from_local(torch.arange(4.0), mesh, [Shard(0)]) for _ in range(2))
+        other = DTensor.from_local(torch.arange(4.0) + 1, mesh, [Shard(0)])
+        copied = DTensor.from_local(torch.arange(4.0), mesh, [Replicate()])
+        found = [compare(contents_of(one), contents_of(second)) for second in (same, other, copied)]
+    finally:
+        dist.destroy_process_group()
+    assert [match.equal for match in found] == [True, False, False]
+    assert all(not match.not_compared for match in found)
+    assert found[1].largest_difference == 1.0
+    assert any("placements" in line for line in found[2].differences)

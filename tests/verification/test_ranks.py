@@ -11,14 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 from trace_text import trace
 
+from trainfit.api.prove import verify
+from trainfit.api.prove_ranks import verify_ranks
+from trainfit.api.rank_prediction import trace_in_child
+from trainfit.api.request import Request
+from trainfit.errors import OptionError, StepError, TargetError
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.verifying.rank_control import started_by_torchrun
 from trainfit.verifying.rank_measuring import RankMemory, predicted_memory
 from trainfit.verifying.rank_verification import RankFound
+from trainfit.verifying.silent_backend import silent_groups
 from trainfit.workspace.profiler import profile_allocations
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +136,34 @@ def test_what_a_rank_has_found_goes_through_json() -> None:
     memory = RankMemory(3, 1, {"forward": 3})
     found = RankFound(1, memory, memory, 3, 5, True, None, False, ("a",), (), ("b",))
     assert RankFound.from_data(json.loads(json.dumps(found.as_data()))) == found
+
+
+def test_what_makes_no_sense_for_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match="--runs says how many steps are timed; of several processes none"):
+        verify("gpt2-tiny", runs=3)
+    with pytest.raises(OptionError, match="ranks are measured on the CPU for now"):
+        verify_ranks(Request("gpt2-tiny", "a100-40gb"))
+
+
+def test_a_process_group_of_the_users_own_is_refused() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(StepError, match="there is a process group already"), silent_groups():
+            pass
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_function_that_no_other_process_finds_is_refused() -> None:
+    with pytest.raises(TargetError, match="or a function at the top level of a module"):
+        trace_in_child(Request(lambda: None), Cluster(2, 0))
 
 
 def test_torchrun_is_known_by_its_variables() -> None:

@@ -29,7 +29,10 @@ def test_two_ranks_get_what_gloo_gives_them_bit_by_bit(tmp_path: Path) -> None:
     assert len(ranks) == 2
     for gloo, silent, seen in ranks:
         assert set(gloo) == set(silent)
-        assert len(gloo) >= 35
+        assert len(gloo) >= 40
+        assert {
+            f"{what} of {name}" for what in ("losses", "weights") for name in ("fsdp-clip", "ddp", "tp")
+        } <= set(gloo)
         assert [name for name in gloo if gloo[name] != silent[name]] == []
         assert seen == 0
 

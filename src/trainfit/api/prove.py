@@ -76,6 +76,8 @@ def verify_step(
     if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
         raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")
     if started_by_torchrun():
+        if runs is not None:
+            raise OptionError("--runs says how many steps are timed; of several processes none is.")
         return verify_ranks(request, plan=_loaded(plan), force=force, eager=eager)
     plan = _usable(plan)
     device = request.device

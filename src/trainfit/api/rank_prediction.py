@@ -37,8 +37,9 @@ def trace_in_child(request: Request, cluster: Cluster) -> Trace:
                 failure = pool.submit(_capture_to, request, cluster, str(file)).result()
             except BrokenProcessPool:
                 raise StepError(
-                    f"the process that captures the step of rank {cluster.rank} has died; `trainfit estimate` "
-                    "with the same --world-size and --rank may show why."
+                    f"the process that captures the step of rank {cluster.rank} has died; trainfit estimate "
+                    "with the same --world-size and --rank may show why. A script that calls trainfit.verify "
+                    'does so under if __name__ == "__main__".'
                 ) from None
         if failure is not None:
             _raise(failure)

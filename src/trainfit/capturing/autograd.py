@@ -116,7 +116,8 @@ class SavedTensorHooks:
             return self._saved(tensor)
 
     def _saved(self, tensor: torch.Tensor) -> Packed:
-        if type(tensor).__module__.startswith("torch.distributed.") and hasattr(tensor, "__tensor_flatten__"):
+        distributed = type(tensor).__module__.startswith("torch.distributed.")
+        if distributed and hasattr(tensor, "__tensor_flatten__") and not tensor.is_meta:
             return SavedParts(tensor, self._saved)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             return tensor

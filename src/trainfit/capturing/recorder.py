@@ -169,7 +169,8 @@ class Recorder:
                 live.producer_op = number
                 live.exchanged = self._unit is not None
             module = module if self._unit is None else self._unit
-            if creates and phase is BACKWARD and self.node.parameter is not None and self._arrived:
+            hands_over = phase is BACKWARD and self.node.parameter is not None and self._unit is None
+            if creates and hands_over and self._arrived:
                 self._gradient_is_a_copy(creates)
             used = (reads, writes, creates)
             row = Row(call, phase, module, module_call, recompute, sequence, *used, ledger.live_bytes)

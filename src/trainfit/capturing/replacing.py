@@ -113,7 +113,8 @@ def replaced_by_name(*owners: ModuleType) -> Iterator[None]:
 def _rebind(others: Mapping[int, Any]) -> list[tuple[dict[str, Any], str, Any, Any]]:
     """Bind each name of a loaded module whose value has one of these ids to the other value."""
     changed = []
-    all_ids = _wanted.union(others)
+    # A module that has a stand-in now has the original later.
+    all_ids = _wanted.union(others, (id(one.stand_in) for one in _installed))
     for module_name, module in list(sys.modules.items()):
         has_to_keep_originals = module_name in _OWNERS or module_name.startswith("trainfit.")
         if has_to_keep_originals or not isinstance(module, ModuleType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy
@@ -56,6 +57,11 @@ def _carried(tensor: torch.Tensor, inner: Parts) -> Parts:
 
 def _inner(tensor: torch.Tensor) -> Parts | None:
     """Return what a tensor is made of whose elements do not lie in one block; None if they do."""
+    if _is_distributed(tensor):
+        # The part that this process has, and how the whole is divided, in words.
+        whole: Any = tensor
+        described = [(".placements", str(whole.placements)), (".device_mesh", str(whole.device_mesh))]
+        return [(".local", whole.to_local()), *described]
     if is_traceable_wrapper_subclass(tensor):
         names, context = tensor.__tensor_flatten__()
         return [*((f".{name}", getattr(tensor, name)) for name in names), (".context", context)]
@@ -73,6 +79,12 @@ def _inner(tensor: torch.Tensor) -> Parts | None:
     if tensor.layout is not torch.strided:
         return [(".dense", tensor.to_dense())]
     return _quantised(tensor) if tensor.is_quantized else None
+
+
+def _is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is divided among processes; without loading what nobody has used."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def _quantised(tensor: torch.Tensor) -> Parts:

@@ -7,7 +7,7 @@ Modules and memory of code that runs, on real or on fake tensors (`torch.distrib
 
 mod_tracker         which modules run now
 mem_tracker         memory by category and module call; `mem_states` has its states, categories and displays
-fsdp2_mem_tracker   memory of FSDP2 modules by what FSDP adds; `fsdp2_mem_states` has its states and categories
+fsdp2_mem_tracker   memory of FSDP2 modules by what FSDP adds; `fsdp2_mem_states` has its states
 runtime_estimator   milliseconds of each module; `op_runtimes` of each op
 sac_estimator       what checkpointing ops of a module trades; `sac_records`, `sac_readings`, `trade_off_fit`
 observing_estimator  what the two estimators have in common

@@ -1,4 +1,4 @@
-"""`FSDPMemTracker` of `torch.distributed._tools.fsdp2_mem_tracker`: memory of FSDP2 modules, by what FSDP adds.
+"""`FSDPMemTracker` of `torch.distributed._tools.fsdp2_mem_tracker`: memory of FSDP2 modules, and of FSDP.
 
     tracker = FSDPMemTracker(model, optimizer)
     tracker.track_inputs((batch,))
@@ -7,8 +7,9 @@
     tracker.display_snapshot("peak", units="MiB")
     tracker.display_modulewise_snapshots(depth=3, units="MiB")
 
-All figures are read off one trace of what runs. A storage is of one kind all the time: what turns out to be an
-unsharded gradient is one from the beginning. Several iterations may run; `reset_mod_stats` forgets the calls.
+All figures are read off one trace of what runs. A storage is of one kind all the time: what turns out to be
+an unsharded gradient is one from the beginning. Several iterations may run; `reset_mod_stats` forgets the
+calls.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ class FSDPMemTracker(MemTracker):
         """Prepare for a sharded model and its optimizer; `device` is what everything counts as being on."""
         if not isinstance(mod, FSDPModule):
             raise OptionError(
-                f"FSDPMemTracker follows models that fully_shard has sharded, and this {type(mod).__name__} is "
-                "not; MemTracker follows any model."
+                f"FSDPMemTracker follows models that fully_shard has sharded, and this {type(mod).__name__} "
+                "is not; MemTracker follows any model."
             )
         super().__init__(device)
         self._root, self._optimizer = mod, optm
@@ -158,8 +159,8 @@ class FSDPMemTracker(MemTracker):
     def of(cls, *_: Any, **__: Any) -> NoReturn:
         """Refuse: what a captured step knows is in its trace."""
         raise OptionError(
-            "FSDPMemTracker follows code that runs; for a captured step, trainfit.estimate with cluster= shows "
-            "what is gathered and sent."
+            "FSDPMemTracker follows code that runs; for a captured step, trainfit.estimate with cluster= "
+            "shows what is gathered and sent."
         )
 
     # Following ------------------------------------------------------------------------------------------

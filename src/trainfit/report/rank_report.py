@@ -79,8 +79,8 @@ def rank_verification_data(found: RankVerification) -> RankVerificationData:
 
 def _rank_data(found: RankFound) -> RankData:
     predicted, measured = found.predicted, found.measured
-    phases = {
-        f"{name}_bytes": Compared(predicted.phase_bytes.get(name), measured.phase_bytes.get(name))
+    phases: dict[str, Compared[Any]] = {
+        f"{name}_bytes": Compared[Any](predicted.phase_bytes.get(name), measured.phase_bytes.get(name))
         for name in PHASES
     }
     return RankData(
@@ -100,7 +100,7 @@ def _rank_data(found: RankFound) -> RankData:
 
 
 def _all_equal(answers: list[bool | None]) -> bool | None:
-    """Say no if any rank does; nothing if no rank has anything to compare (a loss may be on one rank only)."""
+    """Say no if any rank does, nothing if none has anything to compare: a loss may be on one rank only."""
     known = [answer for answer in answers if answer is not None]
     return all(known) if known else None
 

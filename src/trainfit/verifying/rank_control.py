@@ -1,4 +1,4 @@
-"""What the processes of one verification tell each other besides the step's own exchanges, over their store."""
+"""What the processes of a verification tell each other besides the step's own exchanges, over a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from trainfit.errors import StepError
 from trainfit.traces.ranks import Cluster
@@ -48,8 +49,8 @@ class RankControl:
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE") or size)
         cluster = Cluster(world_size=size, rank=rank, gpus_per_node=per_node)
         cluster.check()
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=_SECONDS)))
-        return cls(cluster, dist.PrefixStore(f"trainfit/{_verifications}", store))
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=_SECONDS)))
+        return cls(cluster, PrefixStore(f"trainfit/{_verifications}", store))
 
     def gathered(self, value: Any) -> list[Any]:
         """Return what every rank says here, as JSON can say it, in the order of the ranks."""

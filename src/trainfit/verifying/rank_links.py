@@ -102,7 +102,7 @@ class RankLinks:
         try:
             with self._turns[peer]:
                 self._sockets[peer].sendall(_HEADER.pack(len(name), message.nbytes) + name)
-                self._sockets[peer].sendall(memoryview(message))
+                self._sockets[peer].sendall(message.data)
         except OSError as error:
             raise RankGone(f"rank {peer} has ended while rank {self.rank} was sending to it.") from error
 
@@ -150,7 +150,7 @@ class RankLinks:
 def _read(link: socket.socket, size: int) -> Bytes:
     """Read exactly so many bytes; raises OSError when the connection ends before."""
     message = np.empty(size, dtype=np.uint8)
-    view, place = memoryview(message), 0
+    view, place = message.data, 0
     while place < size:
         count = link.recv_into(view[place:])
         if count == 0:

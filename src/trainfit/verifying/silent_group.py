@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup
+from torch._C import _distributed_c10d
 
 from trainfit.verifying.rank_links import RankLinks
 from trainfit.verifying.silent_work import SilentWork
 from trainfit.verifying.tensor_bytes import (
     Bytes,
-    Part,
+    ExchangedPart,
     divided,
     joined,
     parts_of,
@@ -36,10 +36,13 @@ from trainfit.verifying.tensor_bytes import (
 )
 
 Tensor = torch.Tensor
+_c10d: Any = _distributed_c10d
+_ProcessGroup: Any = dist.ProcessGroup
+"""Its methods take arguments in several ways; torch itself calls them in the one that is here."""
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
 
 
-class SilentGroup(dist.ProcessGroup):
+class SilentGroup(_ProcessGroup):  # type: ignore[misc]
     """Some ranks of a run; `name` is the same on all of them, and another for every group."""
 
     def __init__(self, links: RankLinks, rank: int, ranks: Sequence[int], name: str) -> None:
@@ -48,7 +51,7 @@ class SilentGroup(dist.ProcessGroup):
         self._calls = 0
         self._passed: Counter[str] = Counter()
         self._coalescing: list[SilentWork] | None = None
-        backend = FakeProcessGroup._create_internal(rank, len(ranks), None)
+        backend = _c10d.FakeProcessGroup._create_internal(rank, len(ranks), None)
         self._register_backend(torch.device("cpu"), _CUSTOM, backend)
         self._set_default_backend(_CUSTOM)
 
@@ -59,7 +62,7 @@ class SilentGroup(dist.ProcessGroup):
         to_send: dict[int, Bytes],
         expected: Sequence[int],
         take: Callable[[dict[int, Bytes]], None],
-        outputs: Sequence[Part],
+        outputs: Sequence[ExchangedPart],
     ) -> SilentWork:
         """Send bytes to ranks of the group, and make a work that gives `take` what is expected."""
         self._calls += 1
@@ -83,11 +86,11 @@ class SilentGroup(dist.ProcessGroup):
     def _everyone(self) -> range:
         return range(len(self._ranks))
 
-    def _pieces(self, tensor: Tensor) -> list[Part]:
+    def _pieces(self, tensor: Tensor) -> list[ExchangedPart]:
         return parts_of(tensor, len(self._ranks))
 
     def _reduce_to(
-        self, pieces: Sequence[Sequence[Part]], outputs: Sequence[Part], operation: Any
+        self, pieces: Sequence[Sequence[ExchangedPart]], outputs: Sequence[ExchangedPart], operation: Any
     ) -> SilentWork:
         """Send each rank its piece of every tensor; write the sums of one's own pieces to the outputs."""
         to_send = {rank: joined(pieces[rank]) for rank in self._everyone()}
@@ -99,7 +102,9 @@ class SilentGroup(dist.ProcessGroup):
 
         return self._exchange(to_send, self._everyone(), take, outputs)
 
-    def _gather_to(self, inputs: Sequence[Part], outputs: Sequence[Sequence[Part]]) -> SilentWork:
+    def _gather_to(
+        self, inputs: Sequence[ExchangedPart], outputs: Sequence[Sequence[ExchangedPart]]
+    ) -> SilentWork:
         """Send the inputs to everyone; write those of each rank to its outputs."""
         content = joined(inputs)
 
@@ -108,9 +113,9 @@ class SilentGroup(dist.ProcessGroup):
                 write_all(outputs[rank], arrived[rank])
 
         flat = [output for of_rank in outputs for output in of_rank]
-        return self._exchange({rank: content for rank in self._everyone()}, self._everyone(), take, flat)
+        return self._exchange(dict.fromkeys(self._everyone(), content), self._everyone(), take, flat)
 
-    def _swap(self, outputs: Sequence[Part], inputs: Sequence[Part]) -> SilentWork:
+    def _swap(self, outputs: Sequence[ExchangedPart], inputs: Sequence[ExchangedPart]) -> SilentWork:
         """Send each rank one input; write what each has sent to its output."""
 
         def take(arrived: dict[int, Bytes]) -> None:
@@ -141,7 +146,7 @@ class SilentGroup(dist.ProcessGroup):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> SilentWork:
         """Write the inputs of all ranks one after the other into the output."""
         work = self._gather_to([whole(input)], [[piece] for piece in self._pieces(output)])
-        super().all_gather_single(output, input, opts or dist.AllgatherOptions())
+        super().all_gather_single(output, input, opts or _c10d.AllgatherOptions())
         return work
 
     def all_gather_single_coalesced(
@@ -149,13 +154,13 @@ class SilentGroup(dist.ProcessGroup):
     ) -> SilentWork:
         """Do that with several tensors."""
         work = self._gather_to(wholes(inputs), list(zip(*map(self._pieces, outputs))))
-        super().all_gather_single_coalesced(outputs, inputs, opts or dist.AllgatherOptions())
+        super().all_gather_single_coalesced(outputs, inputs, opts or _c10d.AllgatherOptions())
         return work
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> SilentWork:
         """Write the inputs of all ranks into a list of outputs."""
         work = self._gather_to(wholes(inputs), list(zip(*map(wholes, outputs))))
-        super().allgather(outputs, inputs, opts or dist.AllgatherOptions())
+        super().allgather(outputs, inputs, opts or _c10d.AllgatherOptions())
         return work
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> SilentWork:
@@ -197,7 +202,9 @@ class SilentGroup(dist.ProcessGroup):
         super().scatter(outputs, inputs, opts)
         return work
 
-    def _from_root(self, root: int, pieces: Sequence[Sequence[Part]], outputs: Sequence[Part]) -> SilentWork:
+    def _from_root(
+        self, root: int, pieces: Sequence[Sequence[ExchangedPart]], outputs: Sequence[ExchangedPart]
+    ) -> SilentWork:
         def take(arrived: dict[int, Bytes]) -> None:
             write_all(outputs, arrived[root])
 
@@ -232,9 +239,9 @@ class SilentGroup(dist.ProcessGroup):
     def _to_root(
         self,
         root: int,
-        own: Part,
+        own: ExchangedPart,
         take: Callable[[dict[int, Bytes]], None],
-        outputs: Sequence[Part],
+        outputs: Sequence[ExchangedPart],
     ) -> SilentWork:
         expected = self._everyone() if self._own == root else ()
         return self._exchange({root: own.read()}, expected, take, outputs)

@@ -39,7 +39,7 @@ _BINARY: dict[Any, Callable[..., Array]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class ExchangedPart:
     """A tensor or a part of it: its memory as words of its element size, in the tensor's own layout."""
 
     tensor: torch.Tensor
@@ -65,7 +65,7 @@ class Part:
         self.words[...] = content.view(self.words.dtype).reshape(self.words.shape)
 
 
-def whole(tensor: torch.Tensor) -> Part:
+def whole(tensor: torch.Tensor) -> ExchangedPart:
     """Return all of a tensor."""
     if tensor.layout is not torch.strided:
         raise NotImplementedError(
@@ -73,46 +73,51 @@ def whole(tensor: torch.Tensor) -> Part:
         )
     size = tensor.element_size()
     if tensor.numel() == 0:
-        return Part(tensor, np.empty(tuple(tensor.shape), dtype=_WORDS[size]))
+        return ExchangedPart(tensor, np.empty(tuple(tensor.shape), dtype=_WORDS[size]))
     span = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
     memory: Any = (ctypes.c_char * (span * size)).from_address(tensor.data_ptr())
     memory.owner = tensor  # arrays keep what they are made of, and with it the tensor
     strides = tuple(stride * size for stride in tensor.stride())
     words: Array = np.ndarray(tuple(tensor.shape), dtype=_WORDS[size], buffer=memory, strides=strides)
-    return Part(tensor, words)
+    return ExchangedPart(tensor, words)
 
 
-def wholes(tensors: Sequence[torch.Tensor]) -> list[Part]:
+def wholes(tensors: Sequence[torch.Tensor]) -> list[ExchangedPart]:
     """Return all of several tensors."""
+    if isinstance(tensors, torch.Tensor):
+        raise NotImplementedError(
+            "a method of a process group was called with a tensor in place of a list: call the function of "
+            "torch.distributed instead, such as all_reduce(tensor, group=group)."
+        )
     return [whole(tensor) for tensor in tensors]
 
 
-def parts_of(tensor: torch.Tensor, count: int, sizes: Sequence[int] = ()) -> list[Part]:
+def parts_of(tensor: torch.Tensor, count: int, sizes: Sequence[int] = ()) -> list[ExchangedPart]:
     """Return parts of a tensor, one per rank: by sizes along its first dimension, else even ones."""
     words = whole(tensor).words
     if sizes:
         ends = np.cumsum(sizes).tolist()
-        return [Part(tensor, words[end - size : end]) for size, end in zip(sizes, ends)]
+        return [ExchangedPart(tensor, words[end - size : end]) for size, end in zip(sizes, ends)]
     if not tensor.is_contiguous() or tensor.numel() % count:
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} cannot be divided evenly among {count} ranks: it has "
             "to be contiguous, and as long as all parts together."
         )
-    return [Part(tensor, words) for words in words.reshape(count, -1)]
+    return [ExchangedPart(tensor, words) for words in words.reshape(count, -1)]
 
 
-def joined(parts: Sequence[Part]) -> Bytes:
+def joined(parts: Sequence[ExchangedPart]) -> Bytes:
     """Return the elements of all parts, one part after the other."""
     return parts[0].read() if len(parts) == 1 else np.concatenate([part.read() for part in parts])
 
 
-def write_all(parts: Sequence[Part], content: Bytes) -> None:
+def write_all(parts: Sequence[ExchangedPart], content: Bytes) -> None:
     """Put the elements of all parts there, one part after the other."""
     for part, piece in zip(parts, divided(content, parts)):
         part.write(piece)
 
 
-def divided(content: Bytes, parts: Sequence[Part]) -> list[Bytes]:
+def divided(content: Bytes, parts: Sequence[ExchangedPart]) -> list[Bytes]:
     """Return the bytes of each part out of those of all."""
     if len(parts) == 1:
         return [content]

@@ -13,7 +13,6 @@ import torch
 from torch._C._profiler import _EventType
 from torch.autograd.profiler import record_function
 
-
 Span = tuple[int, int]
 """When something began and ended, in nanoseconds."""
 

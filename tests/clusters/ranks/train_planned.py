@@ -53,7 +53,8 @@ def compared(file: Path) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found, planned = trained(arrangement, trainfit.load_plan(file))
-    said = [text for text in map(str, (each.message for each in seen)) if "its plan" in text or "the plan" in text]
+    texts = [str(each.message) for each in seen]
+    said = [text for text in texts if "its plan" in text or "the plan" in text]
     keys = [list(map(str, get_model_state_dict(model))) for model in (plain, planned)]
     # What the planned model saves, the other can load.
     folder = str(file.with_suffix(""))

@@ -1,8 +1,8 @@
-"""Every kind of exchange on so many ranks, by gloo and by silent groups: what each rank got, and what it took.
+"""Every kind of exchange on so many ranks, by gloo and by silent groups: what each rank got, and took.
 
     python exchanges.py RANKS FILE
 
-Writes a list with one entry per rank: (results of gloo, results of silent groups, bytes that the profiler saw).
+Writes a list with one entry per rank: results of gloo, results of silent groups, bytes that the profiler saw.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+from cluster_cases import CASES
 from forked_ranks import run_ranks
-
+from trainfit.capturing.replacing import replaced
 from trainfit.verifying.silent_backend import silent_groups
 from trainfit.workspace.profiler import profile_allocations
 
@@ -149,6 +151,25 @@ def groups_and_handles() -> Results:
     return found
 
 
+def training() -> Results:
+    """Train for three steps, which make their own use of the group that is there.
+
+    On two ranks: with more the order of sums differs, and what an optimizer makes of that.
+    """
+    found: Results = {}
+    if dist.get_world_size() > 2:
+        return found
+    for name in ("fsdp-clip", "ddp", "tp"):
+        with replaced(dist, "init_process_group", lambda original: lambda *_, **__: None):
+            torch.manual_seed(0)
+            step = CASES[name].build()
+        found[f"losses of {name}"] = torch.stack([step.run().detach() for _ in range(3)])
+        weights = [parameter.detach() for parameter in step.model.parameters()]
+        local = [one.to_local() if isinstance(one, DTensor) else one for one in weights]
+        found[f"weights of {name}"] = torch.cat([one.flatten() for one in local])
+    return found
+
+
 def seen_bytes() -> int:
     """Return the most that the profiler sees while tensors are exchanged that are there already."""
     ranks = dist.get_world_size()
@@ -167,7 +188,7 @@ def on_this_rank(silent: bool) -> tuple[Results, int]:
     with silent_groups() if silent else contextlib.nullcontext():
         dist.init_process_group("gloo")
         assert dist.get_backend() == "gloo"
-        found = {**reductions(), **copies(), **between_two(), **groups_and_handles()}
+        found = {**reductions(), **copies(), **between_two(), **groups_and_handles(), **training()}
         seen = seen_bytes() if silent else 0
         dist.barrier()
         if not silent:

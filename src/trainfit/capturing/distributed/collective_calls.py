@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work, _create_work_from_future
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import Work
 from torch._ops import OpOverload
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._pytree import tree_leaves
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
 _functional = torch.ops._c10d_functional
+_c10d: Any = _distributed_c10d
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 
@@ -88,7 +90,7 @@ def _finished(results: list[torch.Tensor]) -> Any:
     """Make what the program waits for. It holds the results, as that of a real backend does."""
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(results)
-    return _create_work_from_future(future).boxed()
+    return _c10d._create_work_from_future(future).boxed()
 
 
 def _agree(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.testing._internal.distributed import fake_pg
+from torch.testing._internal.distributed import fake_pg as _registers_itself  # noqa: F401
 
 from trainfit.capturing.distributed.rank_environment import rank_variables
 from trainfit.capturing.replacing import replaced, replaced_by_name
@@ -24,7 +24,8 @@ from trainfit.errors import CaptureError
 from trainfit.traces.ranks import Cluster
 
 _c10d: Any = distributed_c10d
-_FAKE = fake_pg.dist.Backend.FAKE
+_dist: Any = dist
+_FAKE = distributed_c10d.Backend.FAKE
 _TIMEOUT = distributed_c10d.default_pg_timeout
 _current: Cluster | None = None
 """The cluster whose process this one is at the moment."""
@@ -121,7 +122,7 @@ def _init(cluster: Cluster, original: Any) -> Any:
                 timeout=timeout,
                 world_size=cluster.world_size,
                 rank=cluster.rank,
-                store=dist.HashStore(),
+                store=_dist.HashStore(),
             )
         finally:
             _wanted.pop()
@@ -168,7 +169,7 @@ def _split_group(original: Any) -> Any:
 
 def _alone(*args: Any, **kwargs: Any) -> Any:
     """Make a store of one process, which waits for no other."""
-    return dist.HashStore()
+    return _dist.HashStore()
 
 
 def _backend_name(asked: str | None) -> str:

@@ -37,9 +37,9 @@ def _of_many(session: Session) -> Iterator[None]:
 
     from trainfit.capturing.distributed.lazy_chunks import without_work_per_rank
     from trainfit.capturing.distributed.pipelines import stages_of
-    from trainfit.capturing.distributed.shared_strategies import strategies_shared
     from trainfit.capturing.distributed.sharded_units import units_followed
     from trainfit.capturing.distributed.sharding_kernels import SHARDING_HANDLERS
+    from trainfit.capturing.distributed.shared_strategies import strategies_shared
 
     assert session.cluster is not None
     session.mode.of_cluster = True

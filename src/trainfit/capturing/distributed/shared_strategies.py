@@ -53,7 +53,13 @@ def _once_per_kind(original: Any) -> Any:
 
     def expand(mesh: Any, op_schema: OpSchema, expanded: Any, **how: Any) -> Any:
         try:
-            key = (mesh, op_schema.op, _kind(op_schema), _described(expanded), *_described(sorted(how.items())))
+            key = (
+                mesh,
+                op_schema.op,
+                _kind(op_schema),
+                _described(expanded),
+                *_described(sorted(how.items())),
+            )
             known = found.get(key)
         except TypeError:  # something in it cannot be compared
             return original(mesh, op_schema, expanded, **how)
@@ -71,7 +77,8 @@ def _kind(op_schema: OpSchema) -> Hashable:
 
 def _described(value: Any) -> tuple[Hashable, ...]:
     if isinstance(value, OpStrategy):
-        return tuple((strategy.output_specs, type(strategy)) for strategy in value.strategies)
+        return tuple(strategy.output_specs for strategy in value.strategies)
     if isinstance(value, list | tuple):
         return tuple(_described(one) for one in value)
-    return (type(value), value)
+    same: Hashable = value
+    return type(value).__qualname__, same
