@@ -29,19 +29,9 @@ _KINDS = {
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
 
-_REPEATABLE = frozenset(
-    ("alltoall_base_", "_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_")
-)
-
-
 def fills_outputs(name: str) -> bool:
     """Whether an operator writes to tensors that it is given, and returns what to wait for."""
     return name.partition(".")[0] == "c10d"
-
-
-def is_repeatable(name: str) -> bool:
-    """Whether such an operator may run again on all ranks, which then exchange the same."""
-    return name.split(".")[1] in _REPEATABLE
 
 
 def communicates(name: str) -> bool:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainfit.operators.collectives import fills_outputs, is_repeatable
+from trainfit.operators.collectives import fills_outputs
 from trainfit.planning.groups import Group, groups_of, values_read
 from trainfit.planning.region_flow import RegionFlow, flow_of
 from trainfit.planning.weight_casts import is_kept_by_autocast
@@ -104,8 +104,8 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
         return None
     if any(trace.ops[op].phase != "forward" for op in range(start, end)):
         return None
-    if any(fills_outputs(name) and not is_repeatable(name) for name in map(trace.op_name, range(start, end))):
-        # A message between two ranks is sent once, and a barrier waits once.
+    if any(fills_outputs(trace.op_name(op)) for op in range(start, end)):
+        # Messages and barriers happen once, and other exchanges into given tensors are not known to repeat.
         return None
     if any(op.recompute for op in trace.ops[last.backward_start : first.backward_end]):
         # The step has a checkpoint of its own in there; what that holds the second time is not in the trace.
