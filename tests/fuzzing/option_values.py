@@ -134,6 +134,7 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
     "frontier": {**_CAPTURED, **_COSTS, **_CLUSTER, "--points": NUMBERS, "--refresh": None},
     "verify": {
         **_CAPTURED,
+        "--mesh": MESHES,
         "--plan": PLANS,
         "--costs": WORDS,
         "--refresh": None,

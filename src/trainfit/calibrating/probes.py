@@ -162,8 +162,8 @@ def convolutions(sizes: ProbeSizes, rates: tuple[str, ...]) -> tuple[Probe, ...]
     kinds = (
         ("plain", 256, 256, 3),
         ("pointwise", 256, 256, 1),
-        ("grouped_narrow", 256, 16, 3),
-        ("grouped_wide", 256, 64, 3),
+        ("grouped_narrow", 512, 16, 3),
+        ("grouped_wide", 1024, 32, 3),
         ("grouped_odd", 240, 24, 3),
         ("depthwise_small", 256, 1, 3),
         ("depthwise_large", 256, 1, 7),

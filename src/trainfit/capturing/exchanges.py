@@ -90,8 +90,25 @@ def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | No
 
 def _ranks(name: str) -> tuple[tuple[int, int, int], ...]:
     """Return the ranks of a group as ranges: those of a mesh's dimension are one."""
-    group = next((group for group, known in _groups._world.pg_names.items() if known == name), None)
-    return as_ranges(sorted(_groups.get_process_group_ranks(group))) if group is not None else ()
+    for group in _groups._world.pg_map:
+        if described_group(group).name == name:
+            return _ranges_of(_groups._world.pg_group_ranks[group])
+    return ()
+
+
+def _ranges_of(ranks: dict[int, int]) -> tuple[tuple[int, int, int], ...]:
+    known, found = _ranges.get(id(ranks), (None, ()))
+    if known is not ranks:
+        if len(_ranges) >= _MOST_GROUPS:
+            _ranges.clear()
+        found = as_ranges(sorted(ranks))
+        _ranges[id(ranks)] = ranks, found
+    return found
+
+
+_MOST_GROUPS = 64
+_ranges: dict[int, tuple[dict[int, int] | None, tuple[tuple[int, int, int], ...]]] = {}
+"""What was worked out for the groups that there are: for thousands of ranks it takes long."""
 
 
 def as_ranges(numbers: list[int]) -> tuple[tuple[int, int, int], ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainfit.capturing.values import user_line
 from trainfit.errors import CaptureError
@@ -23,10 +24,20 @@ def gpu_of(cluster: Cluster | None) -> Iterator[None]:
     before = _own
     if cluster is not None:
         _own = (cluster.local_rank, cluster.local_world_size)
+    moved = _own[0] != before[0]
+    if moved:
+        _forget_fake_results()
     try:
         yield
     finally:
         _own = before
+        if moved:
+            _forget_fake_results()
+
+
+def _forget_fake_results() -> None:
+    """Let torch's fake tensors forget what they returned: their answers name the GPU that there was."""
+    FakeTensorMode.cache_clear()
 
 
 def own_number() -> int:

@@ -194,7 +194,9 @@ class Recorder:
         """An optimizer begins its step: what it finds as gradients are gradients, whoever made them."""
         for group in optimizer.param_groups:
             for gradient in (parameter.grad for parameter in group["params"]):
-                for part in strided_parts(gradient) if gradient is not None else ():
+                # The indices of a sparse one may be the tokens themselves.
+                dense = gradient is not None and gradient.layout is torch.strided
+                for part in strided_parts(gradient) if dense else ():
                     live = self.ledger.find(part)
                     if live is not None:
                         live.was_gradient = True
