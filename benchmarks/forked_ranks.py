@@ -57,7 +57,7 @@ def run_ranks(function: Callable[[], Any], size: int, seconds: float = 120.0) ->
 
 
 def _keep_store(given: Connection) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     given.send(store.port)
     while True:
         time.sleep(3600)
