@@ -63,10 +63,7 @@ class TransformersLayout(Layout):
 
     def divide_layers(self, model: nn.Module, mesh: DeviceMesh) -> None:
         """Apply the model's own tensor-parallel plan, in place; what it leaves out is whole on every rank."""
-        from transformers.distributed.tensor_parallel import (
-            apply_tensor_parallelism,
-            replace_layer_number_by_wildcard,
-        )
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         known, apply_plan = cast(Any, model), cast(Any, apply_tensor_parallelism)
         # Whole on every rank, but computing with a part of the heads: ours do that on DTensors.
@@ -81,7 +78,7 @@ class TransformersLayout(Layout):
             tied[1].register_parameter("weight", tied[0].get_parameter("weight"))
         for name, module in model.named_modules():
             if any(not isinstance(own, DTensor) for own in module.parameters(recurse=False)):
-                is_summed = replace_layer_number_by_wildcard(name) in summed
+                is_summed = _name_in_plan(name) in summed
                 parallelize_module(module, mesh, Copied(partial_gradients=is_summed))
 
     def stage(self, model: nn.Module, number: int, stages: int, seq: int) -> nn.Module:
@@ -99,6 +96,11 @@ def _tied_head(model: Any) -> tuple[nn.Module, nn.Module] | None:
     if head is None or getattr(head, "weight", None) is not getattr(embedding, "weight", None):
         return None
     return (embedding, head) if _name_in(model, head) in model.tp_plan else None
+
+
+def _name_in_plan(name: str) -> str:
+    """Return what a plan calls the module: it has a star for the number of a layer."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _name_in(model: nn.Module, module: nn.Module) -> str:
