@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -10,8 +12,11 @@ from trainfit.plans.plan_origin import other_step
 from trainfit.report.data import Compared, VerificationData
 from trainfit.report.tables import NumberTable, indented, percent, safe, settings_lines, stacked
 
-_MOST_DIFFERENCES = 5
-EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
+if TYPE_CHECKING:
+    from trainfit.report.rank_report import RankVerificationData
+
+MOST_DIFFERENCES = 5
+_EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
 
 
 def verification_view(data: VerificationData) -> RenderableType:
@@ -22,21 +27,28 @@ def verification_view(data: VerificationData) -> RenderableType:
         f"ops, measured in {format_seconds(subject.seconds['measure'])} "
         f"({runs} run{'' if runs == 1 else 's'} of the step), torch {subject.torch}"
     )
+    answer = answer_lines(_verdict(data), data, _same_results(data))
+    return stacked(answer, [_figures(data)], warnings=subject.warnings, footer=footer)
+
+
+def answer_lines(
+    verdict: Text, data: VerificationData | RankVerificationData, results: list[RenderableType]
+) -> list[RenderableType]:
+    """Put the verdict first, then what the step is, whether the plan is of another one, and its results."""
     other = other_step(data.plan_differences)
-    verdict = [
-        _verdict(data),
-        *settings_lines(subject),
+    return [
+        verdict,
+        *settings_lines(data.subject),
         *([safe(other, "yellow")] if other else []),
-        *([] if data.plan_made_for is None else _same_results(data)),
+        *([] if data.plan_made_for is None else results),
     ]
-    return stacked(verdict, [_figures(data)], warnings=subject.warnings, footer=footer)
 
 
 def _figures(data: VerificationData) -> NumberTable:
     if data.compiled:
         table, compare = NumberTable("", "eager, predicted", "compiled, measured", "ratio"), _ratio
     else:
-        table, compare = NumberTable("", "predicted", "measured", "error"), _error
+        table, compare = NumberTable("", "predicted", "measured", "error"), error_cell
     peak, before, seconds = data.peak_bytes, data.persistent_bytes, data.seconds
     peak_error, ratio = compare(peak), 1.0 if seconds.ratio is None else seconds.ratio
     time_error = Text(f"{ratio:.2f} x" if data.compiled else f"{ratio - 1:+.1%}")
@@ -90,24 +102,30 @@ def _other_plan_verdict(data: VerificationData) -> Text:
 
 def _same_results(data: VerificationData) -> list[RenderableType]:
     """Say whether the plan changed the results, where, and what was not compared."""
-    line = Text("With the plan the loss is ").append(*EQUALITY[data.loss_equal])
-    line.append(", the gradients are ").append(*EQUALITY[data.gradients_equal])
-    line.append(", parameters and buffers afterwards are ").append(*EQUALITY[data.state_equal])
-    line.append(" (bit by bit, measured).")
+    line = equality_line("With the plan", data)
     if data.gradients_equal is False and data.relative_gradient_difference is not None:
         line.append(f" Gradients are up to {data.relative_gradient_difference:.1e} of the largest apart.")
     return [
         line,
-        *indented([f"not equal: {text}" for text in data.differences], _MOST_DIFFERENCES),
-        *indented([f"not compared: {text}" for text in data.not_compared], _MOST_DIFFERENCES),
+        *indented([f"not equal: {text}" for text in data.differences], MOST_DIFFERENCES),
+        *indented([f"not compared: {text}" for text in data.not_compared], MOST_DIFFERENCES),
     ]
+
+
+def equality_line(where: str, data: VerificationData | RankVerificationData) -> Text:
+    """Say which results are the same as without the plan."""
+    line = Text(f"{where} the loss is ").append(*_EQUALITY[data.loss_equal])
+    line.append(", the gradients are ").append(*_EQUALITY[data.gradients_equal])
+    line.append(", parameters and buffers afterwards are ").append(*_EQUALITY[data.state_equal])
+    return line.append(" (bit by bit, measured).")
 
 
 def _ratio(figure: Compared[int]) -> Text:
     return Text("-" if figure.ratio is None else f"{figure.ratio:.2f} x")
 
 
-def _error(figure: Compared[int]) -> Text:
+def error_cell(figure: Compared[int]) -> Text:
+    """Say how far off a figure is."""
     if figure.exact:
         return Text("exact", "green")
     if figure.error is None:
