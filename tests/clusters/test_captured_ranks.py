@@ -125,6 +125,9 @@ def test_what_is_said_about_a_rank() -> None:
     assert found["communication_bytes"] == found["by_category"]["communication"]
     # A step this small waits for the host, which hides them.
     assert 0 <= found["exposed_communication_seconds"] <= found["communication_seconds"]
+    # Queues run beside each other: shares are of what all of them do.
+    assert sum(operator["share"] for operator in found["operators"]) == pytest.approx(1.0)
+    assert found["unpriced"] == []
     assert 0 < found["communication_seconds"] < found["step_seconds"]
     (root,) = (module for module in found["modules"] if module["depth"] == 0)
     assert root["whole_parameter_bytes"] == 4 * 1_787_008

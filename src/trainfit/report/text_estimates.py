@@ -169,10 +169,12 @@ def _time(time: StepTime, device: str, *, divided: bool) -> Text:
         rates.append(f"MFU {time.model_flops_utilisation:.1%}")
     line.append(f" {', '.join(rates)}.")
     if time.communication_seconds:
-        line.append(
-            f" Communication takes {format_seconds(time.communication_seconds)}, and the step is "
-            f"{format_seconds(time.exposed_communication_seconds)} longer for it; the rest is hidden."
-        )
+        line.append(f" Communication takes {format_seconds(time.communication_seconds)}, ")
+        longer = time.exposed_communication_seconds
+        if longer < _NOTICEABLE * time.communication_seconds:
+            line.append("all of it hidden behind the rest of the step.")
+        else:
+            line.append(f"and the step is {format_seconds(longer)} longer for it; the rest is hidden.")
     if time.launch_bound:
         line.append(
             f" Launch-bound: {device} waits {time.waiting_share:.0%} of the step for the host to issue "
