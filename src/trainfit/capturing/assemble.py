@@ -229,6 +229,7 @@ def _storage(live: LiveStorage, category: str, born: int) -> t.Storage:
         resizes=tuple(live.resizes),
         born=born,
         stream=live.stream,
+        also_used_on=tuple(live.also_used_on),
     )
 
 

@@ -44,6 +44,8 @@ class LiveStorage:
     """Size of the torch storage itself; `nbytes` is what it asks of the device: 0 if it is elsewhere."""
     stream: str = COMPUTE
     """The stream that it was made on."""
+    also_used_on: list[str] = field(default_factory=list)
+    """Streams that `record_stream` named."""
     producer_op: int = -1
     index: int = -1
     born: tuple[str, int] | None = None

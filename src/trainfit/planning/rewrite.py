@@ -99,6 +99,9 @@ def _moved(storage: Storage, new: Renumbering) -> Storage:
         tuple([_moved_hold(hold, new) for hold in storage.holders]),
         tuple([(new.start(time), size) for time, size in storage.resizes]),
         new.start(storage.born),
+        storage.gathered,
+        storage.stream,
+        storage.also_used_on,
     )
 
 
@@ -128,7 +131,9 @@ def _copies(
             end = max(end, made + 1)
             numbers[effect.region.start, number] = len(storages)
             held = (Interval("program", made, end),)
-            storages.append(Storage(trace.storages[number].bytes, "activation", made, made, end, held))
+            original = trace.storages[number]
+            again = Storage(original.bytes, "activation", made, made, end, held, stream=original.stream)
+            storages.append(again)
     return numbers
 
 

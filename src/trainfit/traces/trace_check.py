@@ -163,7 +163,7 @@ def _storage(trace: Trace, number: int, storage: Storage) -> None:
         _require(times == sorted(times), "it is resized during the step, while it is alive, in order")
         _require(min(size for _, size in storage.resizes) >= 0, "its new sizes are not negative")
     _require(storage.category == "parameter" or not storage.gathered, "what is gathered is a parameter")
-    _require(bool(storage.stream), "its stream has a name")
+    _require(all((storage.stream, *storage.also_used_on)), "its streams have names")
     _require(bool(storage.holders), "somebody holds every storage")
     last = 0.0
     for interval in storage.holders:

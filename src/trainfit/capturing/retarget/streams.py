@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.own_gpu import own_device, own_number, refuse_second_gpu
 from trainfit.traces.trace import COMPUTE
 
@@ -149,6 +150,18 @@ class PretendedEvent:
 
     def elapsed_time(self, other: Any) -> float:
         return 0.0
+
+
+def record_stream_for(streams: Streams) -> Any:
+    """Make `Tensor.record_stream`: the memory is not used again before that stream is done with it."""
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        for part in strided_parts(tensor):
+            live = streams.recorder.ledger.find(part)
+            if live is not None and stream.name not in (live.stream, *live.also_used_on):
+                live.also_used_on.append(stream.name)
+
+    return record_stream
 
 
 def answers_about_streams(streams: Streams) -> dict[str, Any]:
