@@ -57,11 +57,16 @@ class Renumbering:
             self._before.append(self._before[-1] + len(effect.segment))
         self._shift = np.array(self._before, dtype=np.int64)
         self.ordered = ordered
+        self._ops = len(trace.ops)
         self.first_insert = min(self._inserts, default=len(trace.ops))
 
     def start(self, time: int) -> int:
         """Return the new number of an op: after the segments that are inserted before it; -1 stays -1."""
         return time + self._before[bisect.bisect_right(self._inserts, time)]
+
+    def waited_for(self, op: int) -> int:
+        """Return the new number of an op that another waits for; those of the step before are negative."""
+        return self.start(op) if op >= 0 else self.start(op + self._ops) - self._ops - self._before[-1]
 
     def end(self, time: int) -> int:
         """Return the new time of a release before an op: before the segments that are inserted there."""
@@ -159,7 +164,7 @@ def _ops(
             effect = pending.pop()
             ops += _segment(trace, effect, new.segment_start[effect.region.start], copies)
         if op.waits_for:
-            op = replace(op, waits_for=tuple(new.start(other) for other in op.waits_for))
+            op = replace(op, waits_for=tuple(new.waited_for(other) for other in op.waits_for))
         effect_here = region_of.get(op.forward_op)
         if effect_here is not None:
             first = effect_here.region.start

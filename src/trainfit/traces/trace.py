@@ -90,7 +90,7 @@ class Op:
     queue: str = COMPUTE
     """What runs in order: `compute`, or another stream, or a communication group's."""
     waits_for: tuple[int, ...] = ()
-    """Ops of other queues that are done before this one begins."""
+    """Ops of other queues that are done before this one begins; -1 is the last op of the step before."""
     host_waits: bool = False
     """Whether the host goes on only when this op, and so all before it on its queue, is done."""
     reads_value: bool = False

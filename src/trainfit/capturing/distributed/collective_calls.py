@@ -47,7 +47,10 @@ def exchange(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywo
         live.known for live in written if _is_input_too(func)
     )
     mode.recorder.record(call, lives, written, ())
-    mode.recorder.queues.makes(written)
+    asynchronous = any(
+        argument.name == "asyncOp" and value is True for argument, value in zip(func._schema.arguments, args)
+    )
+    mode.recorder.queues.makes(written, _stashed(mode, tensors) if asynchronous else ())
     for live in written:
         live.exchanged = True
     collective = collective_of(call.operator.name, key[1:])
@@ -74,8 +77,17 @@ def make(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords)
         result = mode.hollow(func, call, args, kwargs, tensors, lives)
     else:
         result = mode.adopted(call, values, lives)
-    mode.recorder.queues.makes([mode.live(tensor) for tensor in _tensors(result)])
+    made = [mode.live(tensor) for tensor in _tensors(result)]
+    mode.recorder.queues.makes(made, _stashed(mode, tensors))
     return result
+
+
+def _stashed(mode: CaptureMode, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what an asynchronous collective keeps until it is waited for: NCCL's keep all they are given.
+
+    They run on a stream of their own, and do so instead of `record_stream`. Others run on the program's.
+    """
+    return [] if mode.streams is None else tensors
 
 
 def _is_input_too(func: OpOverload) -> bool:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.own_gpu import own_device, own_number, refuse_second_gpu
+from trainfit.capturing.plain_tensors import strided_parts
+from trainfit.capturing.queues import Moment
 from trainfit.traces.trace import COMPUTE
 
 if TYPE_CHECKING:
-    from trainfit.capturing.queues import Moment
     from trainfit.capturing.recorder import Recorder
 
 
@@ -133,7 +133,7 @@ class PretendedEvent:
     _streams: Streams
 
     def __init__(self, *flags: Any, **named: Any) -> None:
-        self.moment: Moment = ()
+        self.moment = Moment()
         self.device = own_device()
 
     def record(self, stream: PretendedStream | None = None) -> None:
