@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class QueueMoment:
     """What has to be done before something may begin: the last op of each queue that matters."""
 
     recording: int = 0
@@ -78,11 +78,11 @@ class Queues:
         self._last[queue] = number
         return queue, self._new(queue, waits)
 
-    def moment(self, stream: str) -> Moment:
+    def moment(self, stream: str) -> QueueMoment:
         """Return what has to be done for everything that a stream was given so far to be done."""
-        return Moment(self._recording, tuple(self._before_now(stream)))
+        return QueueMoment(self._recording, tuple(self._before_now(stream)))
 
-    def wait(self, moment: Moment, stream: str) -> None:
+    def wait(self, moment: QueueMoment, stream: str) -> None:
         """Let a stream wait before it goes on; what was recorded before the last run is done anyway."""
         if moment.recording == self._recording:
             self._let_wait(moment.ops, stream)

@@ -13,7 +13,7 @@ import torch
 
 from trainfit.capturing.own_gpu import own_device, own_number, refuse_second_gpu
 from trainfit.capturing.plain_tensors import strided_parts
-from trainfit.capturing.queues import Moment
+from trainfit.capturing.queues import QueueMoment
 from trainfit.traces.trace import COMPUTE
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class PretendedStream:
     def device_index(self) -> int:
         return own_number()
 
-    def moment(self) -> Moment:
+    def moment(self) -> QueueMoment:
         return self._streams.recorder.queues.moment(self.name)
 
     def wait_event(self, event: PretendedEvent) -> None:
@@ -133,7 +133,7 @@ class PretendedEvent:
     _streams: Streams
 
     def __init__(self, *flags: Any, **named: Any) -> None:
-        self.moment = Moment()
+        self.moment = QueueMoment()
         self.device = own_device()
 
     def record(self, stream: PretendedStream | None = None) -> None:
