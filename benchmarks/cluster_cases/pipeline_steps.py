@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 import trainfit
 
-from .small_transformer import HEADS, VOCABULARY, WIDTH, TransformerBlock, token_batch, token_loss
+from .small_transformer import HEADS, VOCABULARY, WIDTH, TransformerBlock, start, token_batch, token_loss
 
 MICRO_BATCHES = 4
 
@@ -28,12 +28,12 @@ def _part(number: int, parts: int) -> nn.Module:
 
 
 def _pipeline(per_rank: int, schedule_of: Callable[[list[PipelineStage]], Any]) -> trainfit.Step:
-    dist.init_process_group("gloo")
+    device = start()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     parts = per_rank * ranks
     numbers = range(rank, parts, ranks)
-    model = nn.ModuleList(_part(number, parts) for number in numbers)
-    stages = [PipelineStage(part, number, parts, torch.device("cpu")) for part, number in zip(model, numbers)]
+    model = nn.ModuleList(_part(number, parts) for number in numbers).to(device)
+    stages = [PipelineStage(part, number, parts, device) for part, number in zip(model, numbers)]
     schedule = schedule_of(stages)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = token_batch(batch=8)

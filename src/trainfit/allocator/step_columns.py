@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from trainfit.allocator.event_sequence import AllocationSequence
 from trainfit.allocator.replay_loop import ALLOCATE, FREE
+from trainfit.allocator.training_steps import stream_numbers
 from trainfit.devices.library_handles import LibraryWorkspace
-from trainfit.traces.trace import Trace
+from trainfit.traces.trace import COMPUTE, Trace
 
 Numbers = NDArray[np.int64]
 
@@ -45,6 +46,8 @@ class StepColumns:
     """Of what is freed at the same time, the order."""
     workspace_ops: Numbers
     workspace_sizes: Numbers
+    streams: Numbers
+    """The stream that each storage is allocated on; 0, the compute queue, is that of workspaces."""
     kept: tuple[tuple[int, int], ...] = ()
     """What libraries keep: the op of the first step that they need it in, and bytes."""
 
@@ -54,9 +57,16 @@ class StepColumns:
         parts = [before, first, *(self._later[number % 2] for number in range(1, steps))]
         found = AllocationSequence()
         for kinds, slots, sizes in parts:
-            found.extend(kinds, slots, sizes)
+            found.extend(kinds, slots, sizes, self._streams_of(slots))
             found.mark()
         found.names = list(range(2 * self._count + 1))
+        return found
+
+    def _streams_of(self, slots: list[int]) -> list[int]:
+        if not self.streams.any():
+            return [0] * len(slots)
+        half = np.concatenate([self.streams, np.zeros(len(self.kept), dtype=np.int64)])
+        found: list[int] = np.concatenate([half, half, [0]])[np.array(slots, dtype=np.int64)].tolist()
         return found
 
     @property
@@ -74,11 +84,12 @@ class StepColumns:
     @cached_property
     def _left(self) -> dict[int, int]:
         """What a step leaves, and which storage of a steady step it is in the next one, which frees it."""
-        freed: defaultdict[int, list[int]] = defaultdict(list)
+        freed: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        kind = list(zip(self.sizes.tolist(), self.streams.tolist()))
         for number in np.flatnonzero((self.start < 0) & (self.end < NEVER) & (self.sizes > 0))[::-1].tolist():
-            freed[int(self.sizes[number])].append(number)
+            freed[kind[number]].append(number)
         left = np.flatnonzero((self.start >= 0) & (self.end == NEVER)).tolist()
-        return {n: freed[int(self.sizes[n])].pop() for n in left if freed[int(self.sizes[n])]}
+        return {number: freed[kind[number]].pop() for number in left if freed[kind[number]]}
 
     @cached_property
     def _first(self) -> tuple[_Events, _Events]:
@@ -167,16 +178,25 @@ _Events = tuple[list[int], list[int], list[int]]
 
 
 def columns_of(trace: Trace, kept: Sequence[LibraryWorkspace] = ()) -> StepColumns | None:
-    """Return the columns of a trace; None where storages change their size, or are too many to number."""
+    """Return the columns of a trace; None where its storages are more than that, or too many to number.
+
+    More is to change the size, to be used on another stream, or to be a workspace on one.
+    """
     storages, unseen = trace.storages, len(trace.releases)
-    if any(storage.resizes for storage in storages) or unseen + len(storages) + len(kept) >= 1 << _ORDER_BITS:
+    if (
+        any(storage.resizes or storage.also_used_on for storage in storages)
+        or unseen + len(storages) + len(kept) >= 1 << _ORDER_BITS
+    ):
         return None
     turn = unseen + np.arange(len(storages))
     # The first release of each: a storage that keeps its size has only one.
     turn[list(reversed(trace.releases))] = np.arange(unseen - 1, -1, -1)
     workspaces = [signature.workspace_bytes for signature in trace.signatures]
     used = [(number, size) for number, op in enumerate(trace.ops) if (size := workspaces[op.signature])]
+    if any(trace.ops[number].queue != COMPUTE for number, _ in used):
+        return None
     ops, sizes = np.array(used, dtype=np.int64).reshape(-1, 2).T
+    streams = stream_numbers(trace)
     return StepColumns(
         start=np.array([storage.start for storage in storages], dtype=np.int64),
         end=np.array([NEVER if s.end is None else s.end for s in storages], dtype=np.int64),
@@ -185,5 +205,6 @@ def columns_of(trace: Trace, kept: Sequence[LibraryWorkspace] = ()) -> StepColum
         turn=turn,
         workspace_ops=ops,
         workspace_sizes=sizes,
+        streams=np.array([streams[storage.stream] for storage in storages], dtype=np.int64),
         kept=tuple((block.first_op, block.bytes) for block in kept),
     )

@@ -17,6 +17,7 @@ from trainfit.api.stopwatch import Stopwatch
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
 from trainfit.devices.architectures import same_kernels
+from trainfit.devices.communicator_buffers import with_communicators
 from trainfit.devices.device_table import Device, find_device
 from trainfit.devices.distinct_ranks import RankPeak
 from trainfit.errors import OptionError, StepError
@@ -84,6 +85,7 @@ class Request:
     def trace(self, cluster: Cluster | None = None, **how: Any) -> Trace:
         """Return the trace of the step: captured now, unless it is one already, which has to fit the device.
 
+        From then on the device has less for tensors, if the step communicates: NCCL takes some of it.
         `cluster` says more exactly which rank it is, in a process that knows. `how` are further arguments of
         `capturing.capture`.
         """
@@ -96,6 +98,7 @@ class Request:
         else:
             mesh = self.cluster.mesh if self.cluster is not None else ()
             trace = self._captured(self.cluster if cluster is None else replace(cluster, mesh=mesh), **how)
+        self.device = with_communicators(self.device, trace)
         self.watch.lap("capture")
         return trace
 

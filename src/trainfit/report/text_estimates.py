@@ -35,6 +35,7 @@ def estimate_view(data: EstimateData) -> RenderableType:
         [_where(data)],
         [_rank(data)] if subject.world_size > 1 else [],
         [_device_memory(data)] if data.smallest_memory_bytes != data.peak_bytes else [],
+        [_communicators(data)] if data.communicator_bytes else [],
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
         [_modules(data.rows, timed=time is not None, divided=subject.world_size > 1)] if data.rows else [],
@@ -113,6 +114,15 @@ def _device_memory(data: EstimateData) -> Text:
             "yellow",
         )
     return line
+
+
+def _communicators(data: EstimateData) -> Text:
+    """Say what NCCL takes, which no tensor can have."""
+    groups = f"{data.communicators} group{'s' if data.communicators != 1 else ''}"
+    return Text(
+        f"NCCL's own buffers take about {format_bytes(data.communicator_bytes)} besides, for {groups} "
+        "(assumed, not measured; what fits is said of the rest)."
+    )
 
 
 def _library_names(data: EstimateData) -> str:
