@@ -67,6 +67,6 @@ CASES: dict[str, ClusterCase] = {
     "pipeline-1f1b": ClusterCase(pipeline.one_forward_one_backward),
     "pipeline-interleaved": ClusterCase(pipeline.interleaved),
     "hf-llama-fsdp": ClusterCase(larger.hf_llama, plans=True),
-    "experts": ClusterCase(larger.experts_parallel),
-    "experts-fsdp": ClusterCase(larger.experts_parallel_and_fsdp, (4,)),
+    "experts": ClusterCase(larger.experts_parallel, plans=True),
+    "experts-fsdp": ClusterCase(larger.experts_parallel_and_fsdp, (4,), plans=True),
 }

@@ -85,6 +85,14 @@ def test_predictions_and_real_ranks_agree_on_usual_steps() -> None:
     assert "6 of 6 ranks within 0.1%, 6 exact to the byte" in done.stdout
 
 
+def test_regions_with_collectives_run_again_on_all_ranks() -> None:
+    """Tokens go to their experts and back inside of the regions, into given tensors."""
+    command = [sys.executable, "benchmarks/cluster_truth.py", "--ranks", "4", "experts"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 of 4 ranks within 0.1%, 4 exact to the byte; 2 of 2 plans hold" in done.stdout
+
+
 @pytest.mark.slow
 def test_predictions_and_real_ranks_agree_on_all_steps(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/cluster_truth.py", "--csv", str(tmp_path / "rows.csv")]
