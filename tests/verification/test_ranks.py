@@ -17,11 +17,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 from trace_text import trace
 
+import trainfit
 from trainfit.api.prove import verify
 from trainfit.api.prove_ranks import verify_ranks
 from trainfit.api.rank_prediction import trace_in_child
 from trainfit.api.request import Request
-from trainfit.errors import OptionError, StepError, TargetError
+from trainfit.errors import OptionError, PlanError, StepError, TargetError
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.verifying.rank_control import started_by_torchrun
@@ -66,6 +67,27 @@ def test_one_rank_prints_one_table(verified: tuple[str, dict[str, Any]]) -> None
     words = " ".join(text.split())
     assert words.count("on 2 ranks: the predicted peak is exact on every rank") == 1
     assert "0 backward" in text and "1 optimizer" in text
+
+
+def test_every_rank_is_compared_with_the_plan_on_its_own_step(tmp_path: Path) -> None:
+    plan = trainfit.plan(f"{STEPS}:build", budget="90KB", cluster=Cluster(world_size=2))
+    trainfit.save_plan(plan, tmp_path / "plan.json")
+    flags = ("--plan", str(tmp_path / "plan.json"), "--json", str(tmp_path / "result.json"))
+    done = torchrun("-m", "trainfit", "verify", f"{STEPS}:build", *flags)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["ranks"]
+    assert first["predicted_peak_bytes"] == plan.peak_bytes
+    assert first["predicted_peak_bytes"] - second["predicted_peak_bytes"] == 2 * 3 * (33 + 1) * 4
+    for rank in (first, second):
+        assert rank["gradients_equal"] and rank["baseline_measured_peak_bytes"] > rank["measured_peak_bytes"]
+        for figure in ("peak", "persistent", "forward", "backward", "optimizer"):
+            assert rank[f"predicted_{figure}_bytes"] == rank[f"measured_{figure}_bytes"], figure
+
+
+def test_a_plan_of_ranks_is_not_verified_in_one_process() -> None:
+    plan = trainfit.plan(f"{STEPS}:build", cluster=Cluster(world_size=2))
+    with pytest.raises(PlanError, match="was made for rank 0 of 2, and this is one process: write torchrun"):
+        verify("gpt2-tiny", plan=plan)
 
 
 def test_a_rank_that_fails_ends_all_with_one_message() -> None:

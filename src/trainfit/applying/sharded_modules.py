@@ -7,7 +7,6 @@ whether a unit gathers again when it is recomputed depends on what autograd has 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +19,6 @@ _CONNECTIONS = ("ProcessGroup", "Backend", "Store", "Work")
 """What other ranks see the state of: a class of somebody's own may be derived from these."""
 
 
-@functools.cache
 def is_distributed(kind: type) -> bool:
     """Whether a class is one of `torch.distributed`'s: meshes, groups, and FSDP's state.
 

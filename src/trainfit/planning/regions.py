@@ -13,7 +13,6 @@ from trainfit.planning.weight_casts import is_kept_by_autocast
 from trainfit.plans.recomputation import copied_before_write
 from trainfit.traces.trace import Interval, Trace
 
-
 _ONCE = ("send", "recv", "barrier")
 """Between ranks that need not run the same code: nobody would be there for a message that is repeated."""
 

@@ -99,6 +99,8 @@ def _moved(storage: Storage, new: Renumbering) -> Storage:
         tuple([_moved_hold(hold, new) for hold in storage.holders]),
         tuple([(new.start(time), size) for time, size in storage.resizes]),
         new.start(storage.born),
+        storage.gathered,
+        storage.stream,
     )
 
 

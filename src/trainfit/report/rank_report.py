@@ -25,7 +25,7 @@ _MOST_DIFFERENCES = 5
 
 @dataclass(frozen=True)
 class RankData:
-    """One rank: predicted against measured. What a plan does not promise, its phases, is None."""
+    """One rank: predicted against measured; with a plan, its decisions on the step of this rank."""
 
     rank: int
     peak_bytes: Compared[int]
@@ -112,7 +112,7 @@ def rank_verification_view(data: RankVerificationData) -> RenderableType:
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} ops per "
         f"rank, measured in {format_seconds(subject.seconds['measure'])}, torch {subject.torch}"
     )
-    other = other_step(data.plan_differences)
+    other = other_step(data.plan_differences, replayed=True)
     verdict = [
         _verdict(data),
         *settings_lines(subject),
