@@ -28,6 +28,9 @@ class ClusterCase:
     ranks: tuple[int, ...] = (2, 4)
     plans: bool = False
     """Whether plans are made for it and applied, too."""
+    plan_per_rank: bool = False
+    """Whether every rank has a plan of its own, because they are stages of a pipeline; else all have that of
+    the first."""
 
 
 CASES: dict[str, ClusterCase] = {
@@ -63,10 +66,10 @@ CASES: dict[str, ClusterCase] = {
     "sequence-parallel": ClusterCase(parallel.sequence_parallel, plans=True),
     "loss-parallel": ClusterCase(parallel.loss_parallel_step, plans=True),
     "tp-fsdp": ClusterCase(parallel.tensor_parallel_and_fsdp, (4,), plans=True),
-    "pipeline-gpipe": ClusterCase(pipeline.gpipe),
-    "pipeline-1f1b": ClusterCase(pipeline.one_forward_one_backward),
-    "pipeline-interleaved": ClusterCase(pipeline.interleaved),
+    "pipeline-gpipe": ClusterCase(pipeline.gpipe, plans=True, plan_per_rank=True),
+    "pipeline-1f1b": ClusterCase(pipeline.one_forward_one_backward, plans=True, plan_per_rank=True),
+    "pipeline-interleaved": ClusterCase(pipeline.interleaved, plans=True, plan_per_rank=True),
     "hf-llama-fsdp": ClusterCase(larger.hf_llama, plans=True),
-    "experts": ClusterCase(larger.experts_parallel),
-    "experts-fsdp": ClusterCase(larger.experts_parallel_and_fsdp, (4,)),
+    "experts": ClusterCase(larger.experts_parallel, plans=True),
+    "experts-fsdp": ClusterCase(larger.experts_parallel_and_fsdp, (4,), plans=True),
 }

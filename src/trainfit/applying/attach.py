@@ -16,7 +16,15 @@ from typing import Any
 from torch import nn
 
 from trainfit.applying.following import followed_ops
-from trainfit.applying.planned_forward import FORWARD, Calls, PlannedForward, planned_forward
+from trainfit.applying.planned_forward import (
+    FORWARD,
+    PART,
+    ROOT,
+    STAGE,
+    Calls,
+    PlannedForward,
+    planned_forward,
+)
 from trainfit.applying.planned_model import PlannedModel, Promise
 from trainfit.applying.region import PlannedCall
 from trainfit.capturing.modules import class_name
@@ -71,12 +79,25 @@ def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None)
     root, root_name = _root(model, plan)
     modules = {f"{root_name}.{path}" if path else root_name: m for path, m in root.named_modules()}
     calls = _calls_of_modules(plan, modules)
-    planned_model = PlannedModel(promise)
-    # The root counts its calls, even where it is no region itself.
-    for name, module in {root_name: root, **{name: modules[name] for name in calls}}.items():
-        planned = PlannedForward(module, name, calls.get(name, {}), planned_model, is_root=module is root)
+    planned_model = PlannedModel(promise, root, root_name)
+    # The root counts its calls, even where it is no region itself; of stages it is told when backward begins.
+    stages = dict(_stages(root, root_name))
+    for name, module in {root_name: root, **stages, **{name: modules[name] for name in calls}}.items():
+        part = ROOT if module is root else STAGE if name in stages else PART
+        planned = PlannedForward(module, name, calls.get(name, {}), planned_model, part)
         object.__setattr__(module, FORWARD, planned)
     return model
+
+
+def _stages(root: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield what is called instead of a root that only holds others: the stages of a pipeline, say."""
+    if type(root).forward is not nn.Module.forward:
+        return
+    for path, child in root.named_children():
+        if type(child).forward is nn.Module.forward:
+            yield from _stages(child, f"{name}.{path}")
+        else:
+            yield f"{name}.{path}", child
 
 
 def _refuse(model: object, plan: object) -> None:

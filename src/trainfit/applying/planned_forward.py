@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from trainfit.applying.execution import execution
 from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
@@ -21,6 +22,8 @@ from trainfit.applying.sharded_modules import units_inside
 FORWARD = "forward"
 """The attribute of a module that hides its class's."""
 Calls = dict[int, PlannedCall]
+ROOT, STAGE, PART = ("root", "stage", "part")
+"""What a module is to the model: the model itself, a part of one that is never called, anything else."""
 _UNITS_INSIDE = "modules inside of it are FSDP units, and the plan was made without them"
 
 
@@ -28,7 +31,7 @@ class PlannedForward:
     """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
 
     def __init__(
-        self, module: nn.Module, name: str, calls: Calls, planned_model: PlannedModel, *, is_root: bool
+        self, module: nn.Module, name: str, calls: Calls, planned_model: PlannedModel, part: str = PART
     ) -> None:
         """Remember what the module's own `forward` is, if it has one that is not its class's."""
         # Weak, so that the module does not keep itself alive.
@@ -36,7 +39,7 @@ class PlannedForward:
         self._name = name
         self._calls = calls
         self._planned_model = planned_model
-        self._is_root = is_root
+        self._part = part
         self._own = vars(module).get(FORWARD)
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
         self._has_units: bool | None = None
@@ -77,10 +80,19 @@ class PlannedForward:
         """Run the module."""
         if self.removed or execution.level:
             return self.__wrapped__(*args, **kwargs)
-        if not self._is_root:
-            return self._run(args, kwargs)
-        with self._planned_model.root_runs():
-            return self._run(args, kwargs)
+        if self._part == ROOT:
+            with self._planned_model.root_runs():
+                return self._run(args, kwargs)
+        result = self._run(args, kwargs)
+        if self._part == STAGE:
+            self._tell_of_backward(result)
+        return result
+
+    def _tell_of_backward(self, result: Any) -> None:
+        """Let calls be counted anew when autograd comes to a stage, also where no region is in it."""
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._planned_model.backward_begins)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         forward = self.__wrapped__

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankData:
-    """One rank: predicted against measured. What a plan does not promise, its phases, is None."""
+    """One rank: predicted against measured; with a plan, its decisions on the step of this rank."""
 
     rank: int
     peak_bytes: Compared[int]
@@ -109,7 +109,7 @@ def rank_verification_view(data: RankVerificationData) -> RenderableType:
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} ops per "
         f"rank, measured in {format_seconds(subject.seconds['measure'])}, torch {subject.torch}"
     )
-    answer = answer_lines(_verdict(data), data, _same_results(data))
+    answer = answer_lines(_verdict(data), data, _same_results(data), replayed=True)
     return stacked(answer, [_figures(data)], warnings=subject.warnings, footer=footer)
 
 

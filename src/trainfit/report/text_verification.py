@@ -32,10 +32,14 @@ def verification_view(data: VerificationData) -> RenderableType:
 
 
 def answer_lines(
-    verdict: Text, data: VerificationData | RankVerificationData, results: list[RenderableType]
+    verdict: Text,
+    data: VerificationData | RankVerificationData,
+    results: list[RenderableType],
+    *,
+    replayed: bool = False,
 ) -> list[RenderableType]:
     """Put the verdict first, then what the step is, whether the plan is of another one, and its results."""
-    other = other_step(data.plan_differences)
+    other = other_step(data.plan_differences, replayed=replayed)
     return [
         verdict,
         *settings_lines(data.subject),

@@ -44,6 +44,12 @@ class Cluster:
         """How many nodes there are."""
         return -(-self.world_size // self.gpus_per_node)
 
+    @property
+    def words(self) -> str:
+        """The rank and the mesh as people say them: `rank 3 of 8 (dp=4, tp=2)`."""
+        mesh = ", ".join(f"{name}={size}" for name, size in self.mesh)
+        return f"rank {self.rank} of {self.world_size}" + (f" ({mesh})" if mesh else "")
+
     def check(self) -> None:
         """Raise one `OptionError` that says what makes no sense."""
         for name, number in (
