@@ -3,6 +3,7 @@
 small_transformer  the model, and the parts of a step that most cases share
 fsdp_steps         FSDP2 and HSDP
 parallel_steps     DistributedDataParallel, tensor, sequence and loss parallelism, with FSDP2 too
+context_steps      context parallelism
 pipeline_steps     pipelines
 larger_models      a transformers model, mixtures of experts
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import trainfit
 
+from . import context_steps as context
 from . import fsdp_steps as fsdp
 from . import larger_models as larger
 from . import parallel_steps as parallel
@@ -63,6 +65,9 @@ CASES: dict[str, ClusterCase] = {
     "sequence-parallel": ClusterCase(parallel.sequence_parallel, plans=True),
     "loss-parallel": ClusterCase(parallel.loss_parallel_step, plans=True),
     "tp-fsdp": ClusterCase(parallel.tensor_parallel_and_fsdp, (4,), plans=True),
+    "context-gathered": ClusterCase(context.gathered),
+    "context-ring": ClusterCase(context.around_the_ring),
+    "context-fsdp": ClusterCase(context.with_fsdp),
     "pipeline-gpipe": ClusterCase(pipeline.gpipe),
     "pipeline-1f1b": ClusterCase(pipeline.one_forward_one_backward),
     "pipeline-interleaved": ClusterCase(pipeline.interleaved),
