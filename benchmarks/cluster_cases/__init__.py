@@ -3,6 +3,7 @@
 small_transformer  the model, and the parts of a step that most cases share
 fsdp_steps         FSDP2 and HSDP
 parallel_steps     DistributedDataParallel, tensor, sequence and loss parallelism, with FSDP2 too
+context_steps      context parallelism
 pipeline_steps     pipelines
 larger_models      a transformers model, mixtures of experts
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import trainfit
 
+from . import context_steps as context
 from . import fsdp_steps as fsdp
 from . import larger_models as larger
 from . import parallel_steps as parallel
@@ -69,6 +71,9 @@ CASES: dict[str, ClusterCase] = {
     "pipeline-gpipe": ClusterCase(pipeline.gpipe, plans=True, plan_per_rank=True),
     "pipeline-1f1b": ClusterCase(pipeline.one_forward_one_backward, plans=True, plan_per_rank=True),
     "pipeline-interleaved": ClusterCase(pipeline.interleaved, plans=True, plan_per_rank=True),
+    "context-gathered": ClusterCase(context.gathered),
+    "context-ring": ClusterCase(context.around_the_ring),
+    "context-fsdp": ClusterCase(context.with_fsdp),
     "hf-llama-fsdp": ClusterCase(larger.hf_llama, plans=True),
     "experts": ClusterCase(larger.experts_parallel, plans=True),
     "experts-fsdp": ClusterCase(larger.experts_parallel_and_fsdp, (4,), plans=True),

@@ -67,8 +67,9 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+        if places is None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)
         for layer in self.layers:
             x = layer(x)

@@ -43,6 +43,12 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
             "--device h100 (in Python device='h100'), or give the function that builds the step a parameter "
             "named device, which gets 'cpu' here."
         )
+    if _CPU_ATTENTION in str(error) and "sharding strategy" in str(error):
+        return CaptureError(
+            f"{user_line_of(error)} calls attention on distributed tensors, as context parallelism does. torch "
+            f"has a way to divide it for GPUs only, and raises on a CPU, too ({_one_line(error)}): name a GPU, "
+            "as in --device h100."
+        )
     if _DISTRIBUTED_REDUCER in str(error):
         return CaptureError(
             f"{user_line_of(error)} makes a DistributedDataParallel: say how many processes there are, with "
@@ -65,6 +71,7 @@ def with_assumption(session: Session, error: UserCodeError) -> UserCodeError:
 
 _NO_CLASS = "Tried to instantiate dummy base class"
 _NO_CUDA = "Torch not compiled with CUDA enabled"
+_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _DISTRIBUTED_REDUCER = "DDP expects same model across all ranks"
 # What torch raises without a GPU; on a GPU the step would not see this error.
 _NO_GPU = (

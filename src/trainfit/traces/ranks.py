@@ -94,7 +94,7 @@ class Collective:
     """What an operator exchanges with other processes."""
 
     kind: str
-    """`all_gather`, `reduce_scatter`, `all_reduce`, ..."""
+    """`all_gather`, `reduce_scatter`, `all_reduce`, ...; `permute`: each sends all it has to one other."""
     group_size: int
     group: str
     """The communication group; each has a queue of its own."""

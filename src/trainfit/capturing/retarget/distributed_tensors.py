@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.distributed.tensor.parallel import loss
 
 from trainfit.capturing.replacing import replaced
@@ -32,7 +33,11 @@ def heard_in_distributed_tensors(heard: Hear) -> Iterator[None]:
         for module in (_random, _dispatch):
             stack.enter_context(replaced(module, "is_rng_supported_mesh", lambda o: lambda mesh: False))
         stack.enter_context(replaced(_random, "_rng_tracker", lambda o: None))
-        for handlers in (dispatcher._custom_op_handlers, loss.customized_loss_ops):
+        for handlers in (
+            dispatcher._custom_op_handlers,
+            loss.customized_loss_ops,
+            _attention.custom_ops,
+        ):
             stack.enter_context(_values_heard(handlers, heard))
         yield
 
