@@ -194,3 +194,44 @@ def test_a_trace_keeps_its_cluster() -> None:
         trainfit.estimate(trace, device=H100, cluster=Cluster(8))
     with pytest.raises(OptionError, match=r"cluster is a trainfit\.Cluster"):
         trainfit.estimate("gpt2-tiny", device=H100, cluster=8)  # type: ignore[arg-type]
+
+
+def pipeline_and_fsdp() -> trainfit.Step:
+    """Two stages of two ranks each, by meshes of the function's own; the second has a larger part."""
+    import os
+
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    dist.init_process_group("nccl")
+    place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("stages", "shards"))
+    stage = mesh["stages"].get_local_rank()
+    part = nn.Sequential(*(nn.Linear(256, 256) for _ in range(1 + 3 * stage))).to(place)
+    fully_shard(part, mesh=mesh["shards"])
+    pipeline = PipelineStage(part, stage, 2, place, group=mesh["stages"].get_group())
+    schedule = ScheduleGPipe(pipeline, 2, loss_fn=lambda output, target: (output - target).square().mean())
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+    data = torch.randn(8, 256).to(place)
+
+    def run() -> None:
+        schedule.step(*((data,) if stage == 0 else ()), **({"target": data} if stage else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return trainfit.Step(model=part, optimizer=optimizer, run=run)
+
+
+def test_the_worst_rank_is_found_without_a_mesh() -> None:
+    found = trainfit.estimate(
+        pipeline_and_fsdp, device=H100, cluster=Cluster(4), worst_rank=True, allocator=None
+    )
+    peaks = {one.rank: one.peak_bytes for one in found.ranks}
+    assert set(peaks) == {0, 1, 2, 3}
+    assert found.trace.cluster is not None and found.trace.cluster.rank in (2, 3)
+    # Four layers of 256 x 256 with a bias instead of one: at least the three more are there, gathered.
+    assert peaks[2] - peaks[0] > 3 * 4 * (256 * 256 + 256)
+    text = str(result_json(estimate_data(found))["ranks"])
+    assert all(str(peak) in text for peak in peaks.values())

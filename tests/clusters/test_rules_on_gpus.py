@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -422,6 +423,29 @@ def mixed_parameters(foreach: bool | None) -> Step:
     parallelize_module(model, mesh, {"1": ColwiseParallel(), "2": RowwiseParallel()})
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     return Step.of(model, torch.randn(8, 64).to(place), loss=torch.Tensor.sum, optimizer=optimizer)
+
+
+def dropout_on_a_distributed_tensor() -> Step:
+    place = start()
+    mesh = dist.device_mesh.init_device_mesh("cuda", (WORLD,))
+    model = nn.Sequential(nn.Linear(64, 256), nn.Dropout(0.1), nn.Linear(256, 64)).to(place)
+    plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel(input_layouts=Shard(-1))}
+    parallelize_module(model, mesh, plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Step.of(model, torch.randn(8, 64).to(place), loss=torch.Tensor.sum, optimizer=optimizer)
+
+
+def test_dropout_on_a_distributed_tensor_takes_what_the_kernel_takes() -> None:
+    """The rank's part of the result and of the mask; the generators' state is on the host."""
+    trace = captured(dropout_on_a_distributed_tensor)
+    inside = [n for n, op in enumerate(trace.ops) if trace.module_name(op.module) == "Sequential.1"]
+    forward = [n for n in inside if trace.ops[n].phase == "forward"]
+    assert [trace.op_name(n) for n in forward] == ["aten.native_dropout.default"]
+    made = [trace.storages[number].bytes for n in forward for number in trace.ops[n].creates]
+    assert made == [4 * 8 * 64, 8 * 64]
+    # No other kernel, no copy to the host and nothing exchanged for it.
+    assert not any(op.host_waits for op in trace.ops)
+    assert {kind for n in inside if (kind := trace.signatures[trace.ops[n].signature].collective)} == set()
 
 
 def test_an_optimizer_of_lists_refuses_plain_and_distributed_tensors_as_on_a_real_gpu() -> None:

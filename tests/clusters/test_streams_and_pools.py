@@ -19,7 +19,9 @@ from trainfit.allocator import AllocationSequence, replay, sequence_text
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.training_steps import stream_numbers
 from trainfit.capturing import capture
+from trainfit.costs.pricing import price_trace
 from trainfit.devices.device_table import find_device
+from trainfit.planning.planner import Planner
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import COMPUTE, Trace
@@ -145,3 +147,18 @@ def test_torchs_own_allocator_agrees(name: str, conf: str) -> None:
         case = allocator_cases.AllocatorCase(text, conf, capacity, 1 << 40, None, False, False)
         theirs = allocator_cases.oracle_answer(ORACLES["2.13.0"], case)
         assert not allocator_cases.first_difference(allocator_cases.our_answer("2.13.0", case), theirs)
+
+
+def test_a_plan_keeps_streams_gathered_parameters_and_what_is_waited_for() -> None:
+    """A region that runs again moves all later ops; those of the step before are counted from its end."""
+    trace = on_gpu("fsdp")
+    planner = Planner(trace, price_trace(trace, H100))
+    planned = planner.smallest().timeline.trace
+    assert len(planned.ops) > len(trace.ops)
+    planned.check()
+    first = next(op for op in planned.ops if op.queue == "copy-in")
+    (before,) = (number for number in first.waits_for if number < 0)
+    assert (planned.ops[before].phase, planned.ops[before].queue) == ("optimizer", COMPUTE)
+    for what in ("stream", "gathered"):
+        kept = [getattr(storage, what) for storage in planned.storages[: len(trace.storages)]]
+        assert kept == [getattr(storage, what) for storage in trace.storages]

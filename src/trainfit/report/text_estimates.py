@@ -90,8 +90,10 @@ def _rank(data: EstimateData) -> Text:
         named = ", ".join(format_count(one.rank) for one in data.ranks[:_MOST_RANKS])
         more = len(data.ranks) - _MOST_RANKS
         named += f" and {more} more" if more > 0 else ""
+        # With a mesh it is known which can differ; without one, what rank 0 communicates in has to do.
+        which = "those that can differ" if mesh else "those looked at, the ends of its groups and all stages"
         line.append(
-            f" It needs the most of those that can differ ({named}), whose peaks are from "
+            f" It needs the most of {which} ({named}), whose peaks are from "
             f"{format_bytes(peaks[0])} to {format_bytes(peaks[-1])}."
         )
     return line
