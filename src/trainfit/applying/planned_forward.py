@@ -40,7 +40,8 @@ class PlannedForward:
         self._calls = calls
         self._planned_model = planned_model
         self._part = part
-        self._eager = has_distributed_weights(module)
+        # Not the root for its own sake: that would keep the compiler from blocks without regions.
+        self._eager = (part != ROOT or bool(calls)) and has_distributed_weights(module)
         self._own = vars(module).get(FORWARD)
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
         self._has_units: bool | None = None
