@@ -50,6 +50,7 @@ CASES: dict[str, ClusterCase] = {
     "fsdp-clip": ClusterCase(fsdp.clipped, plans=True),
     "fsdp-checkpoint-inside": ClusterCase(fsdp.checkpoint_inside),
     "fsdp-checkpoint-around": ClusterCase(fsdp.checkpoint_around),
+    "fsdp-checkpoint-pairs": ClusterCase(fsdp.checkpoint_around_pairs),
     "fsdp-foreach": ClusterCase(fsdp.foreach_adamw),
     "fsdp-fused": ClusterCase(fsdp.fused_adamw),
     "fsdp-loop-sgd": ClusterCase(fsdp.loop_sgd),

@@ -155,6 +155,16 @@ def checkpoint_around() -> trainfit.Step:
     return usual_step(model, adamw(model), token_batch())
 
 
+def checkpoint_around_pairs() -> trainfit.Step:
+    """One checkpoint is around two units: the first is gathered for recomputation, and again for backward."""
+    mesh, model = flat_mesh(), Transformer(layers=4)
+    units = [fully_shard(layer, mesh=mesh) for layer in model.layers]
+    pairs = zip(units[::2], units[1::2])
+    model.layers = nn.ModuleList(_CheckpointedInside(nn.Sequential(*pair)) for pair in pairs)
+    fully_shard(model, mesh=mesh)
+    return usual_step(model, adamw(model), token_batch())
+
+
 def foreach_adamw() -> trainfit.Step:
     model = sharded(Transformer(), flat_mesh())
     return usual_step(model, adamw(model, foreach=True), token_batch())

@@ -17,7 +17,7 @@ from trainfit.applying.execution import execution
 from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
-from trainfit.applying.sharded_modules import units_inside
+from trainfit.applying.sharded_modules import has_distributed_weights, units_inside
 
 FORWARD = "forward"
 """The attribute of a module that hides its class's."""
@@ -40,6 +40,8 @@ class PlannedForward:
         self._calls = calls
         self._planned_model = planned_model
         self._part = part
+        # Not the root for its own sake: that would keep the compiler from blocks without regions.
+        self._eager = (part != ROOT or bool(calls)) and has_distributed_weights(module)
         self._own = vars(module).get(FORWARD)
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
         self._has_units: bool | None = None
@@ -80,6 +82,10 @@ class PlannedForward:
         """Run the module."""
         if self.removed or execution.level:
             return self.__wrapped__(*args, **kwargs)
+        return _uncompiled()(self, args, kwargs) if self._eager else self.called(args, kwargs)
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the module, and see to what its part in the model is."""
         if self._part == ROOT:
             with self._planned_model.root_runs():
                 return self._run(args, kwargs)
@@ -122,6 +128,17 @@ class PlannedForward:
             on_followed = functools.partial(known.learn, circumstances)
         call = RegionCall(self._name, module, forward, planned, self._planned_model, on_followed)
         return call.run(args, kwargs)
+
+
+@functools.cache
+def _uncompiled() -> Callable[[PlannedForward, tuple[Any, ...], dict[str, Any]], Any]:
+    """Return what runs a planned module without the compiler, nor what is inside of it.
+
+    A region interrupts the graph of a compiled module around it. Where distributed tensors cross that gap,
+    autograd is handed plain ones, and fails: with tensor parallelism such a module runs as it is.
+    """
+    disabled: Any = torch.compiler.disable(PlannedForward.called)
+    return disabled  # type: ignore[no-any-return]
 
 
 def planned_forward(module: nn.Module) -> PlannedForward | None:

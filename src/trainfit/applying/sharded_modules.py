@@ -40,6 +40,11 @@ def is_unit(module: nn.Module) -> bool:
     return any(kind.__name__ == _UNIT and _is_of_torch(kind) for kind in type(module).__mro__)
 
 
+def has_distributed_weights(module: nn.Module) -> bool:
+    """Whether tensor parallelism has divided a module, or one inside of it."""
+    return any(_is_of_torch(type(parameter.data)) for parameter in module.parameters())
+
+
 def units_inside(module: nn.Module) -> bool:
     """Whether modules below this one are units of FSDP."""
     return any(is_unit(each) for each in module.modules() if each is not module)
