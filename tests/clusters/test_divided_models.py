@@ -19,6 +19,7 @@ from trainfit.models.recipe import StepOptions
 IMAGES = StepOptions(batch=2, optimizer="sgd")
 PIPELINE = StepOptions(batch=4, seq=32, optimizer="sgd")
 NO_DROPOUT = StepOptions(batch=2, seq=32, optimizer="sgd", set={"dropout": 0.0})
+PIPELINE_NO_DROPOUT = StepOptions(batch=4, seq=32, optimizer="sgd", set={"dropout": 0.0})
 UNEVEN = StepOptions(batch=2, seq=32, optimizer="sgd", set={"vocab_size": 4095})
 BF16 = StepOptions(batch=2, seq=32, optimizer="sgd", dtype="bf16")
 
@@ -43,8 +44,14 @@ WITHIN_ROUNDING = {
         Case("bert-tiny", {"tp": 2}, NO_DROPOUT),
         Case("vit-tiny", {"tp": 2}, IMAGES),
         Case("mixtral-tiny", {"tp": 2}),
+        Case("llama-tiny", {"cp": 2}),
+        Case("gpt2-tiny", {"cp": 2}),
+        Case("bert-tiny", {"cp": 2}, NO_DROPOUT),
+        Case("mixtral-tiny", {"cp": 2}),
         Case("llama-tiny", {"pp": 2}, PIPELINE),
         Case("vit-tiny", {"pp": 2}, StepOptions(batch=4, optimizer="sgd")),
+        Case("gpt2-tiny", {"pp": 2}, PIPELINE),
+        Case("bert-tiny", {"pp": 2}, PIPELINE_NO_DROPOUT),
     ],
     4: [
         Case("llama-tiny", {"dp": 2, "tp": 2}),
@@ -57,6 +64,18 @@ WITHIN_ROUNDING = {
         Case("llama-tiny", {"pp": 2, "dp": 2}, PIPELINE),
         Case("llama-tiny", {"pp": 2, "replicate": 2}, PIPELINE),
         Case("llama-tiny", {"pp": 4}, PIPELINE),
+        Case("gpt2-tiny", {"pp": 4}, PIPELINE),
+        Case("gpt2-tiny", {"pp": 2, "dp": 2}, PIPELINE),
+        Case("gpt2-tiny", {"pp": 2, "tp": 2}, PIPELINE),
+        Case("bert-tiny", {"pp": 2, "tp": 2}, PIPELINE_NO_DROPOUT),
+        Case("gpt2-tiny", {"pp": 2, "replicate": 2}, PIPELINE),
+        Case("llama-tiny", {"cp": 4}),
+        Case("bert-tiny", {"cp": 4}, NO_DROPOUT),
+        Case("llama-tiny", {"dp": 2, "cp": 2}),
+        Case("llama-tiny", {"replicate": 2, "cp": 2}),
+        Case("llama-tiny", {"cp": 2, "tp": 2}),
+        Case("gpt2-tiny", {"cp": 2, "tp": 2}),
+        Case("llama-tiny", {"pp": 2, "cp": 2}, PIPELINE),
     ],
 }
 LLAMA: dict[str, Any] = {
