@@ -98,7 +98,10 @@ class TransformersLayout(Layout):
         if tied is not None:
             # A head that is divided along the vocabulary takes the embedding along.
             plan[_name_in(model, tied[0])] = "embedding_rowwise"
-        apply_plan(model, mesh, plan)
+        # With a number in the place of each star; a weight that is shared has one name only.
+        names = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
+        numbered = known._expand_parallel_plan(plan).items()
+        apply_plan(model, mesh, {name: style for name, style in numbered if name in names})
         if tied is not None:
             tied[1].register_parameter("weight", tied[0].get_parameter("weight"))
         for name, module in model.named_modules():
