@@ -4,6 +4,7 @@ small_transformer  the model, and the parts of a step that most cases share
 fsdp_steps         FSDP2 and HSDP
 parallel_steps     DistributedDataParallel, tensor, sequence and loss parallelism, with FSDP2 too
 context_steps      context parallelism
+processor_rings    attention of processors that torch can divide along the sequence
 pipeline_steps     pipelines
 larger_models      a transformers model, mixtures of experts
 """

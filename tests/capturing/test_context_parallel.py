@@ -137,7 +137,9 @@ def test_kernels_for_float32_take_part_in_rings() -> None:
 
 def test_processors_are_refused_as_torch_refuses_them() -> None:
     build = partial(attention_step, 2, "allgather", "cpu", torch.float32)
-    with pytest.raises(CaptureError, match=r"for GPUs only, and raises on a CPU, too .*for_cpu.*--device h100"):
+    with pytest.raises(
+        CaptureError, match=r"for GPUs only, and raises on a CPU, too .*for_cpu.*--device h100"
+    ):
         capture(build, cluster=Cluster(2))
 
 

@@ -159,7 +159,16 @@ def test_a_step_of_one_process_says_so() -> None:
         ("llama-3-8b", {"pp": 4}, {}, "add --batch 8 or more"),
         ("llama-tiny", {"pp": 8}, {"batch": 8}, "it has 4 layers, fewer than there are stages"),
         ("resnet-50", {"tp": 2}, {}, "resnet-50 cannot be divided by --mesh tp=2: .*convolutions"),
-        ("llama-3-8b", {"cp": 2}, {}, "llama-3-8b cannot be divided by --mesh cp=2"),
+        (
+            "llama-3-8b",
+            {"cp": 4},
+            {"seq": 100},
+            "cp=4: its 100 tokens cannot be divided into 8 equal pieces, two for each of the 4 ranks",
+        ),
+        ("bert-base", {"cp": 3}, {}, "cannot be divided into 3 equal pieces, one for each of the 3 ranks"),
+        ("vit-b-16", {"cp": 2}, {}, "vit-b-16 cannot be divided by --mesh cp=2: it reads images"),
+        ("llama-3-8b", {"cp": 2, "tp": 8}, {"seq": 8 * 3}, "its 12 tokens cannot be divided evenly among 8"),
+        ("llama-tiny", {"cp": 2}, {"dtype": "fp32"}, "no fused kernel .*use bfloat16 or float16"),
         ("gpt2", {"dp": 2}, {"dtype": "fp16-autocast"}, "--dtype fp16-autocast and --mesh"),
         (build_with_mesh, {}, {}, "needs mesh; pass --mesh dp=8,tp=4"),
     ],
@@ -174,6 +183,28 @@ def test_one_message_for_what_cannot_be_divided(
             cluster=cluster(**sizes) if sizes else Cluster(8),
             options=StepOptions(**options),
         )
+
+
+def test_processors_have_no_context_parallelism() -> None:
+    with pytest.raises(OptionError, match=r"on GPUs only; name one, as in --device h100"):
+        trainfit.capture("llama-tiny", device="cpu", cluster=cluster(cp=2))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_has_its_part_of_every_sequence(rank: int) -> None:
+    """256 tokens: 64 for each of four ranks. Parameters are divided among them, too."""
+    options = StepOptions(batch=2, seq=256, dtype="bf16")
+    trace = trainfit.capture("llama-tiny", device=H100, cluster=cluster(rank, dp=2, cp=4), options=options)
+    assert whole_and_local(trace)["blocks.0.feed_forward.up"] == (2 * 352 * 128, 2 * 44 * 128)
+    by_name = {module.name.partition(".")[2]: number for number, module in enumerate(trace.modules)}
+    logits = {
+        trace.storages[number].bytes
+        for op in trace.ops
+        if op.module == by_name["head"] and op.phase == "forward"
+        for number in op.creates
+    }
+    assert 2 * 2 * 64 * 4096 in logits  # bfloat16, two samples
+    assert trace.settings.batch == 2 and trace.settings.seq == 256
 
 
 def test_a_world_size_alone_does_not_divide_a_built_in_model() -> None:
