@@ -25,8 +25,8 @@ Numbers = NDArray[np.int64]
 
 NEVER = 1 << 40
 """The end of what is still there after the step; a time that no step has."""
-_RELEASE, _CREATE, _WORKSPACE = 0, 2, 3
-"""What comes first at one time, as in `trace_events.py`; nothing grows here."""
+_RELEASE, _GROW, _CREATE, _WORKSPACE = range(4)
+"""What comes first at one time, as in `trace_events.py`."""
 _ORDER_BITS = 24
 
 
@@ -34,7 +34,9 @@ _ORDER_BITS = 24
 class StepColumns:
     """The storages of a step, one entry for each in every column, and the workspaces of its kernels.
 
-    Times are those of the trace: -1 for what was there before, `NEVER` for what stays.
+    Times are those of the trace: -1 for what was there before, `NEVER` for what stays. A storage that is
+    empty before and after the step, and has memory for a while in it (FSDP gathers parameters so), is an
+    entry without bytes; the times for which it has some are entries of their own, behind all storages.
     """
 
     start: Numbers
@@ -48,6 +50,8 @@ class StepColumns:
     workspace_sizes: Numbers
     streams: Numbers
     """The stream that each storage is allocated on; 0, the compute queue, is that of workspaces."""
+    fillings: tuple[int, int] = (0, 0)
+    """From which entry and before which one: storages that were empty and become so again."""
     kept: tuple[tuple[int, int], ...] = ()
     """What libraries keep: the op of the first step that they need it in, and bytes."""
 
@@ -155,9 +159,10 @@ class StepColumns:
         used = np.repeat(self.workspace_ops, 2)
         allocates = np.tile([True, False], len(self.workspace_ops))
         times = np.concatenate([start[made], end[freed], used])
+        grows = (made >= self.fillings[0]) & (made < self.fillings[1])
         part = np.concatenate(
             [
-                np.full(len(made), _CREATE),
+                np.where(grows, _GROW, _CREATE),
                 np.where(at_once, _CREATE, _RELEASE),
                 np.full(len(used), _WORKSPACE),
             ]
@@ -180,31 +185,61 @@ _Events = tuple[list[int], list[int], list[int]]
 def columns_of(trace: Trace, kept: Sequence[LibraryWorkspace] = ()) -> StepColumns | None:
     """Return the columns of a trace; None where its storages are more than that, or too many to number.
 
-    More is to change the size, to be used on another stream, or to be a workspace on one.
+    More is to change the size otherwise than from none and back, to be used on another stream, or to be a
+    workspace on one.
     """
     storages, unseen = trace.storages, len(trace.releases)
+    fillings = _fillings(trace)
     if (
-        any(storage.resizes or storage.also_used_on for storage in storages)
-        or unseen + len(storages) + len(kept) >= 1 << _ORDER_BITS
+        fillings is None
+        or any(storage.also_used_on for storage in storages)
+        or unseen + len(storages) + len(fillings) + len(kept) >= 1 << _ORDER_BITS
     ):
         return None
     turn = unseen + np.arange(len(storages))
     # The first release of each: a storage that keeps its size has only one.
     turn[list(reversed(trace.releases))] = np.arange(unseen - 1, -1, -1)
+    filler, begins, ends, filled, turns = np.array(fillings, dtype=np.int64).reshape(-1, 5).T
     workspaces = [signature.workspace_bytes for signature in trace.signatures]
     used = [(number, size) for number, op in enumerate(trace.ops) if (size := workspaces[op.signature])]
     if any(trace.ops[number].queue != COMPUTE for number, _ in used):
         return None
     ops, sizes = np.array(used, dtype=np.int64).reshape(-1, 2).T
-    streams = stream_numbers(trace)
+    numbered = stream_numbers(trace)
+    stream = np.array([numbered[storage.stream] for storage in storages], dtype=np.int64)
     return StepColumns(
-        start=np.array([storage.start for storage in storages], dtype=np.int64),
-        end=np.array([NEVER if s.end is None else s.end for s in storages], dtype=np.int64),
-        sizes=np.array([storage.bytes for storage in storages], dtype=np.int64),
-        born=np.array([storage.born for storage in storages], dtype=np.int64),
-        turn=turn,
+        start=np.array([*(storage.start for storage in storages), *begins], dtype=np.int64),
+        end=np.array([*(NEVER if s.end is None else s.end for s in storages), *ends], dtype=np.int64),
+        sizes=np.array([*(storage.bytes for storage in storages), *filled], dtype=np.int64),
+        born=np.array([*(storage.born for storage in storages), *[-1] * len(fillings)], dtype=np.int64),
+        turn=np.concatenate([turn, turns]),
         workspace_ops=ops,
         workspace_sizes=sizes,
-        streams=np.array([streams[storage.stream] for storage in storages], dtype=np.int64),
+        streams=np.concatenate([stream, stream[filler]]),
+        fillings=(len(storages), len(storages) + len(fillings)),
         kept=tuple((block.first_op, block.bytes) for block in kept),
     )
+
+
+def _fillings(trace: Trace) -> list[tuple[int, int, int, int, int]] | None:
+    """Return which storages that are empty have memory when: from, until, bytes, the turn of the release.
+
+    None where some storage changes its size in another way.
+    """
+    resized = {number: storage for number, storage in enumerate(trace.storages) if storage.resizes}
+    turns: defaultdict[int, list[int]] = defaultdict(list)
+    for turn in range(len(trace.releases) - 1, -1, -1):
+        if trace.releases[turn] in resized:
+            turns[trace.releases[turn]].append(turn)
+    found: list[tuple[int, int, int, int, int]] = []
+    for number, storage in resized.items():
+        resizes = list(dict(storage.resizes).items())
+        alternates = all(bool(size) != place % 2 for place, (_, size) in enumerate(resizes))
+        if not storage.persistent or storage.bytes or storage.end is not None or not alternates:
+            return None
+        if len(resizes) % 2 or resizes[0][0] < 0:
+            return None
+        for (begin, size), (end, _) in zip(resizes[::2], resizes[1::2]):
+            turn = turns[number].pop() if turns[number] else len(trace.releases) + number
+            found.append((number, begin, end, size, turn))
+    return found

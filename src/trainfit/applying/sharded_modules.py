@@ -2,7 +2,8 @@
 
 A region runs inside of its module's hooks. So a unit of FSDP can be a region: its parameters are gathered
 before its `forward`, and before autograd comes to it in backward. A region around units cannot be followed:
-whether a unit gathers again when it is recomputed depends on what autograd has done so far.
+when it is recomputed, FSDP gathers those units that backward has not gathered yet, and leaves out the others,
+so that other operators run than in forward.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from trainfit.errors import PlanDoesNotFit
 from trainfit.planning.certify import promised_peak
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.model_calls import calls_in_pass, forward_ops
+from trainfit.planning.model_calls import around_units, calls_in_pass, forward_ops
 from trainfit.planning.regions import RegionGraph, chain_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.plans.plan import RECOMPUTE, SAVE, Plan, Region
@@ -37,11 +37,13 @@ def _effects(plan: Plan, trace: Trace) -> Iterator[Effect]:
     calls: _Calls = {}
     for number, place in calls_in_pass(trace).items():
         calls.setdefault((trace.module_name(trace.calls[number].module), place), []).append(number)
-    seconds = [0.0] * len(trace.ops)
+    seconds, around = [0.0] * len(trace.ops), around_units(trace)
     for row in _rows(plan):
         found = [_calls_of(region, calls) for region in row]
         # One region for each pass over the model: a plan decides the same for all of them.
         for together in zip(*found):
+            if around.intersection(together):
+                raise PlanDoesNotFit(f"{row[0].module} is around FSDP units, and would not be recomputed.")
             graph = chain_graph(trace, together, seconds)
             if graph is None:
                 raise PlanDoesNotFit(f"{row[0].module} cannot be checkpointed in this step.")

@@ -58,6 +58,9 @@ class PlannedColumns:
             return None
         new = Renumbering(self.trace, effects)
         start, end = new.starts(base.start), np.where(base.end == NEVER, NEVER, new.ends(base.end))
+        # What is emptied at some time is so after what runs again there, as what is filled.
+        filled = slice(*base.fillings)
+        end[filled] = new.starts(base.end[filled])
         for number, moment, effect in ends_of(self.trace, effects):
             time = new.after(moment, effect)
             end[number] = NEVER if time is None else max(time, int(start[number]) + 1)

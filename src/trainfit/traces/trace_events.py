@@ -35,7 +35,7 @@ def events_of(trace: Trace) -> tuple[Event, ...]:
             key = (time, _GROW, number)
             if size < last:
                 key = (time, _RELEASE, turns[number].pop() if turns[number] else unseen + number)
-            if time == storage.start:
+            if time == storage.start and last:
                 key = (time, _CREATE, number)  # gone before the op that it was made in
             changes = (change for change in (size, -last) if change)
             found += [(key, Event(time, number, change, storage.stream)) for change in changes]
