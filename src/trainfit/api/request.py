@@ -14,6 +14,7 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.named_options import named_options
 from trainfit.api.ranks_compared import check_cluster, worst_of
 from trainfit.api.stopwatch import Stopwatch
+from trainfit.capturing.distributed.fake_groups import rank_of
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
 from trainfit.devices.architectures import same_kernels
@@ -103,11 +104,13 @@ class Request:
         return trace
 
     def _captured(self, cluster: Cluster | None, **how: Any) -> Trace:
+        with rank_of(cluster):  # a file may read RANK, or make the process group, when it is imported
+            target = self.resolved
         return capturing.capture(
-            self.resolved.build,
+            target.build,
             device=self.device,
-            target=self.resolved.name,
-            settings=self.resolved.settings,
+            target=target.name,
+            settings=target.settings,
             steps=self._steps,
             cluster=cluster,
             **how,

@@ -5,7 +5,8 @@
 - `built_in`: names of built-in models; `inputs`: their random inputs
 - `huggingface`: configs of Hugging Face models; `huggingface_tasks`, `huggingface_inputs`: what they are
   trained for, and on what; `huggingface_layout`, `huggingface_stage`: how they are divided over a mesh
-- `user_code`: functions of the user's own; `function_arguments`: what they are called with
+- `user_code`: functions of the user's own; `executed_code`: their files, as each rank executes them;
+  `function_arguments`: what they are called with
 - `cluster_mesh`: the mesh of `--mesh`, for both; `divided`: models of ours over it
 - `given_values`: what `--set name=value` means
 """

@@ -44,7 +44,7 @@ class TransformersPart(nn.Module):
                 layers[number] = OtherStage()
         if not is_first:
             setattr(base, _FIRST, None)
-            layers[numbers.start].register_forward_pre_hook(self._check_received, with_kwargs=True)
+            layers[0].register_forward_pre_hook(self._check_received, with_kwargs=True)
         if not is_last:
             setattr(base, _LAST, nn.Identity())
             cast(Any, model).set_output_embeddings(None)
