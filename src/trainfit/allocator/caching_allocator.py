@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
 
 from trainfit.allocator import fast_core
@@ -142,11 +142,6 @@ class CachingAllocator:
     def statistics(self) -> AllocatorStatistics:
         """Return all counters as they are now."""
         return statistics_of(self.state)
-
-    @property
-    def blocks(self) -> Mapping[Hashable, MemoryBlock | None]:
-        """The blocks of all that is alive; None for what has no bytes."""
-        return self._alive
 
     def placements(self) -> dict[Hashable, int]:
         """Return the addresses of all that is alive; 0 for what has no bytes."""

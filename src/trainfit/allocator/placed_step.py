@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.allocator.caching_allocator import CachingAllocator
+from trainfit.allocator import fast_core
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.caching_allocator import new_state
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.fast_core import MemoryBlock
 from trainfit.allocator.first_fit import FirstFit
+from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.allocator.placed_blocks import PlacedBlock, PlacedRequest, PlacedSegment, PlacedStep
 from trainfit.allocator.sequence_replay import UNLIMITED
 from trainfit.allocator.training_steps import Request, TrainingSteps
@@ -23,7 +26,7 @@ def placed_step(memory: StepMemory) -> PlacedStep:
     heap: _CachedHeap | FirstFit = FirstFit()
     steps = 4
     if memory.is_simulated:
-        heap, steps = _CachedHeap(CachingAllocator(UNLIMITED, memory.options)), memory.steps
+        heap, steps = _CachedHeap(memory.options), memory.steps
     owner: dict[int, int] = {}
     """The storage of every block, by the number of the request."""
     # One after the other: `origins` is of the requests that were made last.
@@ -61,44 +64,45 @@ def _run(
 
 
 class _CachedHeap:
-    """torch's caching allocator, with its segments."""
+    """torch's caching allocator, with its segments; memory does not run out."""
 
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self._allocator = allocator
+    def __init__(self, options: AllocatorOptions | None) -> None:
+        self._state = new_state(UNLIMITED, options or DEFAULT_OPTIONS)
+        self._blocks: dict[int, MemoryBlock] = {}
 
     @property
     def reserved(self) -> int:
-        return self._allocator.state.reserved
+        return self._state.reserved
 
     def allocate(self, number: int, size: int) -> int:
-        return self._allocator.allocate(number, size)
+        block = fast_core.allocate(self._state, size, 0)
+        assert block is not None, "an unlimited device has run out of memory"
+        self._blocks[number] = block
+        return block.address
 
     def free(self, number: int) -> tuple[int, int]:
         """Return the address and, negative, the bytes that were asked for."""
-        block = self._allocator.blocks[number]
-        assert block is not None
+        block = self._blocks.pop(number)
         address, requested = block.address, block.requested
-        self._allocator.free(number)
+        fast_core.free(self._state, block)
         return address, -requested
 
     def segments(self, owner: dict[int, int]) -> tuple[PlacedSegment, ...]:
         """Return all segments by address: chains of blocks, which end where no memory is mapped."""
-        state = self._allocator.state
-        named = {block.address: number for number, block in self._allocator.blocks.items() if block}
-        every = [block for block in self._allocator.blocks.values() if block]
-        every += state.small.in_order() + state.large.in_order()
+        storage_at = {block.address: owner[number] for number, block in self._blocks.items()}
+        every = [*self._blocks.values(), *self._state.small.in_order(), *self._state.large.in_order()]
         every.sort(key=lambda block: block.address)
         chains: list[list[MemoryBlock]] = []
         for block in every:
             if block.previous is None or not block.previous.mapped:
                 chains.append([])
             chains[-1].append(block)
-        return tuple(_segment(chain, named, owner) for chain in chains)
+        return tuple(_segment(chain, storage_at) for chain in chains)
 
 
-def _segment(chain: Sequence[MemoryBlock], named: dict[int, int], owner: dict[int, int]) -> PlacedSegment:
+def _segment(chain: Sequence[MemoryBlock], storage_at: dict[int, int]) -> PlacedSegment:
     blocks = tuple(
-        PlacedBlock(block.address, block.size, block.requested, owner[named[block.address]])
+        PlacedBlock(block.address, block.size, block.requested, storage_at[block.address])
         if block.busy
         else PlacedBlock(block.address, block.size, 0, None)
         for block in chain

@@ -122,7 +122,8 @@ def _op_seconds(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) 
     """Return by how much the step grows with each op, if they keep the host and their queues busy so long."""
     if costs.host.runs_kernels:
         return np.diff(np.cumsum(host + device), prepend=0.0)
-    return np.diff(np.maximum.accumulate(_steady_ends(trace, costs, host, device)).clip(0.0), prepend=0.0)
+    ends: Seconds = np.maximum.accumulate(_steady_ends(trace, costs, host, device))
+    return np.diff(np.maximum(ends, 0.0), prepend=0.0)
 
 
 def _steady_ends(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> Seconds:
@@ -131,7 +132,8 @@ def _steady_ends(trace: Trace, costs: CostTable, host: Seconds, device: Seconds)
     issue = _Issue(np.tile(host, 2), np.tile(_waits(trace), 2), costs.host.launch)
     launched = np.tile(launches(trace, costs), 2)
     ends = _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), launched)
-    return ends[ops:] - ends[:ops].max(initial=0.0)
+    steady: Seconds = ends[ops:] - ends[:ops].max(initial=0.0)
+    return steady
 
 
 def launches(trace: Trace, costs: CostTable) -> NDArray[np.bool_]:
