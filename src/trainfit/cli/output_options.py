@@ -74,6 +74,15 @@ class StepOutputFlags(OutputFlags):
         ),
     ] = None
 
+    perfetto: Annotated[
+        str | None,
+        option(
+            "F.json",
+            "Write the step in time as a trace: open it in ui.perfetto.dev or chrome://tracing. Ops on host, "
+            "compute, copies and communication, what waits for what, and memory over time.",
+        ),
+    ] = None
+
     def write(self, data: Any, result: Any) -> None:
         """Write every file that was asked for, each whole or not at all."""
         if self.snapshot is not None:
@@ -81,6 +90,11 @@ class StepOutputFlags(OutputFlags):
 
             doing("writing the memory snapshot")
             write_snapshot(result, self.snapshot)
+        if self.perfetto is not None:
+            from trainfit.exports.perfetto import write_perfetto
+
+            doing("writing the trace for Perfetto")
+            write_perfetto(result, self.perfetto)
         super().write(data, result)
 
 
