@@ -125,9 +125,10 @@ class _Drawing:
     def _arrows(self) -> Iterator[Event]:
         """Yield two ends for each arrow: from within the slice that is waited for to the begin of another."""
         for number, (before, after, why) in enumerate(self._waits(), 1):
-            start = {"ph": "s", "ts": (before.begin + before.end) // 2 / 1000}
-            # Where the second begins before the middle of the first (rounding), it is no earlier than that.
-            end = {"ph": "f", "bp": "e", "ts": max(after.begin / 1000, start["ts"])}
+            middle = (before.begin + before.end) // 2
+            start: Event = {"ph": "s", "ts": middle / 1000}
+            # Rounding may let the second begin before that.
+            end: Event = {"ph": "f", "bp": "e", "ts": max(after.begin, middle) / 1000}
             for one, at in ((before, start), (after, end)):
                 pid, tid = self._tracks.place(one.track)
                 yield {"name": why, "cat": why, "id": number, "pid": pid, "tid": tid, **at}
