@@ -96,7 +96,11 @@ def test_a_plan_and_a_frontier_have_theirs(planned: PlanResult, on_gpu: Estimate
 
 
 def test_cells_are_written_as_rfc_4180_has_them() -> None:
-    rows = [{"a": 'x"y', "b": 1.5e-07}, {"a": "p,q\nr", "c": [1, "z"]}, {"b": 2**70, "c": True}]
+    rows: list[dict[str, Any]] = [
+        {"a": 'x"y', "b": 1.5e-07},
+        {"a": "p,q\nr", "c": [1, "z"]},
+        {"b": 2**70, "c": True},
+    ]
     assert csv_text(rows) == (
         'a,b,c\r\n"x""y",1.5e-07,\r\n"p,q\nr",,"[1, ""z""]"\r\n,1180591620717411303424,true\r\n'
     )
