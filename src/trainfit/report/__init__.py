@@ -5,5 +5,5 @@
 `rank_report.py` for verifications of several ranks, which it also lays out; `diff_data.py` is that of diffs.
 `text_estimates.py`, `text_plans.py`, `text_verification.py`, `text_orders.py`, `text_calibrations.py`,
 `text_diffs.py` and `text_devices.py` lay it out for people, from the parts in `tables.py`; `json_result.py`
-writes it for programs. `progress.py` is the spinner.
+writes it for programs, and `saved_results.py` results of the API. `progress.py` is the spinner.
 """
