@@ -48,6 +48,10 @@ class TrainingSteps:
         """The stream of each block, by its number; 0 is the compute queue."""
         self.also_used_on: dict[int, tuple[int, ...]] = {}
         """The streams that use a block beside its own, as `record_stream` says."""
+        self._ops = len(trace.ops)
+        self.origins: list[tuple[int, int]] = []
+        """For each of the last requests: the op that it is of, and the storage; those after the trace's own
+        are blocks of libraries, and -1 is a kernel's workspace."""
 
     def before(self) -> list[Request]:
         """Return what is allocated before the first step: parameters, buffers, inputs."""
@@ -64,7 +68,9 @@ class TrainingSteps:
     def _step(self, events: Sequence[Event]) -> list[Request]:
         requests = self._requests(events)
         for storage in self._ends:
-            requests += [(number, 0) for number in self._numbers.pop(storage, [])]
+            gone = [(number, 0) for number in self._numbers.pop(storage, [])]
+            requests += gone
+            self.origins += [(self._ops, storage)] * len(gone)
         for made, freed_later in self._leaves_behind.items():
             self._numbers[freed_later] = self._numbers.pop(made, [])
         return requests
@@ -72,6 +78,7 @@ class TrainingSteps:
     def _requests(self, events: Sequence[Event]) -> list[Request]:
         found: list[Request] = []
         numbers = self._numbers
+        self.origins = []
         for event in events:
             if event.bytes > 0:
                 block = len(self.streams)
@@ -80,9 +87,11 @@ class TrainingSteps:
                     self.also_used_on[block] = self._also_used_on[event.storage]
                 numbers[event.storage].append(block)
                 found.append((block, event.bytes))
+                self.origins.append((event.time, event.storage))
             elif numbers[event.storage]:
                 # A storage that is resized has its new block already; the old one is freed.
                 found.append((numbers[event.storage].pop(0), 0))
+                self.origins.append((event.time, event.storage))
         return found
 
 
