@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trainfit.basics.doing import doing
+from trainfit.basics.doing import doing, in_turn
 from trainfit.devices.distinct_ranks import RankPeak, distinct_ranks
 from trainfit.errors import OptionError
 from trainfit.traces.ranks import Cluster
@@ -38,8 +38,8 @@ def worst_of(cluster: Cluster, captured: Callable[[Cluster], Trace]) -> tuple[Tr
     first = captured(replace(cluster, rank=0))
     traces = {0: first}
     ranks = distinct_ranks(cluster, first)
-    for number, rank in enumerate(ranks, 2):
-        doing(f"capturing rank {rank} ({number} of {len(ranks) + 1})")
+    for rank in in_turn("capturing another rank,", ranks):
+        doing(f"rank {rank}")
         traces[rank] = captured(replace(cluster, rank=rank))
     peaks = {rank: simulate(trace).peak_bytes for rank, trace in traces.items()}
     worst = max(peaks, key=lambda rank: peaks[rank])

@@ -7,11 +7,13 @@ Options that belong together are the fields of one object, which a command takes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from trainfit.cli import completions
 from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
+from trainfit.cli.completions import one_of
 from trainfit.cli.output_options import OutputFlags as OutputFlags
 from trainfit.cli.plain_option import option
 
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     from trainfit.api.request import Request
     from trainfit.models.recipe import StepOptions
 
+_DTYPES = ("fp32", "bf16", "bf16-autocast", "fp16-autocast")
+_OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "sgd", "none")
 
 Target = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
+        autocompletion=completions.targets,
         help="file.py:function or package.module:function that returns a trainfit.Step, "
         "hf:DIRECTORY-or-config.json, or a built-in model (gpt2, llama-3-8b, vit-b-16, ...).",
     ),
@@ -32,11 +37,17 @@ GraphOrTarget = Annotated[
     str,
     typer.Argument(
         metavar="GRAPH.json|TARGET",
+        autocompletion=completions.graphs_and_targets,
         help="A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
     ),
 ]
 DeviceArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Show one device, however its name is written.")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        autocompletion=completions.devices,
+        help="Show one device, however its name is written.",
+    ),
 ]
 StepsLookedAt = Annotated[
     int | None,
@@ -52,6 +63,7 @@ Costs = Annotated[
         "SOURCE",
         "roofline: time from formulas, on any device. measured: run every operator of the step once on "
         "this machine, which has to be the device, and remember the result.",
+        offered=one_of("roofline", "measured"),
     ),
 ]
 Refresh = Annotated[
@@ -72,6 +84,7 @@ Allocator = Annotated[
         "SETTING",
         "How torch's CUDA caching allocator is set: default, expandable (expandable_segments:True), the "
         "text of PYTORCH_ALLOC_CONF, or a file with it. none: count what is asked for.",
+        offered=one_of("default", "expandable", "none"),
     ),
 ]
 CalibratedDevice = Annotated[
@@ -80,6 +93,7 @@ CalibratedDevice = Annotated[
         "NAME",
         "cuda (the GPU in this machine), cuda:1 (the second) or cpu. Default: the GPU if there is one, else "
         "cpu.",
+        offered=one_of("cpu", "cuda", "cuda:1"),
     ),
 ]
 DeviceOutput = Annotated[
@@ -100,6 +114,7 @@ GraphKind = Annotated[
         "KIND",
         "What a TARGET's graph is. joint: forward and backward as a compiler sees them. "
         "eager: the captured step as it runs without one.",
+        offered=one_of("joint", "eager"),
     ),
 ]
 Points = Annotated[int, option("N", "How many budgets to solve for.")]
@@ -117,12 +132,21 @@ OrderSeconds = Annotated[
 class StepFlags:
     """What can be asked of a step."""
 
+    panel: ClassVar[str] = "The step"
     batch: Annotated[int | None, option("N", "Samples per step.")] = None
     seq: Annotated[int | None, option("N", "Tokens per sample.")] = None
     image_size: Annotated[int | None, option("N", "Side of a square image in pixels.")] = None
-    dtype: Annotated[str | None, option("NAME", "fp32, bf16, bf16-autocast or fp16-autocast.")] = None
+    dtype: Annotated[
+        str | None,
+        option("NAME", "fp32, bf16, bf16-autocast or fp16-autocast.", offered=one_of(*_DTYPES)),
+    ] = None
     optimizer: Annotated[
-        str | None, option("NAME", "adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.")
+        str | None,
+        option(
+            "NAME",
+            "adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
+            offered=one_of(*_OPTIMIZERS),
+        ),
     ] = None
     set: Annotated[
         list[str] | None,
@@ -160,12 +184,14 @@ class StepFlags:
 class RequestFlags:
     """A step on a device, and where its times come from."""
 
+    panel: ClassVar[str] = "The device, and how it is asked about"
     device: Annotated[
         str | None,
         option(
             "NAME",
             "A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
             "(the GPU in it). Default: the GPU if there is one, else cpu.",
+            offered=completions.devices,
         ),
     ] = None
     step: StepFlags = StepFlags()
@@ -186,6 +212,7 @@ class RequestFlags:
 class SolverFlags:
     """How a plan is looked for."""
 
+    panel: ClassVar[str] = "How a plan is found"
     seconds: Annotated[float, option("N", "Stop solving after this long, with the best so far.")] = 30.0
     solver: Annotated[
         str,
@@ -193,6 +220,7 @@ class SolverFlags:
             "NAME",
             "regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
             "formulation, for the units that you name.",
+            offered=one_of("regions", "modules"),
         ),
     ] = "regions"
     ac_unit: Annotated[
@@ -232,6 +260,7 @@ class SolverFlags:
 class VerifyFlags:
     """A step that is run for real on this machine, and how."""
 
+    panel: ClassVar[str] = "The run"
     step: StepFlags = StepFlags()
     steps: StepsLookedAt = None
     plan: Annotated[str | None, option("FILE", "Run the step with this plan, and without it.")] = None

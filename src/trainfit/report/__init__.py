@@ -4,6 +4,7 @@
 `module_rows.py` for the modules worth showing; `calibrations.py` is and does both for calibrations,
 and `rank_report.py` for verifications of several ranks, which it also lays out.
 `text_estimates.py`, `text_plans.py`, `text_verification.py`, `text_orders.py`, `text_calibrations.py` and
-`text_devices.py` lay it out for people, from the parts in `tables.py`; `json_result.py` writes it for
-programs. `progress.py` is the spinner.
+`text_devices.py` lay it out for people, from the parts in `tables.py` and the picture in `sparkline.py`, as
+much of it as `amounts.py` says; `text_start.py` is what `trainfit` alone prints; `json_result.py` writes it
+for programs. `progress.py` is the spinner.
 """

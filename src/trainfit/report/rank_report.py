@@ -10,9 +10,18 @@ from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.plans.plan_origin import other_step
+from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
 from trainfit.report.data import Compared, Subject
 from trainfit.report.reading import subject_of
-from trainfit.report.tables import NumberTable, indented, percent, safe, settings_lines, stacked
+from trainfit.report.tables import (
+    MOST_WARNINGS,
+    NumberTable,
+    indented,
+    percent,
+    safe,
+    settings_lines,
+    stacked,
+)
 from trainfit.report.text_verification import EQUALITY
 from trainfit.traces.settings import Difference, settings_json
 from trainfit.traces.trace import PHASES
@@ -105,8 +114,10 @@ def _all_equal(answers: list[bool | None]) -> bool | None:
     return all(known) if known else None
 
 
-def rank_verification_view(data: RankVerificationData) -> RenderableType:
+def rank_verification_view(data: RankVerificationData, amount: Amount = "usual") -> RenderableType:
     """Lay out a verification of several ranks: one table, a row per rank and figure."""
+    if amount == "verdict":
+        return verdict_alone(_verdict(data), data.subject.warnings)
     subject = data.subject
     footer = (
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} ops per "
@@ -117,9 +128,16 @@ def rank_verification_view(data: RankVerificationData) -> RenderableType:
         _verdict(data),
         *settings_lines(subject),
         *([safe(other, "yellow")] if other else []),
-        *([] if data.plan_made_for is None else _same_results(data)),
+        *([] if data.plan_made_for is None else _same_results(data, at_most(_MOST_DIFFERENCES, amount))),
     ]
-    return stacked(verdict, [_figures(data)], warnings=subject.warnings, footer=footer)
+    return stacked(
+        verdict,
+        [_figures(data)],
+        stage_times(subject.seconds, amount),
+        warnings=subject.warnings,
+        footer=footer,
+        most_warnings=at_most(MOST_WARNINGS, amount),
+    )
 
 
 def _verdict(data: RankVerificationData) -> Text:
@@ -160,11 +178,11 @@ def _error(figure: Compared[int]) -> Text:
     return Text(f"{'+' if figure.error > 0 else '-'}{percent(abs(figure.error))}", "yellow")
 
 
-def _same_results(data: RankVerificationData) -> list[RenderableType]:
+def _same_results(data: RankVerificationData, most: int) -> list[RenderableType]:
     line = Text("With the plan, on all ranks, the loss is ").append(*EQUALITY[data.loss_equal])
     line.append(", the gradients are ").append(*EQUALITY[data.gradients_equal])
     line.append(", parameters and buffers afterwards are ").append(*EQUALITY[data.state_equal])
     line.append(" (bit by bit, measured).")
     different = [f"not equal on rank {one.rank}: {text}" for one in data.ranks for text in one.differences]
     skipped = [f"not compared on rank {one.rank}: {text}" for one in data.ranks for text in one.not_compared]
-    return [line, *indented(different, _MOST_DIFFERENCES), *indented(skipped, _MOST_DIFFERENCES)]
+    return [line, *indented(different, most), *indented(skipped, most)]

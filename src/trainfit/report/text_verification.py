@@ -7,15 +7,26 @@ from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.plans.plan_origin import other_step
+from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
 from trainfit.report.data import Compared, VerificationData
-from trainfit.report.tables import NumberTable, indented, percent, safe, settings_lines, stacked
+from trainfit.report.tables import (
+    MOST_WARNINGS,
+    NumberTable,
+    indented,
+    percent,
+    safe,
+    settings_lines,
+    stacked,
+)
 
 _MOST_DIFFERENCES = 5
 EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
 
 
-def verification_view(data: VerificationData) -> RenderableType:
+def verification_view(data: VerificationData, amount: Amount = "usual") -> RenderableType:
     """Lay out a verification: how far off the prediction was, and the figures side by side."""
+    if amount == "verdict":
+        return verdict_alone(_verdict(data), data.subject.warnings)
     subject, runs = data.subject, data.runs["total"]
     footer = (
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} "
@@ -27,9 +38,16 @@ def verification_view(data: VerificationData) -> RenderableType:
         _verdict(data),
         *settings_lines(subject),
         *([safe(other, "yellow")] if other else []),
-        *([] if data.plan_made_for is None else _same_results(data)),
+        *([] if data.plan_made_for is None else _same_results(data, at_most(_MOST_DIFFERENCES, amount))),
     ]
-    return stacked(verdict, [_figures(data)], warnings=subject.warnings, footer=footer)
+    return stacked(
+        verdict,
+        [_figures(data)],
+        stage_times(subject.seconds, amount),
+        warnings=subject.warnings,
+        footer=footer,
+        most_warnings=at_most(MOST_WARNINGS, amount),
+    )
 
 
 def _figures(data: VerificationData) -> NumberTable:
@@ -88,7 +106,7 @@ def _other_plan_verdict(data: VerificationData) -> Text:
     return line.append(f"; it promises {format_bytes(data.peak_bytes.predicted)} for its own")
 
 
-def _same_results(data: VerificationData) -> list[RenderableType]:
+def _same_results(data: VerificationData, most: int) -> list[RenderableType]:
     """Say whether the plan changed the results, where, and what was not compared."""
     line = Text("With the plan the loss is ").append(*EQUALITY[data.loss_equal])
     line.append(", the gradients are ").append(*EQUALITY[data.gradients_equal])
@@ -98,8 +116,8 @@ def _same_results(data: VerificationData) -> list[RenderableType]:
         line.append(f" Gradients are up to {data.relative_gradient_difference:.1e} of the largest apart.")
     return [
         line,
-        *indented([f"not equal: {text}" for text in data.differences], _MOST_DIFFERENCES),
-        *indented([f"not compared: {text}" for text in data.not_compared], _MOST_DIFFERENCES),
+        *indented([f"not equal: {text}" for text in data.differences], most),
+        *indented([f"not compared: {text}" for text in data.not_compared], most),
     ]
 
 
