@@ -42,6 +42,7 @@ LAYERS = (
     "api",
     "compat",
     "report",
+    "exports",
     "cli",
     "__main__",
 )
@@ -53,7 +54,10 @@ THIRD_PARTIES = {
         "calibrating api compat",
         "devices costs cli",
     ),
-    "numpy": ("traces memory allocator.step_columns costs planning capturing comparing compat verifying", ""),
+    "numpy": (
+        "traces memory allocator.step_columns costs planning capturing comparing compat verifying",
+        "",
+    ),
     "rich": ("report", ""),
     "typer": ("cli", ""),
     "transformers": ("applying.trainer_callback", "targets"),

@@ -15,6 +15,7 @@ from trainfit.cli import completions
 from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
 from trainfit.cli.completions import one_of
 from trainfit.cli.output_options import OutputFlags as OutputFlags
+from trainfit.cli.output_options import StepOutputFlags as StepOutputFlags
 from trainfit.cli.plain_option import option
 
 if TYPE_CHECKING:

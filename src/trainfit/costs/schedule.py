@@ -110,18 +110,35 @@ def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> 
     return Schedule(trace, costs, _op_seconds(trace, costs, host, device), device, host)
 
 
+def queue_ends(times: Schedule) -> Seconds:
+    """Return when each op is done on its queue, in seconds from the end of the step before.
+
+    Of a device that is not the host; the last of them is the step's end.
+    """
+    return _steady_ends(times.trace, times.costs, times.host_seconds, times.device_seconds)
+
+
 def _op_seconds(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> Seconds:
     """Return by how much the step grows with each op, if they keep the host and their queues busy so long."""
     if costs.host.runs_kernels:
         return np.diff(np.cumsum(host + device), prepend=0.0)
-    # In steady state the next step is issued while this one runs: simulate two, and take the second.
-    launched = _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
+    ends: Seconds = np.maximum.accumulate(_steady_ends(trace, costs, host, device))
+    return np.diff(np.maximum(ends, 0.0), prepend=0.0)
+
+
+def _steady_ends(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> Seconds:
+    """In steady state the next step is issued while this one runs: simulate two, and take the second."""
     ops = len(trace.ops)
     issue = _Issue(np.tile(host, 2), np.tile(_waits(trace), 2), costs.host.launch)
-    ends = _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), np.tile(launched, 2))
-    ends = np.maximum.accumulate(ends)
-    start = ends[ops - 1] if ops else 0.0
-    return np.diff(ends[ops:], prepend=start)
+    launched = np.tile(launches(trace, costs), 2)
+    ends = _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), launched)
+    steady: Seconds = ends[ops:] - ends[:ops].max(initial=0.0)
+    return steady
+
+
+def launches(trace: Trace, costs: CostTable) -> NDArray[np.bool_]:
+    """Return which ops launch a kernel; views and uninitialised memory do not."""
+    return _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
 
 
 @dataclass(frozen=True)
