@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import shlex
@@ -15,9 +16,10 @@ from typer.testing import CliRunner
 
 import trainfit
 from trainfit.cli import commands as cli
+from trainfit.order_fronts.traces import trace_graph
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 TRAININGS = {
     "train_with_plan.py": "the losses are the same",
     "hf_trainer.py": "losses and trained weights are the same, bit by bit",
@@ -47,14 +49,70 @@ def test_python_in_the_documentation_runs(code: str, tmp_path: Path, monkeypatch
 
 def command_lines() -> list[str]:
     """Every `trainfit ...` line in the shell blocks of the documentation, once."""
-    found: dict[str, None] = {}
-    for page in PAGES:
-        for block in blocks(page, "(?:console|bash)"):
-            for line in block.splitlines():
-                line = line.removeprefix("$ ").split("  #")[0].strip()
-                if line.startswith("trainfit "):
-                    found[line] = None
-    return list(found)
+    return list(dict.fromkeys(line for page in PAGES for line in lines_of(page, "(?:console|bash)")))
+
+
+def lines_of(page: Path, language: str) -> list[str]:
+    lines = [line for block in blocks(page, language) for line in block.splitlines()]
+    words = [line.removeprefix("$ ").split("  #")[0].strip() for line in lines]
+    return [line for line in words if line.startswith("trainfit ")]
+
+
+SHOWN = {
+    line: output
+    for page in PAGES
+    for block in blocks(page, "console")
+    for line, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+}
+"""Command lines of the documentation that are shown with what they print."""
+MINUTES = ("405b", "70b", "--costs measured", "calibrate", "--solver modules", "frontier gpt2 --batch 20")
+"""What takes long here: these lines run with `scripts/test --slow`."""
+NEEDS_A_GPU = "trainfit calibrate -o my-gpu.json"
+
+
+@pytest.fixture(scope="session")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    needed = trainfit.estimate("gpt2-tiny", device="cpu").peak_bytes
+    trainfit.save_plan(trainfit.plan("gpt2-tiny", device="cpu", budget=needed * 9 // 10), str(file))
+    return file
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A folder with the files that lines of the documentation name."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "train.py").write_text(blocks(ROOT / "docs" / "quick-start.md", "python")[0])
+    trainfit.save_device(trainfit.find_device("a10"), str(tmp_path / "my-gpu.json"))
+    if "graph.json" in request.getfixturevalue("line"):
+        trace = trainfit.capture("gpt2-tiny", device="cpu", options=trainfit.StepOptions(batch=1, seq=16))
+        trainfit.save_graph(trace_graph(trace), str(tmp_path / "graph.json"))
+    if "--plan" in request.getfixturevalue("line"):
+        (tmp_path / "plan.json").write_bytes(request.getfixturevalue("plan_file").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.slow if any(word in line for word in MINUTES) else ())
+        for line in command_lines()
+    ],
+)
+def test_a_line_of_the_documentation_runs(line: str, workshop: Path) -> None:
+    if line == NEEDS_A_GPU:
+        pytest.skip("measures the GPU of this machine")
+    words = shlex.split(line)[1:]
+    result = CliRunner().invoke(cli.app, words, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() or "-o" in words
+    if line in SHOWN:
+        assert result.stdout == SHOWN[line], "what the page shows is not what the command prints"
+
+
+def test_what_pages_show_is_compared() -> None:
+    assert len(SHOWN) >= 6 and all(SHOWN.values())
 
 
 @pytest.mark.parametrize("line", command_lines())
@@ -67,6 +125,29 @@ def test_flags_in_the_documentation_exist(line: str) -> None:
     assert "Usage" in help_text
     for flag in flags:
         assert flag in help_text, f"{flag} in: {line}"
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
+    objects = [
+        getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in named
+    ]
+    public = {name: getattr(trainfit, name) for name in trainfit.__all__ if name != "__version__"}
+    assert [name for name, value in public.items() if not any(value is one for one in objects)] == []
+    assert len(objects) == len(public)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    named = re.findall(r": ([\w/-]+\.md)$", text, re.MULTILINE)
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(named) == sorted(pages)
+
+
+def test_every_command_has_its_page() -> None:
+    commands = {command.callback.__name__ for command in cli.app.registered_commands}
+    assert commands <= {page.stem for page in (ROOT / "docs").glob("*.md")}
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:
