@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import trainfit
 from trainfit.cli import commands as cli
-from trainfit.order_fronts.traces import trace_graph
+from trainfit.order_fronts.eager import trace_graph
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
