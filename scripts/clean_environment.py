@@ -2,10 +2,10 @@
 
     python scripts/clean_environment.py WHEEL FOLDER [EXTRA ...]
 
-Downloading torch again would take minutes and hundreds of megabytes. So the packages are links to those of the
-environment that runs this: exactly the ones that follow from the wheel's own requirements, so that a package
-which is imported and not declared is missed. What an extra needs and is not installed here is printed. The
-wheel itself is installed by pip.
+Downloading torch again would take minutes and hundreds of megabytes. So the packages are links to those of
+the environment that runs this: exactly the ones that follow from the wheel's own requirements, so that a
+package which is imported and not declared is missed. What an extra needs and is not installed here is
+printed. The wheel itself is installed by pip.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def requirements_of_wheel(wheel: Path) -> list[str]:
 
 
 def closure(requirements: list[str], extras: set[str]) -> tuple[dict[str, Distribution], list[str]]:
-    """Return the installed packages that follow from requirements, and the names of those that are not here."""
+    """Return the installed packages that follow from requirements, and the names of those not here."""
     found: dict[str, Distribution] = {}
     missing: list[str] = []
     waiting = [(text, frozenset(extras)) for text in requirements]
@@ -40,12 +40,8 @@ def closure(requirements: list[str], extras: set[str]) -> tuple[dict[str, Distri
             continue
         seen.add((text, asked))
         wanted = Requirement(text)
-        applies = [
-            extra
-            for extra in ("", *asked)
-            if wanted.marker is None or wanted.marker.evaluate({"extra": extra})
-        ]
-        if not applies:
+        marker = wanted.marker
+        if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in ("", *asked)):
             continue
         try:
             package = distribution(wanted.name)

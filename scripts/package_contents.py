@@ -38,9 +38,8 @@ def check_files(wheel: Path) -> None:
     if missing:
         sys.exit(f"{wheel.name} lacks {', '.join(missing)}")
     compiled = any(re.search(r"allocator/.*\.so$", name) for name in inside)
-    print(
-        f"{wheel.name}: {len(inside)} files, {wheel.stat().st_size:,} bytes, allocator {'' if compiled else 'not '}compiled"
-    )
+    print(f"{wheel.name}: {len(inside)} files, {wheel.stat().st_size:,} bytes")
+    print(f"the allocator is {'compiled' if compiled else 'not compiled: it runs as plain Python, slower'}")
 
 
 def import_extra(wheel: Path, extra: str) -> None:
