@@ -78,6 +78,17 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Two results of the step in the quick start, as their files."""
+    folder = tmp_path_factory.mktemp("results")
+    (folder / "train.py").write_text(blocks(ROOT / "docs" / "quick-start.md", "python")[0])
+    for name, batch in (("old.json", "64"), ("new.json", "72")):
+        words = ["estimate", f"{folder}/train.py:build", "--device", "h100", "--batch", batch]
+        assert CliRunner().invoke(cli.app, [*words, "--json", str(folder / name)]).exit_code == 0
+    return {name: (folder / name).read_bytes() for name in ("old.json", "new.json")}
+
+
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A folder with the files that lines of the documentation name."""
@@ -87,6 +98,9 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
     if "graph.json" in request.getfixturevalue("line"):
         trace = trainfit.capture("gpt2-tiny", device="cpu", options=trainfit.StepOptions(batch=1, seq=16))
         trainfit.save_graph(trace_graph(trace), str(tmp_path / "graph.json"))
+    if " diff " in request.getfixturevalue("line"):
+        for name, content in request.getfixturevalue("results").items():
+            (tmp_path / name).write_bytes(content)
     if "--plan" in request.getfixturevalue("line"):
         (tmp_path / "plan.json").write_bytes(request.getfixturevalue("plan_file").read_bytes())
     monkeypatch.chdir(tmp_path)

@@ -43,6 +43,7 @@ LAYERS = (
     "compat",
     "report",
     "exports",
+    "diffing",
     "cli",
     "__main__",
 )

@@ -50,6 +50,17 @@ DeviceArgument = Annotated[
         help="Show one device, however its name is written.",
     ),
 ]
+OldResult = Annotated[
+    str,
+    typer.Argument(
+        metavar="OLD",
+        autocompletion=completions.json_files,
+        help="A result (--json) or a trace (--save-trace) from before.",
+    ),
+]
+NewResult = Annotated[
+    str, typer.Argument(metavar="NEW", autocompletion=completions.json_files, help="The same from now.")
+]
 StepsLookedAt = Annotated[
     int | None,
     option(
@@ -294,32 +305,26 @@ class VerifyFlags:
         return {"plan": self.plan, "force": self.force, "eager": self.eager, "runs": self.runs}
 
 
-HELP = """Does a PyTorch training step fit, and how long does it take, before a GPU is rented?
+@dataclass(frozen=True)
+class GrowthFlags:
+    """What may grow by how much, and where traces are to run."""
 
-The step runs a few times on tensors without memory: nothing is computed or
-allocated. Its memory is predicted byte by byte and its time op by op.
+    panel: ClassVar[str] = "What may grow"
+    max_peak: Annotated[
+        str | None, option("PERCENT", "Exit with 4 if the peak grew by more than this, as in 2%.")
+    ] = None
+    max_time: Annotated[
+        str | None, option("PERCENT", "Exit with 4 if the step's time grew by more than this.")
+    ] = None
+    device: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "For two traces: compare the step's time on this device, too. Default: memory only.",
+            offered=completions.devices,
+        ),
+    ] = None
 
-[bold]Start here[/bold]
-
-  trainfit estimate gpt2 --batch 8 --device a100-40gb   a built-in model
-  trainfit estimate train.py:build --device h100        your own step
-  trainfit plan gpt2 --batch 8 --budget 8GiB -o p.json  make it fit
-  trainfit verify gpt2-tiny                             predicted and measured
-  trainfit devices                                      what --device knows
-  trainfit calibrate -o my-gpu.json                     this machine's own figures
-
-[bold]Your own step[/bold] is a function that returns model, optimizer and one iteration:
-
-  def build(batch: int = 8, device: str = "cpu"):
-      model = MyModel().to(device)
-      optimizer = torch.optim.AdamW(model.parameters())
-      def run():
-          loss = model(torch.randn(batch, 512, device=device)).mean()
-          loss.backward(); optimizer.step(); optimizer.zero_grad()
-          return loss
-      return trainfit.Step(model=model, optimizer=optimizer, run=run)
-
-In a training script two lines run a plan: trainfit.apply(model,
-trainfit.load_plan("p.json")). Exit codes: 0 done, 2 a mistake (one message),
-3 nothing fits.
-"""
+    def arguments(self) -> dict[str, Any]:
+        """Return them as `trainfit.diff` takes them."""
+        return {"max_peak": self.max_peak, "max_time": self.max_time, "device": self.device}

@@ -49,6 +49,11 @@ def graphs_and_targets(incomplete: str) -> list[str]:
     return list(dict.fromkeys([*targets(incomplete), *_files(incomplete, ".json")]))
 
 
+def json_files(incomplete: str) -> list[str]:
+    """Offer results and traces."""
+    return list(_files(incomplete, ".json"))
+
+
 def _files(incomplete: str, ending: str) -> Iterator[str]:
     """Yield folders and the files of one kind that begin with what was typed."""
     folder, name = os.path.split(incomplete)
