@@ -83,7 +83,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Two results of the step in the quick start, as their files."""
     folder = tmp_path_factory.mktemp("results")
     (folder / "train.py").write_text(blocks(ROOT / "docs" / "quick-start.md", "python")[0])
-    for name, batch in (("old.json", "64"), ("new.json", "72")):
+    for name, batch in (("old.json", "72"), ("new.json", "64")):
         words = ["estimate", f"{folder}/train.py:build", "--device", "h100", "--batch", batch]
         assert CliRunner().invoke(cli.app, [*words, "--json", str(folder / name)]).exit_code == 0
     return {name: (folder / name).read_bytes() for name in ("old.json", "new.json")}
