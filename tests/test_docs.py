@@ -1,37 +1,27 @@
-"""Documentation that is executed: the Python in README and docs, the shell lines, and every example."""
+"""Documentation that is executed: the Python in README and docs, and every example; and that it is whole."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from typer.testing import CliRunner
 
 import trainfit
+from documentation import PAGES, ROOT, blocks
 from trainfit.cli import commands as cli
-from trainfit.order_fronts.eager import trace_graph
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 TRAININGS = {
     "train_with_plan.py": "the losses are the same",
     "hf_trainer.py": "losses and trained weights are the same, bit by bit",
 }
 """Examples that train with a plan, and what they find."""
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / name for name in TRAININGS})
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
 
 
 PYTHON_BLOCKS = [
@@ -45,100 +35,6 @@ PYTHON_BLOCKS = [
 def test_python_in_the_documentation_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})
-
-
-def command_lines() -> list[str]:
-    """Every `trainfit ...` line in the shell blocks of the documentation, once."""
-    return list(dict.fromkeys(line for page in PAGES for line in lines_of(page, "(?:console|bash)")))
-
-
-def lines_of(page: Path, language: str) -> list[str]:
-    lines = [line for block in blocks(page, language) for line in block.splitlines()]
-    words = [line.removeprefix("$ ").split("  #")[0].strip() for line in lines]
-    return [line for line in words if line.startswith("trainfit ")]
-
-
-SHOWN = {
-    line: output
-    for page in PAGES
-    for block in blocks(page, "console")
-    for line, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
-}
-"""Command lines of the documentation that are shown with what they print."""
-MINUTES = ("405b", "70b", "--costs measured", "calibrate", "--solver modules", "frontier gpt2 --batch 20")
-"""What takes long here: these lines run with `scripts/test --slow`."""
-NEEDS_A_GPU = "trainfit calibrate -o my-gpu.json"
-
-
-@pytest.fixture(scope="session")
-def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("plan") / "plan.json"
-    needed = trainfit.estimate("gpt2-tiny", device="cpu").peak_bytes
-    trainfit.save_plan(trainfit.plan("gpt2-tiny", device="cpu", budget=needed * 9 // 10), str(file))
-    return file
-
-
-@pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Two results of the step in the quick start, as their files."""
-    folder = tmp_path_factory.mktemp("results")
-    (folder / "train.py").write_text(blocks(ROOT / "docs" / "quick-start.md", "python")[0])
-    for name, batch in (("old.json", "72"), ("new.json", "64")):
-        words = ["estimate", f"{folder}/train.py:build", "--device", "h100", "--batch", batch]
-        assert CliRunner().invoke(cli.app, [*words, "--json", str(folder / name)]).exit_code == 0
-    return {name: (folder / name).read_bytes() for name in ("old.json", "new.json")}
-
-
-@pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """A folder with the files that lines of the documentation name."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "train.py").write_text(blocks(ROOT / "docs" / "quick-start.md", "python")[0])
-    trainfit.save_device(trainfit.find_device("a10"), str(tmp_path / "my-gpu.json"))
-    if "graph.json" in request.getfixturevalue("line"):
-        trace = trainfit.capture("gpt2-tiny", device="cpu", options=trainfit.StepOptions(batch=1, seq=16))
-        trainfit.save_graph(trace_graph(trace), str(tmp_path / "graph.json"))
-    if " diff " in request.getfixturevalue("line"):
-        for name, content in request.getfixturevalue("results").items():
-            (tmp_path / name).write_bytes(content)
-    if "--plan" in request.getfixturevalue("line"):
-        (tmp_path / "plan.json").write_bytes(request.getfixturevalue("plan_file").read_bytes())
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param(line, marks=pytest.mark.slow if any(word in line for word in MINUTES) else ())
-        for line in command_lines()
-    ],
-)
-def test_a_line_of_the_documentation_runs(line: str, workshop: Path) -> None:
-    if line == NEEDS_A_GPU:
-        pytest.skip("measures the GPU of this machine")
-    words = shlex.split(line)[1:]
-    result = CliRunner().invoke(cli.app, words, env={"COLUMNS": "80"})
-    assert result.exit_code == 0, result.output
-    assert result.stdout.strip() or "-o" in words
-    if line in SHOWN:
-        assert result.stdout == SHOWN[line], "what the page shows is not what the command prints"
-
-
-def test_what_pages_show_is_compared() -> None:
-    assert len(SHOWN) >= 6 and all(SHOWN.values())
-
-
-@pytest.mark.parametrize("line", command_lines())
-def test_flags_in_the_documentation_exist(line: str) -> None:
-    words = shlex.split(line)[1:]
-    flags = [word for word in words if word.startswith("-") and word != "-"]
-    # Not in the name of a command: the help of the command lists every flag it has.
-    command = [word for word in words[:1] if not word.startswith("-")]
-    help_text = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "200"}).output
-    assert "Usage" in help_text
-    for flag in flags:
-        assert flag in help_text, f"{flag} in: {line}"
 
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
