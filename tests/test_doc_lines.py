@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import trainfit
-from documentation import PAGES, ROOT, blocks
+from doc_pages import PAGES, ROOT, blocks
 from trainfit.cli import commands as cli
 from trainfit.order_fronts.eager import trace_graph
 

@@ -13,7 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import trainfit
-from documentation import PAGES, ROOT, blocks
+from doc_pages import PAGES, ROOT, blocks
 from trainfit.cli import commands as cli
 
 TRAININGS = {
