@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trainfit.basics.doing import doing
+from trainfit.basics.doing import as_part_of
 from trainfit.devices.distinct_ranks import MOST_CAPTURES, RankPeak, distinct_ranks
 from trainfit.errors import OptionError
 from trainfit.traces.ranks import Cluster
@@ -44,8 +44,8 @@ def worst_of(cluster: Cluster, captured: Callable[[Cluster], Trace]) -> tuple[Tr
         rank = min(ranks - {*traces}, default=None)
         if rank is None:
             break
-        doing(f"capturing rank {rank} ({len(traces) + 1} of {len(ranks | {*traces})})")
-        traces[rank] = captured(replace(cluster, rank=rank))
+        with as_part_of(f"rank {rank} ({len(traces) + 1} of {len(ranks | {*traces})})"):
+            traces[rank] = captured(replace(cluster, rank=rank))
     peaks = {rank: simulate(trace).peak_bytes for rank, trace in traces.items()}
     worst = max(peaks, key=lambda rank: peaks[rank])
     return traces[worst], tuple(RankPeak(rank, peak) for rank, peak in peaks.items())

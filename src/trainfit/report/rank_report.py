@@ -9,10 +9,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.report.amounts import Amount, at_most, verdict_alone
 from trainfit.report.data import Compared, Subject
 from trainfit.report.reading import subject_of
-from trainfit.report.tables import NumberTable, indented, percent, safe, stacked
-from trainfit.report.text_verification import MOST_DIFFERENCES, answer_lines, equality_line, error_cell
+from trainfit.report.tables import NumberTable, indented, percent, safe
+from trainfit.report.text_verification import MOST_DIFFERENCES, equality_line, error_cell, verification_page
 from trainfit.traces.settings import Difference, settings_json
 from trainfit.traces.trace import PHASES
 
@@ -102,15 +103,19 @@ def _all_equal(answers: list[bool | None]) -> bool | None:
     return all(known) if known else None
 
 
-def rank_verification_view(data: RankVerificationData) -> RenderableType:
+def rank_verification_view(data: RankVerificationData, amount: Amount = "usual") -> RenderableType:
     """Lay out a verification of several ranks: one table, a row per rank and figure."""
+    if amount == "verdict":
+        return verdict_alone(_verdict(data), data.subject.warnings)
     subject = data.subject
     footer = (
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} ops per "
         f"rank, measured in {format_seconds(subject.seconds['measure'])}, torch {subject.torch}"
     )
-    answer = answer_lines(_verdict(data), data, _same_results(data), replayed=True)
-    return stacked(answer, [_figures(data)], warnings=subject.warnings, footer=footer)
+    results = _same_results(data, at_most(MOST_DIFFERENCES, amount))
+    return verification_page(
+        _verdict(data), data, results, _figures(data), footer=footer, amount=amount, replayed=True
+    )
 
 
 def _verdict(data: RankVerificationData) -> Text:
@@ -143,11 +148,11 @@ def _figures(data: RankVerificationData) -> NumberTable:
     return table
 
 
-def _same_results(data: RankVerificationData) -> list[RenderableType]:
+def _same_results(data: RankVerificationData, most: int) -> list[RenderableType]:
     different = [f"not equal on rank {one.rank}: {text}" for one in data.ranks for text in one.differences]
     skipped = [f"not compared on rank {one.rank}: {text}" for one in data.ranks for text in one.not_compared]
     return [
         equality_line("With the plan, on all ranks,", data),
-        *indented(different, MOST_DIFFERENCES),
-        *indented(skipped, MOST_DIFFERENCES),
+        *indented(different, most),
+        *indented(skipped, most),
     ]

@@ -9,8 +9,19 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.report.amounts import WITHOUT_END, Amount, at_most, stage_times, verdict_alone
 from trainfit.report.data import EstimateData, ModuleRow, Subject
-from trainfit.report.tables import NumberTable, indented, margin_words, safe, settings_lines, stacked
+from trainfit.report.module_rows import largest_rows
+from trainfit.report.sparkline import Sparkline
+from trainfit.report.tables import (
+    MOST_WARNINGS,
+    NumberTable,
+    indented,
+    margin_words,
+    safe,
+    settings_lines,
+    stacked,
+)
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
@@ -26,9 +37,12 @@ _NOTICEABLE = 0.01
 _STYLES = {"fits": "bold green", "too close to call": "bold yellow", "does not fit": "bold red"}
 
 
-def estimate_view(data: EstimateData) -> RenderableType:
+def estimate_view(data: EstimateData, amount: Amount = "usual") -> RenderableType:
     """Lay out an estimate: fits or not, what the peak consists of, where it is, the largest modules."""
     subject, time = data.subject, data.time
+    if amount == "verdict":
+        return verdict_alone(_headline(data), subject.warnings)
+    rows = data.rows if amount == "usual" else largest_rows(data.modules, WITHOUT_END)
     advice = [one.text for one in data.advice]
     return stacked(
         [_headline(data), *settings_lines(subject)],
@@ -36,12 +50,15 @@ def estimate_view(data: EstimateData) -> RenderableType:
         [_rank(data)] if subject.world_size > 1 else [],
         [_device_memory(data)] if data.smallest_memory_bytes != data.peak_bytes else [],
         [_communicators(data)] if data.communicator_bytes else [],
+        [Sparkline(data.memory)] if data.memory.ops else [],
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
-        [_modules(data.rows, timed=time is not None, divided=subject.world_size > 1)] if data.rows else [],
+        [_modules(rows, timed=time is not None, divided=subject.world_size > 1)] if rows else [],
         [] if time is None else [_time(time, subject.device, divided=subject.world_size > 1)],
-        [] if time is None else [_operators(time)],
+        [] if time is None else [_operators(time, at_most(_MOST_OPERATORS, amount))],
+        stage_times(subject.seconds, amount),
         warnings=subject.warnings,
+        most_warnings=at_most(MOST_WARNINGS, amount),
         footer=_footer(subject),
     )
 
@@ -213,9 +230,9 @@ def _uncalibrated(time: StepTime) -> str:
     return f"{time.uncalibrated_share:.0%} of it rests on figures not calibrated on this device: {kinds}."
 
 
-def _operators(time: StepTime) -> NumberTable:
+def _operators(time: StepTime, most: int) -> NumberTable:
     table = NumberTable("longest operators (predicted)", "calls", "time", "share", "bound by", "figure")
-    for operator in time.operators[:_MOST_OPERATORS]:
+    for operator in time.operators[:most]:
         if operator.seconds:
             name = operator.name.removeprefix("aten.").removesuffix(".default")
             table.add_row(

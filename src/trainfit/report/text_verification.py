@@ -9,8 +9,17 @@ from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.plans.plan_origin import other_step
+from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
 from trainfit.report.data import Compared, VerificationData
-from trainfit.report.tables import NumberTable, indented, percent, safe, settings_lines, stacked
+from trainfit.report.tables import (
+    MOST_WARNINGS,
+    NumberTable,
+    indented,
+    percent,
+    safe,
+    settings_lines,
+    stacked,
+)
 
 if TYPE_CHECKING:
     from trainfit.report.rank_report import RankVerificationData
@@ -19,33 +28,46 @@ MOST_DIFFERENCES = 5
 _EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
 
 
-def verification_view(data: VerificationData) -> RenderableType:
+def verification_view(data: VerificationData, amount: Amount = "usual") -> RenderableType:
     """Lay out a verification: how far off the prediction was, and the figures side by side."""
+    if amount == "verdict":
+        return verdict_alone(_verdict(data), data.subject.warnings)
     subject, runs = data.subject, data.runs["total"]
     footer = (
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} "
         f"ops, measured in {format_seconds(subject.seconds['measure'])} "
         f"({runs} run{'' if runs == 1 else 's'} of the step), torch {subject.torch}"
     )
-    answer = answer_lines(_verdict(data), data, _same_results(data))
-    return stacked(answer, [_figures(data)], warnings=subject.warnings, footer=footer)
+    results = _same_results(data, at_most(MOST_DIFFERENCES, amount))
+    return verification_page(_verdict(data), data, results, _figures(data), footer=footer, amount=amount)
 
 
-def answer_lines(
+def verification_page(
     verdict: Text,
     data: VerificationData | RankVerificationData,
     results: list[RenderableType],
+    figures: NumberTable,
     *,
+    footer: str,
+    amount: Amount,
     replayed: bool = False,
-) -> list[RenderableType]:
-    """Put the verdict first, then what the step is, whether the plan is of another one, and its results."""
+) -> RenderableType:
+    """Put the verdict first, then what the step is, whether the plan is of another one, results, figures."""
     other = other_step(data.plan_differences, replayed=replayed)
-    return [
+    answer = [
         verdict,
         *settings_lines(data.subject),
         *([safe(other, "yellow")] if other else []),
         *([] if data.plan_made_for is None else results),
     ]
+    return stacked(
+        answer,
+        [figures],
+        stage_times(data.subject.seconds, amount),
+        warnings=data.subject.warnings,
+        footer=footer,
+        most_warnings=at_most(MOST_WARNINGS, amount),
+    )
 
 
 def _figures(data: VerificationData) -> NumberTable:
@@ -104,15 +126,15 @@ def _other_plan_verdict(data: VerificationData) -> Text:
     return line.append(f"; it promises {format_bytes(data.peak_bytes.predicted)} for its own")
 
 
-def _same_results(data: VerificationData) -> list[RenderableType]:
+def _same_results(data: VerificationData, most: int) -> list[RenderableType]:
     """Say whether the plan changed the results, where, and what was not compared."""
     line = equality_line("With the plan", data)
     if data.gradients_equal is False and data.relative_gradient_difference is not None:
         line.append(f" Gradients are up to {data.relative_gradient_difference:.1e} of the largest apart.")
     return [
         line,
-        *indented([f"not equal: {text}" for text in data.differences], MOST_DIFFERENCES),
-        *indented([f"not compared: {text}" for text in data.not_compared], MOST_DIFFERENCES),
+        *indented([f"not equal: {text}" for text in data.differences], most),
+        *indented([f"not compared: {text}" for text in data.not_compared], most),
     ]
 
 
