@@ -26,6 +26,20 @@ LAUNCH_BOUND_SHARE = 0.1
 
 
 @dataclass(frozen=True)
+class OpTimes:
+    """When each op runs, in seconds since its step began: on its queue, and when the host issues it.
+
+    The host may be ahead of the device by much of a step; what it issues before the step begins there, while
+    the step before is still running, is below zero.
+    """
+
+    start: Seconds
+    end: Seconds
+    issue_start: Seconds
+    issue_end: Seconds
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Seconds of one step in steady state, op by op. Everything is predicted."""
 
@@ -85,6 +99,18 @@ class Schedule:
         busy = self.busy_seconds + self.exposed_communication_seconds
         return max(0.0, 1.0 - busy / step) if step else 0.0
 
+    @cached_property
+    def times(self) -> OpTimes:
+        """When each op runs in a step of steady state."""
+        ops, host, device = len(self.trace.ops), self.host_seconds, self.device_seconds
+        if self.costs.host.runs_kernels:
+            ends = np.cumsum(host + device)
+            return OpTimes(ends - device, ends, ends - device - host, ends - device)
+        ends, issued = _two_steps(self.trace, self.costs, host, device)
+        began = ends[:ops].max(initial=0.0)
+        ends, issued = ends[ops:] - began, issued[ops:] - began
+        return OpTimes(ends - device, ends, issued - host, issued)
+
     @property
     def communication_seconds(self) -> float:
         """How long the collectives of the step take, beside whatever they run."""
@@ -114,14 +140,20 @@ def _op_seconds(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) 
     """Return by how much the step grows with each op, if they keep the host and their queues busy so long."""
     if costs.host.runs_kernels:
         return np.diff(np.cumsum(host + device), prepend=0.0)
-    # In steady state the next step is issued while this one runs: simulate two, and take the second.
-    launched = _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
     ops = len(trace.ops)
-    issue = _Issue(np.tile(host, 2), np.tile(_waits(trace), 2), costs.host.launch)
-    ends = _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), np.tile(launched, 2))
-    ends = np.maximum.accumulate(ends)
+    ends = np.maximum.accumulate(_two_steps(trace, costs, host, device)[0])
     start = ends[ops - 1] if ops else 0.0
     return np.diff(ends[ops:], prepend=start)
+
+
+def _two_steps(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> tuple[Seconds, Seconds]:
+    """Return when each op of two steps ends and when it is issued.
+
+    In steady state the next step is issued while this one runs: the second of two shows it.
+    """
+    launched = _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
+    issue = _Issue(np.tile(host, 2), np.tile(_waits(trace), 2), costs.host.launch)
+    return _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), np.tile(launched, 2))
 
 
 @dataclass(frozen=True)
@@ -156,13 +188,15 @@ class _Issue:
     launch: float
 
 
-def _queue_ends(queues: _Queues, host: _Issue, device: Seconds, launched: NDArray[np.bool_]) -> Seconds:
-    """Return when the queue of each op is done with it.
+def _queue_ends(
+    queues: _Queues, host: _Issue, device: Seconds, launched: NDArray[np.bool_]
+) -> tuple[Seconds, Seconds]:
+    """Return when the queue of each op is done with it, and when the host has issued it.
 
     Within a run, `end[i] = max(issued[i], end[i-1]) + device[i]`, which is a running maximum of `issued -
     work before` plus the work.
     """
-    ends = np.zeros(len(device))
+    ends, issues = np.zeros(len(device)), np.zeros(len(device))
     host_now = 0.0
     done: dict[str, float] = {}
     for begin, stop, queue in zip(queues.starts, [*queues.starts[1:], len(device)], queues.names):
@@ -173,12 +207,12 @@ def _queue_ends(queues: _Queues, host: _Issue, device: Seconds, launched: NDArra
         # An op without a kernel never makes its queue wait for the host.
         arrives = np.where(launched[part], issued + host.launch, -np.inf)
         slack = np.maximum(np.maximum.accumulate(arrives - (work - device[part])), ready)
-        ends[part] = work + slack
+        ends[part], issues[part] = work + slack, issued
         done[queue] = float(ends[stop - 1])
         host_now = float(issued[-1])
         if host.waits[stop - 1]:
             host_now = max(host_now, done[queue])
-    return ends
+    return ends, issues
 
 
 def issue_seconds(trace: Trace, host: Host) -> Seconds:
