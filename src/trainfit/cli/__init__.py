@@ -2,6 +2,7 @@
 
 plain_option     how an option is written down
 cluster_options  those that say which rank of which cluster a step is
+output_options   those that say where a result is written
 cli_options      every option once, in objects
 cli_running      the one way in which a command runs: errors, progress, output
 commands         the commands

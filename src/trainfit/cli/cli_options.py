@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
+from trainfit.cli.output_options import OutputFlags as OutputFlags
 from trainfit.cli.plain_option import option
 
 if TYPE_CHECKING:
@@ -55,13 +56,6 @@ Costs = Annotated[
 ]
 Refresh = Annotated[
     bool, typer.Option("--refresh", help="With --costs measured: measure again what is remembered.")
-]
-JsonFile = Annotated[
-    str | None,
-    option(
-        "FILE",
-        "Write the result as one JSON object; - is standard output, and then nothing else goes there.",
-    ),
 ]
 Budget = Annotated[
     str | None,

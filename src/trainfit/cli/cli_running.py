@@ -19,6 +19,8 @@ from trainfit.errors import TrainfitError, UserCodeError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from trainfit.cli.output_options import OutputFlags
+
 INTERRUPTED = 130
 Data = TypeVar("Data")
 
@@ -65,30 +67,33 @@ def _filled(kind: Any, name: str, given: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def working(json: str | None, **files: str | None) -> Iterator[None]:
+def working(outputs: OutputFlags, **files: str | None) -> Iterator[None]:
     """Show what is being done, with files that cannot be written refused before it begins."""
-    from trainfit.report import json_result, progress
-
-    for name, path in {"json": json, **files}.items():
-        if path is not None:
-            json_result.check_destination(path, f"--{name.replace('_', '-')}")
-    with (
-        _standard_output_for(json),
-        progress.spinner() as reporter,
-        heard_by(reporter, reporter.measuring),
-    ):
+    outputs.check(files)
+    with _standard_output_for(outputs), _progress():
         doing("loading torch")
         yield
 
 
-def present(json: str | None, data: Data, view: Callable[[Data], RenderableType]) -> None:
-    """Write a result for programs where they asked for it, and show it to people."""
-    from trainfit.report import json_result, tables
+def present(outputs: OutputFlags, data: Data, view: Callable[[Data], RenderableType], result: Any) -> None:
+    """Write a result for programs where they asked for it, and show it to people.
 
-    if json is not None:
-        json_result.write_json(json_result.result_json(data), json)
-    if json != json_result.STANDARD_OUTPUT:
+    The data is what a reader sees of the result; files about every op of the step are made of the result.
+    """
+    from trainfit.report import tables
+
+    with _progress() if outputs.any_file else contextlib.nullcontext():
+        outputs.write(data, result)
+    if not outputs.takes_standard_output:
         tables.show(view(data))
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[None]:
+    from trainfit.report import progress
+
+    with progress.spinner() as reporter, heard_by(reporter, reporter.measuring):
+        yield
 
 
 @contextlib.contextmanager
@@ -107,12 +112,12 @@ def user_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _standard_output_for(json: str | None) -> Iterator[None]:
+def _standard_output_for(outputs: OutputFlags) -> Iterator[None]:
     """With `--json -`, send what is printed meanwhile to standard error: that stream is for the JSON alone.
 
     That includes what the user's code prints, and what C code and child processes write to descriptor 1.
     """
-    if json != "-":
+    if not outputs.takes_standard_output:
         yield
         return
     sys.stdout.flush()

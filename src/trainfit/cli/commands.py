@@ -41,7 +41,7 @@ def trainfit(
 def estimate(
     target: given.Target,
     asked: given.RequestFlags,
-    json: given.JsonFile = None,
+    outputs: given.OutputFlags,
     save_trace: given.SaveTrace = None,
 ) -> None:
     """Predict the peak memory and the time of a training step, what they consist of and where they go.
@@ -63,7 +63,7 @@ def estimate(
     logging in them happen, except that no tensors are written and no older
     files are removed.
     """
-    with working(json, save_trace=save_trace):
+    with working(outputs, save_trace=save_trace):
         from trainfit.api import predict
         from trainfit.report.reading import estimate_data
         from trainfit.report.text_estimates import estimate_view
@@ -73,7 +73,7 @@ def estimate(
         if save_trace is not None:
             doing("saving the trace")
             store.save_trace(result.trace, save_trace)
-    present(json, estimate_data(result), estimate_view)
+    present(outputs, estimate_data(result), estimate_view, result)
 
 
 @command(app)
@@ -84,7 +84,7 @@ def plan(
     asked: given.RequestFlags,
     solver: given.SolverFlags,
     output: given.Output = None,
-    json: given.JsonFile = None,
+    outputs: given.OutputFlags,
 ) -> None:
     """Find the fastest way to make a step fit: what to keep, and what to compute again in backward.
 
@@ -101,7 +101,7 @@ def plan(
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
     trainfit.apply(model, plan).
     """
-    with working(json, output=output):
+    with working(outputs, output=output):
         from trainfit.api import choose
         from trainfit.plans import plan_store
         from trainfit.report.reading import plan_data
@@ -111,16 +111,17 @@ def plan(
         result = choose.plan_step(request, budget=budget, **solver.arguments(asked.cluster))
     if output is not None and result.feasible:
         plan_store.save_plan(result.plan, output)
-    present(json, plan_data(result), plan_view)
+    present(outputs, plan_data(result), plan_view, result)
     choose.refuse_infeasible(result)
 
 
 @command(app)
 def frontier(
     target: given.Target,
+    *,
     asked: given.RequestFlags,
     points: given.Points = 16,
-    json: given.JsonFile = None,
+    outputs: given.OutputFlags,
 ) -> None:
     """Show the least time of a step for every peak, from the smallest reachable to no plan at all.
 
@@ -129,17 +130,17 @@ def frontier(
       trainfit frontier gpt2 --batch 8 --device a100-40gb
       trainfit frontier llama-3-8b --device h100 --json frontier.json
     """
-    with working(json):
+    with working(outputs):
         from trainfit.api import choose
         from trainfit.report.reading import frontier_data
         from trainfit.report.text_plans import frontier_view
 
         result = choose.frontier_step(asked.request(target), points)
-    present(json, frontier_data(result), frontier_view)
+    present(outputs, frontier_data(result), frontier_view, result)
 
 
 @command(app)
-def verify(target: given.Target, asked: given.VerifyFlags, json: given.JsonFile = None) -> None:
+def verify(target: given.Target, asked: given.VerifyFlags, outputs: given.OutputFlags) -> None:
     """Run the real step on this machine and compare measured peak memory and time with the predicted ones.
 
     On a CPU the measure is every allocation that the profiler sees, on a GPU
@@ -158,7 +159,7 @@ def verify(target: given.Target, asked: given.VerifyFlags, json: given.JsonFile 
     Under torchrun every process is a rank: each is predicted and measured, on
     the CPU, and all are compared by phase.
     """
-    with working(json):
+    with working(outputs):
         from trainfit.api import prove
         from trainfit.report.rank_report import rank_verification_data, rank_verification_view
         from trainfit.report.reading import verification_data
@@ -167,9 +168,9 @@ def verify(target: given.Target, asked: given.VerifyFlags, json: given.JsonFile 
 
         result = prove.verify_step(asked.request(target), **asked.arguments())
     if isinstance(result, Verification):
-        present(json, verification_data(result), verification_view)
+        present(outputs, verification_data(result), verification_view, result)
     elif result.rank == 0:  # one of several processes shows what all of them have found
-        present(json, rank_verification_data(result), rank_verification_view)
+        present(outputs, rank_verification_data(result), rank_verification_view, result)
 
 
 @command(app)
@@ -179,7 +180,7 @@ def order(
     graph: given.GraphKind = "joint",
     step: given.StepFlags,
     seconds: given.OrderSeconds = None,
-    json: given.JsonFile = None,
+    outputs: given.OutputFlags,
 ) -> None:
     """Lower the peak of a graph by running its nodes in another order, and say how good that order is.
 
@@ -192,7 +193,7 @@ def order(
     To compile a model in the better order, write trainfit.order.install() before
     torch.compile.
     """
-    with working(json):
+    with working(outputs):
         from trainfit.api.arrange import order_anything
         from trainfit.order_fronts.order_result import is_graph_file
         from trainfit.report.reading import order_data
@@ -205,15 +206,16 @@ def order(
             task=step.task,
             seconds=seconds,
         )
-    present(json, order_data(result), order_view)
+    present(outputs, order_data(result), order_view, result)
 
 
 @command(app)
 def calibrate(
+    *,
     device: given.CalibratedDevice = None,
     output: given.DeviceOutput = None,
     minutes: given.Minutes = 3.0,
-    json: given.JsonFile = None,
+    outputs: given.OutputFlags,
 ) -> None:
     """Measure this machine's GPU or processor, and write a device file that replaces the table's figures.
 
@@ -233,7 +235,7 @@ def calibrate(
     run this command yet: its CUDA side was tested with a stand-in. The file
     says so, too.
     """
-    with working(json, output=output):
+    with working(outputs, output=output):
         from trainfit.api.gauge_machine import calibrate_machine
         from trainfit.devices.device_file import save_device
         from trainfit.report.calibrations import calibration_data
@@ -242,7 +244,7 @@ def calibrate(
         result = calibrate_machine(device, minutes)
     if output is not None:
         save_device(result.device, output)
-    present(json, calibration_data(result, output), calibration_view)
+    present(outputs, calibration_data(result, output), calibration_view, result)
 
 
 @command(app)

@@ -1,0 +1,69 @@
+"""The options that say where a result is written, besides the terminal: checked first, written last.
+
+Each command takes the object with the files that its result has: `OutputFlags` for any result. A field
+is an option, and has its writer in `write`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from trainfit.basics.doing import doing
+from trainfit.cli.plain_option import option
+from trainfit.errors import OptionError
+
+STANDARD_OUTPUT = "-"
+
+
+@dataclass(frozen=True)
+class OutputFlags:
+    """What can be written of any result."""
+
+    json: Annotated[
+        str | None,
+        option(
+            "FILE",
+            "Write the result as one JSON object; - is standard output, and then nothing else goes there.",
+        ),
+    ] = None
+
+    @property
+    def takes_standard_output(self) -> bool:
+        """Whether standard output is for a program, and nothing else may go there."""
+        return self.json == STANDARD_OUTPUT
+
+    @property
+    def any_file(self) -> bool:
+        """Whether anything is to be written that takes a while to make."""
+        return any(getattr(self, field.name) for field in fields(self) if field.name != "json")
+
+    def check(self, others: Mapping[str, str | None]) -> None:
+        """Refuse what cannot be written before the work begins; others are a command's own files."""
+        from trainfit.report.json_result import check_destination
+
+        named = {**{field.name: getattr(self, field.name) for field in fields(self)}, **others}
+        flags = {f"--{name.replace('_', '-')}": path for name, path in named.items() if path is not None}
+        for flag, path in flags.items():
+            check_destination(path, flag)
+        _refuse_one_file_twice(flags)
+
+    def write(self, data: Any, result: Any) -> None:
+        """Write every file that was asked for, each whole or not at all."""
+        from trainfit.report import json_result
+
+        if self.json is not None:
+            doing("writing the JSON")
+            json_result.write_json(json_result.result_json(data), self.json)
+
+
+def _refuse_one_file_twice(flags: Mapping[str, str]) -> None:
+    """The second would replace the first, without a word."""
+    seen: dict[str, str] = {}
+    for flag, path in flags.items():
+        place = os.path.realpath(path)
+        if place in seen and not (os.path.exists(place) and not os.path.isfile(place)):
+            raise OptionError(f"{seen[place]} and {flag} name the same file, {path!r}.")
+        seen[place] = flag
