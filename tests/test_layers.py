@@ -42,6 +42,7 @@ LAYERS = (
     "api",
     "compat",
     "report",
+    "webpage",
     "cli",
     "__main__",
 )
@@ -53,7 +54,10 @@ THIRD_PARTIES = {
         "calibrating api compat",
         "devices costs cli",
     ),
-    "numpy": ("traces memory allocator.step_columns costs planning capturing comparing compat verifying", ""),
+    "numpy": (
+        "traces memory allocator.step_columns costs planning capturing comparing compat verifying webpage",
+        "",
+    ),
     "rich": ("report", ""),
     "typer": ("cli", ""),
     "transformers": ("applying.trainer_callback", "targets"),
@@ -177,7 +181,7 @@ def test_other_libraries_stay_where_they_belong(library: str) -> None:
 
 
 PARTS_WITHOUT_TORCH = (
-    "errors basics traces operators memory devices allocator plans ordering planning report cli"
+    "errors basics traces operators memory devices allocator plans ordering planning report webpage cli"
 )
 WITHOUT_TORCH = tuple(
     name for name in FILES if name == "trainfit" or name.split(".")[1] in PARTS_WITHOUT_TORCH.split()

@@ -2,6 +2,7 @@
 
 page             `write_page`: a result as a file
 page_sections    the sections of each kind of result
+calibration_page the page of a calibration
 page_parts       what a page is put together from: sections, and the pictures and tables in them
 page_answers     the first screen of each kind of result, in words and figures
 first_screen     the first screen as HTML
@@ -14,6 +15,6 @@ page_tables      tables of operators, regions, ranks, methods
 static_picture   the memory picture as SVG, where no script runs
 embedding        data and scripts inside of HTML: nothing in them can become markup
 
-`assets/` has the page's style and scripts, written by hand and put into the page as they are. Nothing is loaded
-from anywhere.
+`assets/` has the page's style and scripts, written by hand and put into the page as they are. Nothing is
+loaded from anywhere.
 """

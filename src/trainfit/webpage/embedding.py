@@ -23,8 +23,8 @@ def escaped(text: str) -> str:
 
     What cannot be seen but turns text around is isolated by the style (`unicode-bidi`), not removed.
     """
-    shown = "".join(sign if sign.isprintable() or sign in " \n" else "\N{REPLACEMENT CHARACTER}" for sign in text)
-    return html.escape(shown, quote=True)
+    unprintable = "\N{REPLACEMENT CHARACTER}"
+    return html.escape("".join(s if s.isprintable() or s == "\n" else unprintable for s in text), quote=True)
 
 
 def embedded_json(data: Any) -> str:

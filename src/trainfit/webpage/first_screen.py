@@ -65,9 +65,10 @@ def _bar(bar: MemoryBar) -> str:
     limit = bar.limit_bytes * scale
     if bar.margin_bytes:
         margin = bar.margin_bytes * scale
-        rows.append(f'<rect class="tf-margin" x="{limit - margin:.1f}" y="0" width="{margin:.1f}" height="56"/>')
-        size_text = format_bytes(bar.margin_bytes)
-        legend.append(f'<li><i class="tf-margin"></i>margin for what is not simulated <b>{size_text}</b></li>')
+        x = limit - margin
+        rows.append(f'<rect class="tf-margin" x="{x:.1f}" y="0" width="{margin:.1f}" height="56"/>')
+        words = f"margin for what is not simulated <b>{format_bytes(bar.margin_bytes)}</b>"
+        legend.append(f'<li><i class="tf-margin"></i>{words}</li>')
     rows.append(f'<line class="tf-limit" x1="{limit:.1f}" x2="{limit:.1f}" y1="0" y2="56"/>')
     limit_text = f"{escaped(bar.limit_label)} <b>{format_bytes(bar.limit_bytes)}</b>"
     legend.append(f'<li><i class="tf-limit"></i>{limit_text}</li>')

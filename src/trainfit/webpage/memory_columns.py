@@ -28,7 +28,9 @@ def line(label: str, size: int, style: str) -> dict[str, Any]:
     return {"label": label, "bytes": size, "style": style}
 
 
-def curve(label: str, timeline: Timeline, strings: Strings, schedule: Schedule | None = None) -> dict[str, Any]:
+def curve(
+    label: str, timeline: Timeline, strings: Strings, schedule: Schedule | None = None
+) -> dict[str, Any]:
     """Return bytes and ops of one step; with a schedule, when each op is done."""
     trace = timeline.trace
     ops = trace.ops

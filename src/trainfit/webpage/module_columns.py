@@ -1,4 +1,4 @@
-"""The modules as a tree for the treemap, and as a table: memory at the peak, what stays for backward, time."""
+"""The modules as a tree for the treemap, and as a table: memory at the peak, kept for backward, time."""
 
 from __future__ import annotations
 

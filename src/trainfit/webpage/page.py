@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trainfit import __version__
 from trainfit.basics.sealed_files import write_whole
 from trainfit.basics.units import format_count, format_seconds
-from trainfit.report.data import OrderData, Subject
+from trainfit.report.calibrations import CalibrationData
+from trainfit.report.data import (
+    EstimateData,
+    FrontierData,
+    OrderData,
+    PlanData,
+    Subject,
+    VerificationData,
+)
+from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
+from trainfit.webpage import calibration_page, page_answers, page_sections
 from trainfit.webpage.embedding import asset, content_policy, embedded_json, escaped, script
 from trainfit.webpage.first_screen import first_screen_html
 from trainfit.webpage.module_columns import largest_part
-from trainfit.webpage.page_answers import FirstScreen, answer
+from trainfit.webpage.page_answers import FirstScreen
 from trainfit.webpage.page_parts import Section, Strings
-from trainfit.webpage.page_sections import SECTIONS
 from trainfit.webpage.static_picture import static_picture
 
 _LONGEST_TITLE = 120
+_ANSWERS: dict[type, Callable[..., FirstScreen]] = {
+    EstimateData: page_answers.estimate_answer,
+    PlanData: page_answers.plan_answer,
+    FrontierData: page_answers.frontier_answer,
+    VerificationData: page_answers.verification_answer,
+    RankVerificationData: page_answers.rank_verification_answer,
+    OrderData: page_answers.order_answer,
+    CalibrationData: calibration_page.calibration_answer,
+}
+_SAY_WHAT_DOMINATES = (EstimateData, PlanData, FrontierData)
+_SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
+    EstimateData: page_sections.estimate_sections,
+    PlanData: page_sections.plan_sections,
+    FrontierData: page_sections.frontier_sections,
+    VerificationData: page_sections.verification_sections,
+    RankVerificationData: page_sections.rank_verification_sections,
+    OrderData: page_sections.order_sections,
+    CalibrationData: calibration_page.calibration_sections,
+}
 
 
 def write_page(data: Any, result: Any, path: str | Path) -> None:
@@ -31,8 +60,8 @@ def page_html(data: Any, result: Any) -> str:
     """Return the page of a result."""
     strings = Strings()
     timeline = timeline_of(result)
-    first = answer(data, None if timeline is None else largest_part(timeline))
-    sections = SECTIONS[type(data)](data, result, strings)
+    first = answer(data, timeline)
+    sections = _SECTIONS[type(data)](data, result, strings)
     parts = [part for section in sections for part in section.parts]
     embedded = embedded_json({"strings": strings.texts, "parts": parts})
     style, code = asset("page.css"), script()
@@ -58,6 +87,13 @@ def page_html(data: Any, result: Any) -> str:
             "",
         ]
     )
+
+
+def answer(data: Any, timeline: Timeline | None) -> FirstScreen:
+    """Return the first screen of a result, whose step has this timeline."""
+    if isinstance(data, _SAY_WHAT_DOMINATES):
+        return _ANSWERS[type(data)](data, None if timeline is None else largest_part(timeline))
+    return _ANSWERS[type(data)](data)
 
 
 def timeline_of(result: Any) -> Timeline | None:
@@ -112,16 +148,21 @@ def _sections(sections: list[Section], picture: str) -> list[str]:
         if section.notes:
             rows.append("<ul>" + "".join(f"<li>{escaped(note)}</li>" for note in section.notes) + "</ul>")
         found.append("".join(rows) + "</section>")
-    said = "This page draws its pictures and tables with a script, and none runs here: the answer above is whole."
+    said = "Pictures and tables are drawn by a script, and none runs here; the answer above is whole."
     return [*found, f'<noscript><p class="tf-lead">{said}</p></noscript>']
 
 
 def _footer(data: Any) -> str:
+    text = f"{_how_found(data)}, trainfit {__version__}. Every figure is predicted unless it says measured."
+    return f'<footer class="tf-footer"><p>{escaped(text)}</p></footer>'
+
+
+def _how_found(data: Any) -> str:
+    if isinstance(data, CalibrationData):
+        return calibration_page.calibration_footer(data)
     about: Subject | OrderData = data if isinstance(data, OrderData) else data.subject
     what = "nodes" if isinstance(about, OrderData) else "ops"
-    torch = f", torch {about.torch}" if about.torch else ""
-    text = (
-        f"{format_count(about.ops)} {what}, found in {format_seconds(about.seconds.get('total', 0.0))}{torch}, "
-        f"trainfit {__version__}. Every figure is predicted unless it says measured."
+    took = format_seconds(about.seconds.get("total", 0.0))
+    return (
+        f"{format_count(about.ops)} {what}, found in {took}{f', torch {about.torch}' if about.torch else ''}"
     )
-    return f'<footer class="tf-footer"><p>{escaped(text)}</p></footer>'

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.data import (
@@ -160,8 +158,9 @@ def plan_answer(data: PlanData, largest: LargestPart | None) -> FirstScreen:
     else:
         verdict, tone = "Fits with this plan", GOOD
         sentence = (
-            f"With the plan the step needs {needed} of {budget} and takes {data.added:+.1%} longer "
-            f"(predicted). Its peak is {saved} lower. No plan of this kind is more than {data.gap:.2%} faster."
+            f"With the plan the step needs {needed} of {budget} and takes {data.added:.1%} longer "
+            f"(predicted). Its peak is {saved} lower. No plan of this kind is more than {data.gap:.2%} "
+            "faster."
         )
     figures = (
         Figure("peak with the plan", format_bytes(data.peak_bytes), "predicted"),
@@ -196,7 +195,7 @@ def frontier_answer(data: FrontierData, largest: LargestPart | None) -> FirstScr
     ]
     if best is None:
         verdict, tone = "No plan fits", BAD
-        sentence = f"{subject.device} has {usable} for tensors, and no plan leaves its margin free (predicted)."
+        sentence = f"{subject.device} has {usable} for tensors: no plan leaves its margin free (predicted)."
     else:
         verdict, tone = "Plans that fit were found" if best.regions else "Fits as it is", GOOD
         added = "" if not best.added else f", {best.added:+.1%} beside the fastest of all"
@@ -212,7 +211,7 @@ def frontier_answer(data: FrontierData, largest: LargestPart | None) -> FirstScr
         sentence=sentence,
         figures=tuple(figures),
         description=subject.description,
-        dominates=dominates(largest, largest.category_bytes and _peak_of(data)) if largest else "",
+        dominates=dominates(largest, _peak_of(data)),
     )
 
 
@@ -258,8 +257,8 @@ def rank_verification_answer(data: RankVerificationData) -> FirstScreen:
         direction = "high" if data.error > 0 else "low"
         verdict, tone = f"The predicted peak is up to {abs(data.error):.2%} too {direction}", CLOSE
     sentence = (
-        f"{data.world_size} ranks ran. The one that needs the most has {format_bytes(peak.measured)} (measured), "
-        f"{format_bytes(peak.predicted)} were predicted for it."
+        f"{data.world_size} ranks ran. The one that needs the most has {format_bytes(peak.measured)} "
+        f"(measured); {format_bytes(peak.predicted)} were predicted for it."
     )
     figures = (
         Figure("largest peak", format_bytes(peak.predicted), "predicted"),
@@ -286,20 +285,3 @@ def order_answer(data: OrderData) -> FirstScreen:
         Figure("nodes", format_count(data.ops), "in the graph"),
     )
     return FirstScreen(data.target, f"graph: {data.source}", verdict, tone, sentence, figures)
-
-
-ANSWERS: dict[type, Callable[..., FirstScreen]] = {
-    EstimateData: estimate_answer,
-    PlanData: plan_answer,
-    FrontierData: frontier_answer,
-    VerificationData: verification_answer,
-    RankVerificationData: rank_verification_answer,
-    OrderData: order_answer,
-}
-WITH_LARGEST = (EstimateData, PlanData, FrontierData)
-
-
-def answer(data: Any, largest: LargestPart | None) -> FirstScreen:
-    """Return the first screen of a result."""
-    given = (data, largest) if isinstance(data, WITH_LARGEST) else (data,)
-    return ANSWERS[type(data)](*given)

@@ -8,7 +8,7 @@ from typing import Any
 Part = dict[str, Any]
 """Plain data; `kind` names what draws it: `memory`, `treemap`, `table`, `trade_off` or `bars`."""
 
-KINDS_OF_COLUMNS = ("text", "bytes", "seconds", "count", "share", "added", "large")
+KINDS_OF_COLUMNS = ("text", "bytes", "seconds", "count", "share", "added", "error", "large")
 
 
 @dataclass

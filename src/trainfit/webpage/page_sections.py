@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from trainfit.traces.simulate import Timeline, simulate
 from trainfit.webpage import page_tables as tables
 from trainfit.webpage.memory_columns import aligned, curve, line, memory_part
 from trainfit.webpage.module_columns import modules_table, treemap_part
-from trainfit.webpage.page_parts import Part, Section, Strings, gaps
+from trainfit.webpage.page_parts import Section, Strings, gaps
 from trainfit.webpage.queue_lanes import lanes
 from trainfit.webpage.trade_offs import frontier_part, plan_part, regions_table
 
@@ -87,9 +87,8 @@ def _time(time: StepTime) -> Section:
     if time.launch_bound:
         lead += f" The device waits {time.waiting_share:.0%} of it for the host to issue kernels."
     if time.uncalibrated_share >= 0.01:
-        lead += (
-            f" {time.uncalibrated_share:.0%} of it rests on figures that were never compared with this device."
-        )
+        share = f"{time.uncalibrated_share:.0%}"
+        lead += f" {share} of it rests on figures that were never compared with this device."
     return Section("time", "Time", lead, (tables.phases_bars(time), tables.operators_table(time)))
 
 
@@ -129,8 +128,8 @@ def plan_sections(data: PlanData, result: PlanResult, strings: Strings) -> list[
         Section(
             "ways",
             "Beside the usual ways",
-            "Memory that each needs against the time of a step (predicted). Lower and further left is better.",
-            (plan_part(data, result.plan), tables.ways_table(data)),
+            "Memory that each needs against the time of a step (predicted): lower and to the left is better.",
+            (plan_part(data, result.plan, result.trace), tables.ways_table(data)),
         )
     )
     if result.plan.regions:
@@ -138,7 +137,7 @@ def plan_sections(data: PlanData, result: PlanResult, strings: Strings) -> list[
             f"The plan checkpoints {format_count(len(result.plan.regions))} calls of modules and recomputes "
             f"{format_seconds(data.recompute_seconds)} in every step (predicted)."
         )
-        regions = regions_table(result.plan, module_stats(plain))
+        regions = regions_table(result.plan, module_stats(plain), plain.trace)
         found.append(Section("plan", "What the plan does", lead, (regions,)))
     found.append(_modules(planned, stats, strings, data.subject))
     if data.advice:
@@ -191,8 +190,9 @@ def frontier_sections(data: FrontierData, result: Frontier, strings: Strings) ->
         "Each point is the fastest plan for its memory (predicted). Move the slider to see what each "
         "plan recomputes."
     )
+    parts = frontier_part(result, data), tables.points_table(data)
     return [
-        Section("frontier", "Memory against time", lead, (frontier_part(result, data), tables.points_table(data))),
+        Section("frontier", "Memory against time", lead, parts),
         Section("memory", "Memory over the step without a plan", _STACKED, (part,)),
         _modules(timeline, module_stats(timeline), strings, data.subject),
         *_notes(data.subject),
@@ -216,7 +216,8 @@ def verification_sections(data: VerificationData, result: Verification, strings:
         )
         found.append(Section("results", "The plan's results", lead, (), tuple(notes)))
     measured = data.baseline_measured_peak_bytes
-    limits = [line("peak without a plan, measured", measured, "measured")]
+    label = "peak, measured" if data.plan_made_for is None else "peak without the plan, measured"
+    limits = [line(label, measured, "measured")]
     part = memory_part([curve("the step, predicted", timeline, strings)], limits)
     lead = _STACKED + "The line is the peak that was measured."
     found.append(Section("memory", _MEMORY, lead, (part,)))
@@ -247,7 +248,8 @@ def order_sections(data: OrderData, result: OrderResult, strings: Strings) -> li
     graph, order = result.order.graph, result.order
     best = _order_curve("the best order", order_timeline(graph, order.steps), strings)
     given = _order_curve("the order as given", order_timeline(graph), strings)
-    bound = line(f"no order is below {format_bytes(data.lower_bound_bytes)}", data.lower_bound_bytes, "budget")
+    least = data.lower_bound_bytes
+    bound = line(f"no order is below {format_bytes(least)}", least, "budget")
     lead = "Bytes in use while each node runs (predicted). The outline is the other order, step by step."
     return [
         Section("orders", "What each method reached", "", tuple(tables.orders_parts(data))),
@@ -261,6 +263,7 @@ def _order_curve(label: str, timeline: OrderTimeline, strings: Strings) -> dict[
     values = list(timeline.after_alloc)
     peak = max(values, default=0)
     nowhere = strings.number("")
+    everywhere = [min(step, 1) for step in range(len(values))]
     return {
         "label": label,
         "ops": len(values),
@@ -268,19 +271,8 @@ def _order_curve(label: str, timeline: OrderTimeline, strings: Strings) -> dict[
         "modules": [nowhere] * len(values),
         "phases": [],
         "recomputed": [],
-        "categories": [{"name": "buffers", "at": [1 if n else 0 for n in range(len(values))], "by": gaps(values)}],
+        "categories": [{"name": "buffers", "at": everywhere, "by": gaps(values)}],
         "before": timeline.initial_bytes,
         "peak": values.index(peak) if values else -1,
         "peak_bytes": peak,
     }
-
-
-SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
-    EstimateData: estimate_sections,
-    PlanData: plan_sections,
-    FrontierData: frontier_sections,
-    VerificationData: verification_sections,
-    RankVerificationData: rank_verification_sections,
-    OrderData: order_sections,
-}
-__all__ = ["SECTIONS", "Part"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainfit.report.data import Compared, FrontierData, OrderData, PlanData, VerificationData
+from trainfit.report.data import Compared, FrontierData, OrderData, PlanData, PointRow, VerificationData
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.trace import PHASES
 from trainfit.webpage.page_parts import Part, column, table
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
     from trainfit.devices.distinct_ranks import RankPeak
     from trainfit.memory.advice import Advice
+    from trainfit.planning.baselines import Baseline
 
 _CERTAINTY = {
     "computed": "computed from this trace",
@@ -94,14 +95,16 @@ def ways_table(data: PlanData) -> Part:
 def points_table(data: FrontierData) -> Part:
     """Return the points of a frontier and the usual ways."""
     points, others = data.points, data.baselines
+    rows: list[PointRow | Baseline] = [*points, *others]
+    needed = [*(p.smallest_memory_bytes for p in points), *(w.memory_bytes for w in others)]
     return table(
         "All plans of the frontier, and the usual ways (predicted)",
         column("plan", "text", [*(f"plan {n + 1}" for n in range(len(points))), *(w.name for w in others)]),
-        column("peak", "bytes", [row.peak_bytes for row in (*points, *others)]),
-        column("runs in", "bytes", [*(p.smallest_memory_bytes for p in points), *(w.memory_bytes for w in others)]),
-        column("step", "seconds", [row.step_seconds for row in (*points, *others)]),
+        column("peak", "bytes", [row.peak_bytes for row in rows]),
+        column("runs in", "bytes", needed),
+        column("step", "seconds", [row.step_seconds for row in rows]),
         column("added", "added", [*(p.added for p in points), *(None for _ in others)]),
-        column("regions", "count", [row.regions for row in (*points, *others)]),
+        column("regions", "count", [row.regions for row in rows]),
         column("verdict", "text", [*(p.verdict for p in points), *("" for _ in others)]),
         name="points",
     )
@@ -133,10 +136,10 @@ def compared_parts(data: VerificationData) -> list[Part]:
     errors = [figure.error for _, figure in rows]
     memory = table(
         "Memory",
-        column("", "text", [name for name, _ in rows]),
+        column("figure", "text", [name for name, _ in rows]),
         column("predicted", "bytes", [figure.predicted for _, figure in rows]),
         column("measured", "bytes", [figure.measured for _, figure in rows]),
-        column("error", "added", errors),
+        column("error", "error", errors),
         name="compared",
     )
     return [
@@ -161,7 +164,7 @@ def rank_compared_table(data: RankVerificationData) -> Part:
         column("figure", "text", [name for _, name, _ in rows]),
         column("predicted", "bytes", [figure.predicted for _, _, figure in rows]),
         column("measured", "bytes", [figure.measured for _, _, figure in rows]),
-        column("error", "added", [figure.error for _, _, figure in rows]),
+        column("error", "error", [figure.error for _, _, figure in rows]),
         name="ranks",
     )
 

@@ -39,7 +39,8 @@ def static_picture(timeline: Timeline, limit_bytes: int | None) -> str:
     if limit_bytes is not None:
         y = _HEIGHT * (1 - limit_bytes / top)
         lines = f'<line class="tf-limit" x1="0" x2="{_WIDTH:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    said = f"Memory over the {count} ops of the step, predicted; the peak is {format_bytes(timeline.peak_bytes)}"
+    peak = format_bytes(timeline.peak_bytes)
+    said = f"Memory over the {count} ops of the step, predicted; the peak is {peak}"
     return (
         f'<svg class="tf-picture" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" role="img" '
         f'aria-label="{said}">{"".join(areas)}{lines}</svg>'

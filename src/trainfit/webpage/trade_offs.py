@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainfit.memory.module_stats import ModuleStats
 from trainfit.plans.plan import DECISIONS, RECOMPUTE, SAVE, Plan, Region
 from trainfit.report.data import FrontierData, PlanData
+from trainfit.traces.trace import Trace
 from trainfit.webpage.module_columns import alike
 from trainfit.webpage.page_parts import Part, column, table
 
@@ -34,25 +35,33 @@ class RegionsAlike:
     saved: tuple[tuple[str, int], ...]
 
 
-def regions_alike(plan: Plan) -> list[RegionsAlike]:
-    """Group the regions of a plan, those that recompute the longest first."""
+def regions_alike(plan: Plan, trace: Trace) -> list[RegionsAlike]:
+    """Group the regions of a plan, those that recompute the longest first; views are not worth naming."""
+    views = {signature.name for signature in trace.signatures if signature.view}
     groups: dict[tuple[int, str], list[Region]] = {}
     for region in plan.regions:
         groups.setdefault((region.kind, alike(region.module)), []).append(region)
     found = []
     for (kind, name), members in groups.items():
         ops = plan.kinds[kind].ops
-        by_decision = {what: Counter(op.name for op in ops if op.decision == what) for what in DECISIONS}
+        named = {
+            what: Counter(_short(op.name) for op in ops if op.decision == what and op.name not in views)
+            for what in DECISIONS
+        }
         found.append(
             RegionsAlike(
                 label=_label(name, members),
                 members=tuple(members),
-                counts={what: sum(names.values()) for what, names in by_decision.items()},
-                recomputed=tuple(by_decision[RECOMPUTE].most_common()),
-                saved=tuple(by_decision[SAVE].most_common()),
+                counts={what: sum(op.decision == what for op in ops) for what in DECISIONS},
+                recomputed=tuple(named[RECOMPUTE].most_common()),
+                saved=tuple(named[SAVE].most_common()),
             )
         )
     return sorted(found, key=lambda group: -sum(region.recompute_seconds for region in group.members))
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("aten.").removesuffix(".default")
 
 
 def _label(name: str, members: Sequence[Region]) -> str:
@@ -78,9 +87,9 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
-def regions_table(plan: Plan, modules: Sequence[ModuleStats]) -> Part:
+def regions_table(plan: Plan, modules: Sequence[ModuleStats], trace: Trace) -> Part:
     """Return what a plan does, one row for regions that are alike: what they cost and save."""
-    groups = regions_alike(plan)
+    groups = regions_alike(plan, trace)
     without = {module.name: module.activation_bytes // max(module.calls, 1) for module in modules}
     kept = [sum(region.kept_bytes for region in group.members) for group in groups]
     before = [sum(without.get(region.module, 0) for region in group.members) for group in groups]
@@ -119,7 +128,7 @@ def frontier_part(frontier: Frontier, data: FrontierData) -> Part:
             "seconds": row.step_seconds,
             "added": row.added,
             "verdict": row.verdict,
-            "groups": _what(point.plan),
+            "groups": _what(point.plan, frontier.trace),
         }
         for row, point in zip(data.points, frontier.points)
     ]
@@ -137,7 +146,7 @@ def frontier_part(frontier: Frontier, data: FrontierData) -> Part:
     }
 
 
-def _what(plan: Plan) -> list[dict[str, Any]]:
+def _what(plan: Plan, trace: Trace) -> list[dict[str, Any]]:
     return [
         {
             "label": group.label,
@@ -146,7 +155,7 @@ def _what(plan: Plan) -> list[dict[str, Any]]:
             "kept": sum(region.kept_bytes for region in group.members),
             "recomputes": _operators(group.recomputed[:_MOST_NAMES]),
         }
-        for group in regions_alike(plan)
+        for group in regions_alike(plan, trace)
     ]
 
 
@@ -157,7 +166,7 @@ def _ways(baselines: Sequence[Baseline]) -> list[dict[str, Any]]:
     ]
 
 
-def plan_part(data: PlanData, plan: Plan) -> Part:
+def plan_part(data: PlanData, plan: Plan, trace: Trace) -> Part:
     """Return a plan beside the usual ways, with its budget."""
     point = {
         "memory": data.smallest_memory_bytes,
@@ -165,7 +174,7 @@ def plan_part(data: PlanData, plan: Plan) -> Part:
         "seconds": data.step_seconds,
         "added": data.added,
         "verdict": "fits" if data.feasible else "does not fit",
-        "groups": _what(plan),
+        "groups": _what(plan, trace),
     }
     return {
         "kind": "trade_off",

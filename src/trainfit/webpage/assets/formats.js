@@ -45,6 +45,7 @@ const FORMATS = {
   count: formatCount,
   share: formatShare,
   added: formatAdded,
+  error: (share) => (share === 0 ? "exact" : `${share < 0 ? "-" : "+"}${Math.abs(100 * share).toFixed(2)} %`),
   large: formatLarge,
 };
 

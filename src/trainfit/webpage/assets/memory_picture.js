@@ -181,6 +181,9 @@ class MemoryPicture {
 
   drawLines(context) {
     const taken = [];
+    // The labels keep to the side where the peak is not.
+    const { curve } = this.axis;
+    const isRight = curve.peak >= 0 && this.xOf(this.axis.start(curve.peak)) < GUTTER.left + this.inner / 2;
     this.lines.forEach((line) => {
       const isInside = line.bytes <= this.top;
       const y = isInside ? Math.round(this.yOf(line.bytes)) + 0.5 : GUTTER.top;
@@ -203,10 +206,11 @@ class MemoryPicture {
       taken.push(at);
       context.fillStyle = this.colours.surface;
       context.globalAlpha = 0.85;
-      context.fillRect(GUTTER.left + 6, at - 12, wide, 16);
+      const left = isRight ? this.width - GUTTER.right - wide - 6 : GUTTER.left + 6;
+      context.fillRect(left, at - 12, wide, 16);
       context.globalAlpha = 1;
       context.fillStyle = this.colours.text;
-      context.fillText(text, GUTTER.left + 10, at);
+      context.fillText(text, left + 4, at);
     });
   }
 

@@ -71,8 +71,8 @@ class TradeOff {
   drawLine(picture, line) {
     const x = this.x(line.bytes);
     picture.append(drawing("line", { class: `tf-mark tf-line-${line.style}`, x1: x, x2: x, y1: 16, y2: this.high - 40 }));
-    const text = `${line.label} ${formatBytes(line.bytes)}`;
-    this.place(picture, text, x, 40, 6);
+    this.place(picture, `${line.label} ${formatBytes(line.bytes)}`, x, 40, 6);
+    this.boxes.push([x - 1, 16, 2, this.high - 56]);
   }
 
   drawWay(picture, way) {

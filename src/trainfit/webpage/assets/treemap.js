@@ -119,15 +119,15 @@ class Treemap {
     inner.style.top = `${top}px`;
     const box = { x: 0, y: 0, w: Math.max(tile.w - 4, 1), h: Math.max(tile.h - 4 - top, 1) };
     const whole = box.w * box.h;
-    const fill = (node, { x, y, w, h }, depth) => {
+    const fill = (node, { x, y, w, h }, depth, prefix) => {
       const parts = this.inside(node).slice(0, MOST_TILES);
       squarified(parts, x, y, w, h);
       for (const part of parts) {
-        if (part.node && depth < DEEPEST && part.w * part.h > whole * OPENED && this.inside(part.node).length > 0) fill(part.node, part, depth + 1);
-        else this.addPiece(inner, part);
+        if (part.node && depth < DEEPEST && part.w * part.h > whole * OPENED && this.inside(part.node).length > 0) fill(part.node, part, depth + 1, `${prefix}${part.label}.`);
+        else this.addPiece(inner, { ...part, label: part.node ? prefix + part.label : part.label });
       }
     };
-    if (tile.node) fill(tile.node, box, 0);
+    if (tile.node) fill(tile.node, box, 0, "");
     else this.addPiece(inner, { ...box, kind: tile.kind });
   }
 
@@ -135,9 +135,22 @@ class Treemap {
     if (part.w < LEAST_INNER || part.h < LEAST_INNER) return;
     const kinds = part.node ? Object.entries(part.node[this.measure]).sort((one, other) => other[1] - one[1]) : [[part.kind, 1]];
     const piece = element("i", { class: this.styleOf(kinds[0][0]) });
+    if (part.node) piece.style.background = this.banded(kinds);
     if (part.label && part.w > 70 && part.h > 24) piece.append(element("em", {}, shortened(part.label, Math.floor(part.w / 7))));
     Object.assign(piece.style, { left: `${part.x}px`, top: `${part.y}px`, width: `${Math.max(part.w - 1, 1)}px`, height: `${Math.max(part.h - 1, 1)}px` });
     inner.append(piece);
+  }
+
+  // Bands as high as each kind's share, the largest at the bottom.
+  banded(kinds) {
+    const whole = kinds.reduce((sum, [, value]) => sum + value, 0) || 1;
+    let at = 0;
+    const bands = kinds.map(([kind, value]) => {
+      const from = at;
+      at += (100 * value) / whole;
+      return `var(--${this.styleOf(kind)}) ${from.toFixed(2)}% ${at.toFixed(2)}%`;
+    });
+    return `linear-gradient(to top, ${bands.join(", ")})`;
   }
 
   open(node) { this.path.push(node); this.show(); this.focusFirst(); }
