@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainfit.allocator.device_memory import DeviceMemory
+from trainfit.basics.notebook_display import ShownInNotebooks
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.summary import StepTime
 from trainfit.costs.table import CostTable
@@ -27,7 +28,7 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(ShownInNotebooks):
     """What `estimate` answers. All bytes and seconds are predicted."""
 
     target: str

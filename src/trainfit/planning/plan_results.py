@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainfit.basics.notebook_display import ShownInNotebooks
 from trainfit.basics.units import format_bytes
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
@@ -14,7 +15,7 @@ from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)
-class PlanResult:
+class PlanResult(ShownInNotebooks):
     """A certified plan and what it is compared with. Bytes and seconds are predicted.
 
     If the budget cannot be met, `feasible` is false and the plan is the one with the smallest peak.
@@ -60,7 +61,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Frontier(ShownInNotebooks):
     """All such plans that were found, the one that needs the least memory first."""
 
     device: Device

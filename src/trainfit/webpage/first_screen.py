@@ -20,7 +20,7 @@ def first_screen_html(answer: FirstScreen, level: int = 1) -> str:
     sign = _SIGNS.get(answer.tone)
     icon = f'<svg viewBox="0 0 20 20" aria-hidden="true"><path d="{sign}"/></svg>' if sign else ""
     parts = [
-        f'<p class="tf-subject"><bdi>{escaped(answer.target)}</bdi> <span>on</span> '
+        f'<p class="tf-subject"><bdi>{escaped(answer.target)}</bdi> <span>{answer.joined}</span> '
         f"<bdi>{escaped(answer.place)}</bdi></p>",
         f'<h{level} class="tf-verdict tf-{answer.tone}">{icon}{escaped(answer.verdict)}</h{level}>',
         f'<p class="tf-sentence">{escaped(answer.sentence)}</p>',

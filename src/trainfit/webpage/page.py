@@ -66,7 +66,7 @@ def page_html(data: Any, result: Any) -> str:
     embedded = embedded_json({"strings": strings.texts, "parts": parts})
     style, code = asset("page.css"), script()
     policy = content_policy(("style", style), ("script", code))
-    picture = "" if timeline is None else static_picture(timeline, _limit(data))
+    picture = "" if timeline is None else static_picture(timeline, limit_of(data))
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -105,7 +105,7 @@ def timeline_of(result: Any) -> Timeline | None:
     return simulate(trace) if isinstance(trace, Trace) and trace.ops else None
 
 
-def _limit(data: Any) -> int | None:
+def limit_of(data: Any) -> int | None:
     budget = getattr(data, "budget_bytes", None)
     if isinstance(budget, int):
         return budget
@@ -114,7 +114,7 @@ def _limit(data: Any) -> int | None:
 
 
 def _head(first: FirstScreen, policy: str, style: str) -> str:
-    title = f"{first.target} on {first.place}: {first.verdict}"
+    title = f"{first.target} {first.joined} {first.place}: {first.verdict}"
     return (
         '<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy)}">\n'

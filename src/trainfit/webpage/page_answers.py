@@ -18,6 +18,8 @@ from trainfit.webpage.module_columns import NO_MODULE, LargestPart
 
 GOOD, CLOSE, BAD, PLAIN = "good", "close", "bad", "plain"
 _TONES = {"fits": GOOD, "too close to call": CLOSE, "does not fit": BAD}
+_LEAST_SHOWN = 0.0005
+_GRAPHS = {"joint": "its joint graph", "eager": "the eager step", "file": "a file", "graph": "a graph"}
 _CATEGORY_WORDS = {
     "parameter": "Parameters",
     "buffer": "Buffers",
@@ -61,6 +63,8 @@ class FirstScreen:
     tone: str
     sentence: str
     figures: tuple[Figure, ...]
+    joined: str = "on"
+    """The word between the two."""
     description: str = ""
     dominates: str = ""
     bar: MemoryBar | None = None
@@ -135,6 +139,7 @@ def _time_figures(data: EstimateData) -> list[Figure]:
     shown = format_count(round(rate)) if rate >= 100 else f"{rate:.3g}"
     use = time.model_flops_utilisation
     note = "predicted" if use is None else f"MFU {use:.1%}, predicted"
+    note = f"each copy of the model, {note}" if data.subject.world_size > 1 else note
     return [*found, Figure(f"{unit} per second", shown, note)]
 
 
@@ -245,7 +250,9 @@ def verification_answer(data: VerificationData) -> FirstScreen:
         Figure("step time", format_seconds(seconds.measured), "measured"),
     )
     description = subject.description
-    return FirstScreen(subject.target, subject.device, verdict, tone, sentence, figures, description)
+    return FirstScreen(
+        subject.target, subject.device, verdict, tone, sentence, figures, description=description
+    )
 
 
 def rank_verification_answer(data: RankVerificationData) -> FirstScreen:
@@ -266,14 +273,19 @@ def rank_verification_answer(data: RankVerificationData) -> FirstScreen:
         Figure("ranks", format_count(data.world_size), "each predicted and measured"),
     )
     place = f"{data.world_size} ranks"
-    return FirstScreen(subject.target, place, verdict, tone, sentence, figures, subject.description)
+    return FirstScreen(
+        subject.target, place, verdict, tone, sentence, figures, description=subject.description
+    )
 
 
 def order_answer(data: OrderData) -> FirstScreen:
     """Say what the better order saves."""
     before, after = format_bytes(data.baseline_peak_bytes), format_bytes(data.peak_bytes)
     if data.saved_bytes:
-        verdict, tone = f"{data.saved_share:.1%} less memory in another order", GOOD
+        # So few bytes are 0.0% less: say how many instead.
+        many = data.saved_share >= _LEAST_SHOWN
+        less = f"{data.saved_share:.1%}" if many else format_bytes(data.saved_bytes)
+        verdict, tone = f"{less} less memory in another order", GOOD
         sentence = f"The peak falls from {before} to {after} (predicted); the order is {data.quality}."
     else:
         verdict, tone = "The order as given is as good as any found", PLAIN
@@ -284,4 +296,5 @@ def order_answer(data: OrderData) -> FirstScreen:
         Figure("no order is below", format_bytes(data.lower_bound_bytes), "proved"),
         Figure("nodes", format_count(data.ops), "in the graph"),
     )
-    return FirstScreen(data.target, f"graph: {data.source}", verdict, tone, sentence, figures)
+    place = _GRAPHS.get(data.source, data.source)
+    return FirstScreen(data.target, place, verdict, tone, sentence, figures, joined="as")

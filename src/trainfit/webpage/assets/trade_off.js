@@ -1,5 +1,7 @@
 // Memory against time: plans as a line of points, the usual ways as labelled ones, a slider over the plans.
 
+const FAR = 1.6;
+
 function tradeOffPart(part) {
   return new TradeOff(part).box;
 }
@@ -22,7 +24,7 @@ class TradeOff {
       type: "range", min: "0", max: String(this.part.points.length - 1), step: "1", value: String(this.chosen), id: "tf-plan-slider",
     });
     this.range.addEventListener("input", () => this.choose(Number(this.range.value)));
-    return element("div", { class: "tf-slider" }, element("label", { for: "tf-plan-slider" }, "Memory"), this.range);
+    return element("div", { class: "tf-slider" }, element("label", { for: "tf-plan-slider" }, "Less or more memory"), this.range);
   }
 
   choose(number) {
@@ -36,20 +38,32 @@ class TradeOff {
     this.high = this.wide < 520 ? 300 : 360;
     const { points, ways, lines } = this.part;
     const all = [...points, ...ways];
-    this.x = scale([...all.map((one) => one.memory), ...lines.map((line) => line.bytes)], 64, this.wide - 24);
+    // A line far from all points would press them together: it is named at the edge instead.
+    const most = Math.max(...all.map((one) => one.memory));
+    const near = lines.filter((line) => line.bytes <= FAR * most);
+    this.x = scale([...all.map((one) => one.memory), ...near.map((line) => line.bytes)], 64, this.wide - 24);
     this.y = scale(all.map((one) => one.seconds), this.high - 44, 22);
     this.boxes = all.map((one) => [this.x(one.memory) - 7, this.y(one.seconds) - 7, 14, 14]);
     const label = `Memory against time of a step: ${points.length} plans and ${ways.length} usual ways, predicted`;
     const picture = drawing("svg", { width: this.wide, height: this.high, role: "img", "aria-label": label });
     this.drawAxes(picture);
-    lines.forEach((line) => this.drawLine(picture, line));
+    near.forEach((line) => this.drawLine(picture, line));
+    this.nameFar(picture, lines.filter((line) => !near.includes(line)));
     if (points.length > 1) {
-      picture.append(drawing("polyline", { class: "tf-frontier", points: points.map((point) => `${this.x(point.memory)},${this.y(point.seconds)}`).join(" ") }));
+      picture.append(drawing("polyline", { class: "tf-frontier", points: this.stairs(points) }));
     }
     ways.forEach((way) => this.drawWay(picture, way));
     points.forEach((point, number) => this.drawPoint(picture, point, number));
     this.stage.replaceChildren(picture);
     this.describe();
+  }
+
+  // A plan is the fastest for every memory from its own up to the next plan's.
+  stairs(points) {
+    return points.flatMap((point, number) => {
+      const [x, y] = [this.x(point.memory), this.y(point.seconds)];
+      return number ? [`${x},${this.y(points[number - 1].seconds)}`, `${x},${y}`] : [`${x},${y}`];
+    }).join(" ");
   }
 
   drawAxes(picture) {
@@ -75,6 +89,14 @@ class TradeOff {
     this.boxes.push([x - 1, 16, 2, this.high - 56]);
   }
 
+  nameFar(picture, lines) {
+    lines.forEach((line, number) => {
+      const text = `${line.label} ${formatBytes(line.bytes)}, further right`;
+      picture.append(drawing("text", { class: "tf-label", x: this.wide - 26, y: 28 + 17 * number, "text-anchor": "end" }, text));
+      this.boxes.push([this.wide - 26 - text.length * 6.9, 16 + 17 * number, text.length * 6.9, 15]);
+    });
+  }
+
   drawWay(picture, way) {
     const [x, y] = [this.x(way.memory), this.y(way.seconds)];
     const said = `${way.name}: ${formatBytes(way.memory)}, ${formatSeconds(way.seconds)} per step, predicted`;
@@ -94,7 +116,7 @@ class TradeOff {
   // Write a label beside a point where it covers nothing that is there already.
   place(picture, text, x, y, off, style = "") {
     const wide = text.length * 6.9;
-    const spots = [[off, 4], [-off - wide, 4], [-wide / 2, -off - 4], [-wide / 2, off + 12], [off, -14], [off, 22], [-off - wide, -14], [-off - wide, 22], [off, 40], [-off - wide, 40]];
+    const spots = [[off, 4], [-off - wide, 4], [-wide / 2, -off - 4], [-wide / 2, off + 12], [off, -14], [off, 22], [-off - wide, -14], [-off - wide, 22], [off, 40], [-off - wide, 40], [off, -32], [-off - wide, -32], [-wide / 2, -off - 24], [-wide / 2, off + 30], [off, -50], [off, 58]];
     const free = spots.find(([dx, dy]) => {
       const box = [x + dx, y + dy - 12, wide, 15];
       const inside = box[0] >= 62 && box[0] + wide <= this.wide && box[1] >= 14 && box[1] + 15 <= this.high - 40;
