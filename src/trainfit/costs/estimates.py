@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainfit.allocator.device_memory import DeviceMemory
-from trainfit.basics.notebook_display import ShownInNotebooks
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.summary import StepTime
 from trainfit.costs.table import CostTable

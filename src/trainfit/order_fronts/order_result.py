@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainfit.basics.doing import doing
-from trainfit.basics.notebook_display import ShownInNotebooks
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.order_fronts.eager import trace_graph
 from trainfit.ordering.best_order import best_order
 from trainfit.ordering.found_order import Order

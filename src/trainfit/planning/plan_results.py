@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainfit.basics.notebook_display import ShownInNotebooks
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device

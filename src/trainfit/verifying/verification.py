@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainfit.basics.doing import as_part_of, doing
-from trainfit.basics.notebook_display import ShownInNotebooks
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes
 from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing.compiled import is_compiler_error

@@ -2,7 +2,7 @@
 
 page             `write_page`: a result as a file
 page_sections    the sections of each kind of result
-calibration_page the page of a calibration
+calibrated_page  the page of a calibration
 page_parts       what a page is put together from: sections, and the pictures and tables in them
 page_answers     the first screen of each kind of result, in words and figures
 first_screen     the first screen as HTML

@@ -21,7 +21,7 @@ from trainfit.report.data import (
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
-from trainfit.webpage import calibration_page, page_answers, page_sections
+from trainfit.webpage import calibrated_page, page_answers, page_sections
 from trainfit.webpage.embedding import asset, content_policy, embedded_json, escaped, script
 from trainfit.webpage.first_screen import first_screen_html
 from trainfit.webpage.module_columns import largest_part
@@ -37,7 +37,7 @@ _ANSWERS: dict[type, Callable[..., FirstScreen]] = {
     VerificationData: page_answers.verification_answer,
     RankVerificationData: page_answers.rank_verification_answer,
     OrderData: page_answers.order_answer,
-    CalibrationData: calibration_page.calibration_answer,
+    CalibrationData: calibrated_page.calibration_answer,
 }
 _SAY_WHAT_DOMINATES = (EstimateData, PlanData, FrontierData)
 _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
@@ -47,7 +47,7 @@ _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
     VerificationData: page_sections.verification_sections,
     RankVerificationData: page_sections.rank_verification_sections,
     OrderData: page_sections.order_sections,
-    CalibrationData: calibration_page.calibration_sections,
+    CalibrationData: calibrated_page.calibration_sections,
 }
 
 
@@ -106,6 +106,7 @@ def timeline_of(result: Any) -> Timeline | None:
 
 
 def limit_of(data: Any) -> int | None:
+    """Return the memory that there is for a step: the budget, or what the device has for tensors."""
     budget = getattr(data, "budget_bytes", None)
     if isinstance(budget, int):
         return budget
@@ -159,7 +160,7 @@ def _footer(data: Any) -> str:
 
 def _how_found(data: Any) -> str:
     if isinstance(data, CalibrationData):
-        return calibration_page.calibration_footer(data)
+        return calibrated_page.calibration_footer(data)
     about: Subject | OrderData = data if isinstance(data, OrderData) else data.subject
     what = "nodes" if isinstance(about, OrderData) else "ops"
     took = format_seconds(about.seconds.get("total", 0.0))
