@@ -43,6 +43,7 @@ LAYERS = (
     "compat",
     "report",
     "webpage",
+    "exports",
     "cli",
     "__main__",
 )

@@ -19,6 +19,9 @@ conf_strings         `PYTORCH_CUDA_ALLOC_CONF`
 named_options        what `--allocator` says
 training_steps       what is asked of the allocator, from before the first step on
 step_columns         the same, made of columns of numbers: many times faster
+placed_blocks        a steady step in memory, as plain data
+first_fit            the plainest heap, where no allocator is simulated
+placed_step          where every block of a steady step lies
 device_memory        what a step takes of a device: allocated, reserved, the least with which it runs
 __main__             `python -m trainfit.allocator`
 """

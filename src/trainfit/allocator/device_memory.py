@@ -64,7 +64,7 @@ class StepMemory:
             self._unlimited.allocated_peak_bytes,
             self._unlimited.reserved_peak_bytes,
             self.smallest_bytes,
-            self._libraries,
+            self.libraries,
             None if _is_steady(self._unlimited) else _STEPS[-1],
         )
 
@@ -99,6 +99,11 @@ class StepMemory:
         return self._replayed_until_steady[0]
 
     @property
+    def steps(self) -> int:
+        """How many steps are replayed until memory is steady."""
+        return len(self._unlimited.moments) - 1
+
+    @property
     def _unlimited(self) -> AllocatorReplay:
         return self._replayed_until_steady[1]
 
@@ -115,7 +120,7 @@ class StepMemory:
         """Return what is asked for before the first step and in so many, with a mark after each."""
         if self._columns is not None:
             return self._columns.sequence(steps)
-        training = TrainingSteps(self.timeline.trace, self._libraries)
+        training = TrainingSteps(self.timeline.trace, self.libraries)
         found = AllocationSequence()
         for requests in (training.before(), training.first(), *(training.next() for _ in range(1, steps))):
             for number, size in requests:
@@ -128,7 +133,7 @@ class StepMemory:
 
     @cached_property
     def _columns(self) -> StepColumns | None:
-        return columns_of(self.timeline.trace, self._libraries)
+        return columns_of(self.timeline.trace, self.libraries)
 
     @property
     def is_simulated(self) -> bool:
@@ -137,7 +142,8 @@ class StepMemory:
         return on_gpu and self.timeline.peak_bytes <= _LARGEST_BYTES
 
     @cached_property
-    def _libraries(self) -> tuple[LibraryWorkspace, ...]:
+    def libraries(self) -> tuple[LibraryWorkspace, ...]:
+        """What cuBLAS and its like keep."""
         return library_workspaces(self.timeline.trace, self.device)
 
     def _replayed(self, capacity_bytes: int) -> AllocatorReplay:

@@ -38,6 +38,10 @@ class TrainingSteps:
         """What outlives a step without being there in the next: what the step returns."""
         self._numbers: defaultdict[int, list[int]] = defaultdict(list)
         self._next = 0
+        self._ops = len(trace.ops)
+        self.origins: list[tuple[int, int]] = []
+        """For each of the last requests: the op that it is of, and the storage; those after the trace's own
+        are blocks of libraries, and -1 is a kernel's workspace."""
 
     def before(self) -> list[Request]:
         """Return what is allocated before the first step: parameters, buffers, inputs."""
@@ -54,7 +58,9 @@ class TrainingSteps:
     def _step(self, events: Sequence[Event]) -> list[Request]:
         requests = self._requests(events)
         for storage in self._ends:
-            requests += [(number, 0) for number in self._numbers.pop(storage, [])]
+            gone = [(number, 0) for number in self._numbers.pop(storage, [])]
+            requests += gone
+            self.origins += [(self._ops, storage)] * len(gone)
         for made, freed_later in self._leaves_behind.items():
             self._numbers[freed_later] = self._numbers.pop(made, [])
         return requests
@@ -62,14 +68,17 @@ class TrainingSteps:
     def _requests(self, events: Sequence[Event]) -> list[Request]:
         found: list[Request] = []
         numbers = self._numbers
+        self.origins = []
         for event in events:
             if event.bytes > 0:
                 numbers[event.storage].append(self._next)
                 found.append((self._next, event.bytes))
                 self._next += 1
+                self.origins.append((event.time, event.storage))
             elif numbers[event.storage]:
                 # A storage that is resized has its new block already; the old one is freed.
                 found.append((numbers[event.storage].pop(0), 0))
+                self.origins.append((event.time, event.storage))
         return found
 
 

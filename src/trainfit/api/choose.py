@@ -104,6 +104,8 @@ def plan_step(
         trace=trace,
         costs=table,
         timeline=found.timeline,
+        times=found.times,
+        allocator=request.allocator,
         margin_bytes=device.margin_bytes if budget is None else 0,
         baselines=compared,
         expandable=expandable,

@@ -122,6 +122,7 @@ def estimate_step(request: Request) -> Estimate:
         trace=trace,
         timeline=timeline,
         memory=figures,
+        allocator=request.allocator,
         expandable_bytes=expandable_bytes,
         peak=peak_of(timeline),
         modules=stats,

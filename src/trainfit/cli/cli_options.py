@@ -13,6 +13,7 @@ import typer
 
 from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
 from trainfit.cli.output_options import OutputFlags as OutputFlags
+from trainfit.cli.output_options import StepOutputFlags as StepOutputFlags
 from trainfit.cli.plain_option import option
 
 if TYPE_CHECKING:

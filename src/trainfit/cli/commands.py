@@ -41,7 +41,7 @@ def trainfit(
 def estimate(
     target: given.Target,
     asked: given.RequestFlags,
-    outputs: given.OutputFlags,
+    outputs: given.StepOutputFlags,
     save_trace: given.SaveTrace = None,
 ) -> None:
     """Predict the peak memory and the time of a training step, what they consist of and where they go.
@@ -84,7 +84,7 @@ def plan(
     asked: given.RequestFlags,
     solver: given.SolverFlags,
     output: given.Output = None,
-    outputs: given.OutputFlags,
+    outputs: given.StepOutputFlags,
 ) -> None:
     """Find the fastest way to make a step fit: what to keep, and what to compute again in backward.
 

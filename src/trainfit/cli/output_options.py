@@ -1,7 +1,7 @@
 """The options that say where a result is written, besides the terminal: checked first, written last.
 
-Each command takes the object with the files that its result has: `OutputFlags` for any result. A field
-is an option, and has its writer in `write`.
+Each command takes the object with the files that its result has: `OutputFlags` for any result,
+`StepOutputFlags` where the result is one step, op by op. A field is an option, and has its writer in `write`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class OutputFlags:
         named = {**{field.name: getattr(self, field.name) for field in fields(self)}, **others}
         flags = {f"--{name.replace('_', '-')}": path for name, path in named.items() if path is not None}
         for flag, path in flags.items():
+            if path == STANDARD_OUTPUT and flag != "--json":
+                raise OptionError(f"{flag} - : only --json can be written to standard output; name a file.")
             check_destination(path, flag)
         _refuse_one_file_twice(flags)
 
@@ -66,6 +68,29 @@ class OutputFlags:
 
             doing("writing the report")
             write_page(data, result, self.report)
+
+
+@dataclass(frozen=True)
+class StepOutputFlags(OutputFlags):
+    """What can be written of a step that is known op by op."""
+
+    snapshot: Annotated[
+        str | None,
+        option(
+            "F.pickle",
+            "Write the step's memory as a snapshot of PyTorch's allocator: drop it on pytorch.org/memory_viz,"
+            " or python -m torch.cuda._memory_viz trace_plot F.pickle -o page.html.",
+        ),
+    ] = None
+
+    def write(self, data: Any, result: Any) -> None:
+        """Write every file that was asked for, each whole or not at all."""
+        if self.snapshot is not None:
+            from trainfit.exports.memory_snapshot import write_snapshot
+
+            doing("writing the memory snapshot")
+            write_snapshot(result, self.snapshot)
+        super().write(data, result)
 
 
 def _refuse_one_file_twice(flags: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@
 - `this_machine`, `measured_costs`: seconds measured on this machine, remembered for the next time
 - `pricing`: one of the two for a trace and a device
 - `schedule`: when each op runs, on the host and on the device
+- `op_times`: when each op is issued and when it runs, for timelines
 - `summary`: where the time of a step goes
 - `estimates`: what is predicted for a step on a device, as one result
 """

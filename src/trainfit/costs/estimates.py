@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import DeviceMemory
+from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.summary import StepTime
@@ -43,6 +45,8 @@ class Estimate(ShownInNotebooks):
     costs: CostTable | None
     time: StepTime | None
     """None if nothing is known about the device's speed."""
+    allocator: AllocatorOptions | None = DEFAULT_OPTIONS
+    """How torch's caching allocator is set; None if memory is taken as it is asked for."""
     expandable_bytes: int | None = None
     """What it would need of the memory with `expandable_segments:True`; None if that makes no difference."""
     ranks: tuple[RankPeak, ...] = ()

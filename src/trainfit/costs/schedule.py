@@ -26,20 +26,6 @@ LAUNCH_BOUND_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class OpTimes:
-    """When each op runs, in seconds since its step began: on its queue, and when the host issues it.
-
-    The host may be ahead of the device by much of a step; what it issues before the step begins there, while
-    the step before is still running, is below zero.
-    """
-
-    start: Seconds
-    end: Seconds
-    issue_start: Seconds
-    issue_end: Seconds
-
-
-@dataclass(frozen=True)
 class Schedule:
     """Seconds of one step in steady state, op by op. Everything is predicted."""
 
@@ -99,18 +85,6 @@ class Schedule:
         busy = self.busy_seconds + self.exposed_communication_seconds
         return max(0.0, 1.0 - busy / step) if step else 0.0
 
-    @cached_property
-    def times(self) -> OpTimes:
-        """When each op runs in a step of steady state."""
-        ops, host, device = len(self.trace.ops), self.host_seconds, self.device_seconds
-        if self.costs.host.runs_kernels:
-            ends = np.cumsum(host + device)
-            return OpTimes(ends - device, ends, ends - device - host, ends - device)
-        ends, issued = _two_steps(self.trace, self.costs, host, device)
-        began = ends[:ops].max(initial=0.0)
-        ends, issued = ends[ops:] - began, issued[ops:] - began
-        return OpTimes(ends - device, ends, issued - host, issued)
-
     @property
     def communication_seconds(self) -> float:
         """How long the collectives of the step take, beside whatever they run."""
@@ -136,24 +110,35 @@ def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> 
     return Schedule(trace, costs, _op_seconds(trace, costs, host, device), device, host)
 
 
+def queue_ends(times: Schedule) -> Seconds:
+    """Return when each op is done on its queue, in seconds from the end of the step before.
+
+    Of a device that is not the host; the last of them is the step's end.
+    """
+    return _steady_ends(times.trace, times.costs, times.host_seconds, times.device_seconds)
+
+
 def _op_seconds(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> Seconds:
     """Return by how much the step grows with each op, if they keep the host and their queues busy so long."""
     if costs.host.runs_kernels:
         return np.diff(np.cumsum(host + device), prepend=0.0)
+    ends: Seconds = np.maximum.accumulate(_steady_ends(trace, costs, host, device))
+    return np.diff(np.maximum(ends, 0.0), prepend=0.0)
+
+
+def _steady_ends(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> Seconds:
+    """In steady state the next step is issued while this one runs: simulate two, and take the second."""
     ops = len(trace.ops)
-    ends = np.maximum.accumulate(_two_steps(trace, costs, host, device)[0])
-    start = ends[ops - 1] if ops else 0.0
-    return np.diff(ends[ops:], prepend=start)
-
-
-def _two_steps(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> tuple[Seconds, Seconds]:
-    """Return when each op of two steps ends and when it is issued.
-
-    In steady state the next step is issued while this one runs: the second of two shows it.
-    """
-    launched = _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
     issue = _Issue(np.tile(host, 2), np.tile(_waits(trace), 2), costs.host.launch)
-    return _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), np.tile(launched, 2))
+    launched = np.tile(launches(trace, costs), 2)
+    ends = _queue_ends(_Queues.of(trace), issue, np.tile(device, 2), launched)
+    steady: Seconds = ends[ops:] - ends[:ops].max(initial=0.0)
+    return steady
+
+
+def launches(trace: Trace, costs: CostTable) -> NDArray[np.bool_]:
+    """Return which ops launch a kernel; views and uninitialised memory do not."""
+    return _per_op(trace, [cost.kernels > 0 for cost in costs.costs]) > 0
 
 
 @dataclass(frozen=True)
@@ -188,15 +173,13 @@ class _Issue:
     launch: float
 
 
-def _queue_ends(
-    queues: _Queues, host: _Issue, device: Seconds, launched: NDArray[np.bool_]
-) -> tuple[Seconds, Seconds]:
-    """Return when the queue of each op is done with it, and when the host has issued it.
+def _queue_ends(queues: _Queues, host: _Issue, device: Seconds, launched: NDArray[np.bool_]) -> Seconds:
+    """Return when the queue of each op is done with it.
 
     Within a run, `end[i] = max(issued[i], end[i-1]) + device[i]`, which is a running maximum of `issued -
     work before` plus the work.
     """
-    ends, issues = np.zeros(len(device)), np.zeros(len(device))
+    ends = np.zeros(len(device))
     host_now = 0.0
     done: dict[str, float] = {}
     for begin, stop, queue in zip(queues.starts, [*queues.starts[1:], len(device)], queues.names):
@@ -207,12 +190,12 @@ def _queue_ends(
         # An op without a kernel never makes its queue wait for the host.
         arrives = np.where(launched[part], issued + host.launch, -np.inf)
         slack = np.maximum(np.maximum.accumulate(arrives - (work - device[part])), ready)
-        ends[part], issues[part] = work + slack, issued
+        ends[part] = work + slack
         done[queue] = float(ends[stop - 1])
         host_now = float(issued[-1])
         if host.waits[stop - 1]:
             host_now = max(host_now, done[queue])
-    return ends, issues
+    return ends
 
 
 def issue_seconds(trace: Trace, host: Host) -> Seconds:

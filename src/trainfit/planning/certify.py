@@ -10,7 +10,7 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.units import format_seconds
-from trainfit.costs.schedule import schedule
+from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
@@ -53,12 +53,13 @@ class Unplanned:
 
 @dataclass(frozen=True)
 class Certified:
-    """A plan, the memory of the step that runs it, and what its regions change in the trace."""
+    """A plan, memory and time of the step that runs it, and what its regions change in the trace."""
 
     plan: Plan
     timeline: Timeline = field(repr=False)
     effects: tuple[Effect, ...] = field(repr=False)
     memory: StepMemory = field(repr=False)
+    times: Schedule = field(repr=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -135,7 +136,7 @@ def certified(
         settings=trace.settings,
     )
     memory = StepMemory(timeline, step.costs.device, step.allocator)
-    return Certified(plan, timeline, tuple(effects), memory)
+    return Certified(plan, timeline, tuple(effects), memory, replay.times)
 
 
 def host_warnings(plan: Plan, costs: CostTable) -> tuple[str, ...]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes
+from trainfit.costs.schedule import Schedule
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
 from trainfit.planning.baselines import Baseline
@@ -28,7 +31,11 @@ class PlanResult(ShownInNotebooks):
     costs: CostTable
     timeline: Timeline
     """Of the step with the plan."""
+    times: Schedule
+    """The same step, op by op in time."""
     baselines: tuple[Baseline, ...]
+    allocator: AllocatorOptions | None = DEFAULT_OPTIONS
+    """How torch's caching allocator is set; None if memory is taken as it is asked for."""
     expandable: Plan | None = None
     """The plan for the same budget with `expandable_segments:True`, where that is clearly faster."""
     margin_bytes: int = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainfit.costs.schedule import Seconds, schedule
+from trainfit.costs.schedule import Schedule, Seconds, schedule
 from trainfit.costs.table import CostTable, Host
 from trainfit.planning.effects import Effect
 from trainfit.planning.rewrite import Renumbering, rewritten
@@ -25,16 +25,21 @@ class Replay:
     """The step with its regions."""
 
     timeline: Timeline
-    step_seconds: float
+    times: Schedule
+
+    @property
+    def step_seconds(self) -> float:
+        """The whole step."""
+        return self.times.step_seconds
 
 
 def replayed(trace: Trace, costs: CostTable, effects: Sequence[Effect]) -> Replay:
     """Replay regions on a trace."""
     if not effects:
-        return Replay(simulate(trace), schedule(trace, costs).step_seconds)
+        return Replay(simulate(trace), schedule(trace, costs))
     new = rewritten(trace, effects)
     besides = _executor_seconds(trace, effects, costs.host)
-    return Replay(simulate(new), schedule(new, costs, besides).step_seconds)
+    return Replay(simulate(new), schedule(new, costs, besides))
 
 
 def executor_seconds(effect: Effect, host: Host) -> float:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _MEMORY = "Memory over the step"
 _STACKED = "Bytes in use while each op runs, stacked by category (predicted). "
-_SAME_TIME = 0.002
-"""Two times that differ by less are not worth a sentence."""
 
 
 def estimate_sections(data: EstimateData, result: Estimate, strings: Strings) -> list[Section]:
@@ -121,7 +119,7 @@ def _notes(subject: Subject | OrderData) -> list[Section]:
 def plan_sections(data: PlanData, result: PlanResult, strings: Strings) -> list[Section]:
     """Return memory with and without the plan, the usual ways, regions, modules, advice and notes."""
     planned, plain = result.timeline, simulate(result.trace)
-    schedules = [schedule(planned.trace, result.costs), schedule(plain.trace, result.costs)]
+    schedules = [result.times, schedule(plain.trace, result.costs)]
     stats = _timed(planned, summarise(schedules[0]))
     found = [_planned_memory(data, (planned, plain), schedules, strings)]
     found.append(
@@ -166,10 +164,6 @@ def _planned_memory(
     part["aligned"] = aligned(planned.trace, plain.trace)
     part["lanes"] = [lanes(one) for one in schedules]
     lead = _STACKED + "The outline is the same op of the other step."
-    drawn = schedules[0].step_seconds
-    if abs(drawn - data.step_seconds) > _SAME_TIME * data.step_seconds:
-        besides = format_seconds(abs(data.step_seconds - drawn))
-        lead += f" The lanes leave out {besides} that running the plan itself takes in Python."
     return Section("memory", _MEMORY, lead, (part,))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from trainfit.costs.op_times import op_times
 from trainfit.costs.schedule import Schedule
 from trainfit.traces.trace import COMPUTE
 from trainfit.webpage.memory_columns import NANO
@@ -19,20 +20,20 @@ def lanes(schedule: Schedule) -> list[dict[str, Any]]:
 
     Times are nanoseconds since the step began; views and the like, which run nothing, are left out.
     """
-    times, ops = schedule.times, schedule.trace.ops
+    times, ops = op_times(schedule), schedule.trace.ops
     busy = schedule.device_seconds > 0
     if schedule.costs.host.runs_kernels:
         whole = np.ones(len(ops), dtype=np.bool_)
-        return [_lane("processor", whole, times.issue_start, times.end)]
+        return [_lane("processor", whole, times.begin, times.end)]
     queues = dict.fromkeys(op.queue for op in ops)
     exchanges = {op.queue for op in ops if schedule.trace.signatures[op.signature].collective is not None}
     found = []
     for queue in sorted(queues, key=lambda name: (name != COMPUTE, name not in exchanges)):
         members = np.fromiter((op.queue == queue for op in ops), dtype=np.bool_, count=len(ops)) & busy
         if members.any():
-            found.append(_lane(_label(queue, queue in exchanges), members, times.start, times.end))
+            found.append(_lane(_label(queue, queue in exchanges), members, times.begin, times.end))
     issued = np.ones(len(ops), dtype=np.bool_)
-    return [*found, _lane(HOST, issued, times.issue_start, times.issue_end)]
+    return [*found, _lane(HOST, issued, times.host_begin, times.host_end)]
 
 
 def _label(queue: str, exchanges: bool) -> str:
