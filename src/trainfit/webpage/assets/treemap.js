@@ -124,7 +124,7 @@ class Treemap {
       squarified(parts, x, y, w, h);
       for (const part of parts) {
         if (part.node && depth < DEEPEST && part.w * part.h > whole * OPENED && this.inside(part.node).length > 0) fill(part.node, part, depth + 1, `${prefix}${part.label}.`);
-        else this.addPiece(inner, { ...part, label: part.node ? prefix + part.label : part.label });
+        else this.addPiece(inner, { ...part, label: part.node || !prefix ? prefix + part.label : `${prefix.slice(0, -1)}: ${part.kind.replace("_", " ")}` });
       }
     };
     if (tile.node) fill(tile.node, box, 0, "");
