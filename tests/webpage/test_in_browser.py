@@ -9,7 +9,8 @@ import pytest
 from opened_pages import Open, kept
 
 import trainfit
-from trainfit.basics.units import format_bytes
+from trainfit.basics.units import format_bytes, format_seconds
+from trainfit.webpage.embedding import asset
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -122,9 +123,9 @@ def test_the_treemap_opens_and_closes_by_keys(opened: Open) -> None:
     tiles.first.focus()
     assert (tiles.first.get_attribute("aria-label") or "").startswith("GPT2: ")
     page.keyboard.press("Enter")
-    crumbs = page.locator(".tf-crumbs button")
+    crumbs = page.locator("#modules .tf-crumbs button")
     assert crumbs.all_inner_texts() == ["the step", "GPT2"]
-    labels = [tile.get_attribute("aria-label") or "" for tile in page.locator(".tf-tile").all()]
+    labels = [tile.get_attribute("aria-label") or "" for tile in page.locator("#modules .tf-tile").all()]
     assert any(label.startswith("blocks: ") for label in labels)
     kept(page, "estimate-treemap")
     page.keyboard.press("Escape")
@@ -218,6 +219,17 @@ def test_every_control_has_a_name_and_a_place_in_the_order(opened: Open) -> None
     assert unnamed == []
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the answer"
+
+
+def test_numbers_are_written_as_on_the_terminal(browser: Browser) -> None:
+    sizes = [0, 1, 1023, 1024, 1536, 1048575, 2**20, 5 * 2**30 + 12345, 2**40, 7 * 2**50]
+    times = [0, 1e-9, 9.994e-6, 9.996e-6, 0.00123, 0.9994, 0.9996, 1, 59.94, 59.96, 61, 3599.6, 86400]
+    page = browser.new_page()
+    code = f"([sizes, times]) => {{ {asset('formats.js')}; return WRITTEN; }}"
+    code = code.replace("WRITTEN", "[sizes.map(formatBytes), times.map(formatSeconds)]")
+    written = page.evaluate(code, [sizes, times])
+    page.close()
+    assert written == [[format_bytes(size) for size in sizes], [format_seconds(time) for time in times]]
 
 
 def test_without_scripts_the_answer_is_there(browser: Browser, pages: Path) -> None:

@@ -1,6 +1,7 @@
 """Results as one HTML file that opens anywhere, and as what a notebook shows of them.
 
 page             `write_page`: a result as a file
+saved_report     `save_report`: the same from Python
 page_sections    the sections of each kind of result
 calibrated_page  the page of a calibration
 page_parts       what a page is put together from: sections, and the pictures and tables in them

@@ -6,28 +6,18 @@ is inside of it, and takes the colours of text and background from the notebook.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from trainfit.report import reading
 from trainfit.webpage.embedding import asset, escaped
 from trainfit.webpage.first_screen import first_screen_html
 from trainfit.webpage.page import answer, limit_of, timeline_of
+from trainfit.webpage.saved_report import data_of
 from trainfit.webpage.static_picture import static_picture
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "Estimate": reading.estimate_data,
-    "PlanResult": reading.plan_data,
-    "Frontier": reading.frontier_data,
-    "Verification": reading.verification_data,
-    "OrderResult": reading.order_data,
-}
-"""By the name of the result's class: some of the classes come with torch, which nothing here needs."""
 
 
 def notebook_html(result: Any) -> str:
     """Return what a notebook shows of a result."""
-    data = _READERS[type(result).__name__](result)
+    data = data_of(result)
     timeline = timeline_of(result)
     screen = first_screen_html(answer(data, timeline), level=3)
     picture = "" if timeline is None else static_picture(timeline, limit_of(data))

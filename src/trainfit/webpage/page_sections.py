@@ -87,7 +87,8 @@ def _time(time: StepTime) -> Section:
     if time.uncalibrated_share >= 0.01:
         share = f"{time.uncalibrated_share:.0%}"
         lead += f" {share} of it rests on figures that were never compared with this device."
-    return Section("time", "Time", lead, (tables.phases_bars(time), tables.operators_table(time)))
+    parts = tables.phases_bars(time), tables.operators_part(time), tables.operators_table(time)
+    return Section("time", "Time", lead, parts)
 
 
 def _cluster(data: EstimateData) -> Section:

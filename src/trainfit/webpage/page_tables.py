@@ -41,6 +41,21 @@ def operators_table(time: StepTime) -> Part:
     )
 
 
+def short_name(name: str) -> str:
+    """Return an operator's name as people say it."""
+    return name.removeprefix("aten.").removesuffix(".default")
+
+
+def operators_part(time: StepTime) -> Part:
+    """Return the operators as areas; what limits each is its colour."""
+    rows = [
+        [short_name(one.name), float(f"{one.seconds:.4g}"), one.bound]
+        for one in time.operators
+        if one.seconds > 0
+    ]
+    return {"kind": "treemap", "operators": rows}
+
+
 def phases_bars(time: StepTime) -> Part:
     """Return how long each phase takes."""
     rows = [_bar(name, getattr(time, f"{name}_seconds"), name) for name in PHASES]

@@ -13,6 +13,7 @@ from trainfit.report.data import FrontierData, PlanData
 from trainfit.traces.trace import Trace
 from trainfit.webpage.module_columns import alike
 from trainfit.webpage.page_parts import Part, column, table
+from trainfit.webpage.page_tables import short_name
 
 if TYPE_CHECKING:
     from trainfit.planning.baselines import Baseline
@@ -45,7 +46,7 @@ def regions_alike(plan: Plan, trace: Trace) -> list[RegionsAlike]:
     for (kind, name), members in groups.items():
         ops = plan.kinds[kind].ops
         named = {
-            what: Counter(_short(op.name) for op in ops if op.decision == what and op.name not in views)
+            what: Counter(short_name(op.name) for op in ops if op.decision == what and op.name not in views)
             for what in DECISIONS
         }
         found.append(
@@ -58,10 +59,6 @@ def regions_alike(plan: Plan, trace: Trace) -> list[RegionsAlike]:
             )
         )
     return sorted(found, key=lambda group: -sum(region.recompute_seconds for region in group.members))
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("aten.").removesuffix(".default")
 
 
 def _label(name: str, members: Sequence[Region]) -> str:

@@ -106,7 +106,8 @@ class MemoryPanel {
     this.lanes.use(lanes);
     this.laneCanvas.hidden = !lanes.length;
     const queues = this.lanesOf.length && !this.axis.byTime ? " Choose time to see the queues." : "";
-    this.hint.textContent = `Drag to zoom, double-click for the whole step; with the picture focused, the wheel zooms.${queues}`;
+    const far = this.picture.lines.filter((line) => line.bytes > this.picture.top).map((line) => ` ${line.label}: above the picture.`).join("");
+    this.hint.textContent = `${far.trim() ? `${far.trim()} ` : ""}Drag to zoom, double-click for the whole step; with the picture focused, the wheel zooms.${queues}`;
   }
 
   redraw() {
@@ -229,6 +230,7 @@ class MemoryPanel {
   }
 
   hover(event) {
+    if (!this.curve.count) return undefined;
     if (event.target === this.laneCanvas) return this.hoverLane(event);
     const inside = event.offsetX >= GUTTER.left && event.offsetX <= this.picture.width - GUTTER.right;
     return inside ? this.point(this.picture.opAtPixel(event.offsetX), false) : this.leave();
@@ -282,6 +284,7 @@ class MemoryPanel {
 
   step(by, far) {
     const { curve, axis } = this;
+    if (!curve.count) return;
     const start = this.picture.hovered >= 0 ? this.picture.hovered : Math.max(curve.peak, 0) - by;
     const stride = far ? Math.max(1, Math.round((axis.opAt(axis.to) - axis.opAt(axis.from)) / 20)) : 1;
     const op = Math.max(0, Math.min(curve.count - 1, start + by * stride));

@@ -184,24 +184,21 @@ class MemoryPicture {
     // The labels keep to the side where the peak is not.
     const { curve } = this.axis;
     const isRight = curve.peak >= 0 && this.xOf(this.axis.start(curve.peak)) < GUTTER.left + this.inner / 2;
-    this.lines.forEach((line) => {
-      const isInside = line.bytes <= this.top;
-      const y = isInside ? Math.round(this.yOf(line.bytes)) + 0.5 : GUTTER.top;
-      if (isInside) {
-        context.setLineDash(line.style === "reserved" ? [2, 3] : [7, 4]);
-        context.strokeStyle = colourOf(`--tf-line-${line.style}`) || this.colours.text;
-        context.lineWidth = 1.5;
-        context.beginPath();
-        context.moveTo(GUTTER.left, y);
-        context.lineTo(this.width - GUTTER.right, y);
-        context.stroke();
-        context.setLineDash([]);
-      }
+    this.lines.filter((line) => line.bytes <= this.top).forEach((line) => {
+      const y = Math.round(this.yOf(line.bytes)) + 0.5;
+      context.setLineDash(line.style === "reserved" ? [2, 3] : [7, 4]);
+      context.strokeStyle = colourOf(`--tf-line-${line.style}`) || this.colours.text;
+      context.lineWidth = 1.5;
+      context.beginPath();
+      context.moveTo(GUTTER.left, y);
+      context.lineTo(this.width - GUTTER.right, y);
+      context.stroke();
+      context.setLineDash([]);
       const room = this.inner - 16;
-      let text = isInside ? line.label : `${line.label}, above the picture`;
+      let text = line.label;
       while (context.measureText(text).width > room && text.length > 8) text = `${text.slice(0, -2)}…`.replace("……", "…");
       const wide = context.measureText(text).width + 8;
-      let at = isInside && y > GUTTER.top + 16 ? y - 6 : y + 14;
+      let at = y > GUTTER.top + 16 ? y - 6 : y + 14;
       while (taken.some((other) => Math.abs(other - at) < 16)) at += 17;
       taken.push(at);
       context.fillStyle = this.colours.surface;

@@ -1,6 +1,7 @@
 // Tables that can be sorted by any column, searched, and shown whole.
 
 const FIRST_ROWS = 25;
+const LONG_TEXT = 60; // characters, from which on a column needs room
 
 function tablePart(part) {
   const { columns } = part;
@@ -15,8 +16,8 @@ function tablePart(part) {
     const sorter = button(column.name || "name", () => sortBy(number), { title: column.about });
     return element("th", { scope: "col", class: column.kind === "text" ? null : "tf-number" }, sorter);
   });
-  const caption = element("caption", {}, part.caption);
-  const table = element("table", { class: "tf-table" }, caption, element("thead", {}, element("tr", {}, ...heads)), body);
+  const caption = element("p", { class: "tf-caption" }, part.caption);
+  const table = element("table", { class: "tf-table", "aria-label": part.caption }, element("thead", {}, element("tr", {}, ...heads)), body);
   const more = button("", () => { shown = shown < count ? count : FIRST_ROWS; fill(); }, { class: "tf-more" });
   const search = element("input", { type: "search", placeholder: "Search", "aria-label": `Search: ${part.caption}` });
   search.addEventListener("input", () => { wanted = search.value.toLowerCase(); fill(); });
@@ -52,7 +53,7 @@ function tablePart(part) {
 
   fill();
   return element("div", { class: "tf-table-box", "data-table": part.name || null },
-    count > FIRST_ROWS ? search : null,
+    caption, count > FIRST_ROWS ? search : null,
     element("div", { class: "tf-scroll", tabindex: "0", role: "region", "aria-label": part.caption }, table), more);
 }
 
@@ -61,8 +62,9 @@ const compareText = (one, other) => one.localeCompare(other, "en", { numeric: tr
 function cell(column, row, first) {
   const value = column.values[row];
   if (column.kind === "text") {
-    const text = named(String(value === null ? "" : value), 240);
-    return first ? element("th", { scope: "row" }, text) : element("td", {}, text);
+    const text = String(value === null ? "" : value);
+    const style = text.length > LONG_TEXT ? "tf-long" : null;
+    return first ? element("th", { scope: "row", class: style }, named(text, 240)) : element("td", { class: style }, named(text, 240));
   }
   const exact = column.kind === "bytes" && value !== null ? `${formatCount(value)} bytes` : null;
   return element("td", { class: "tf-number", title: exact }, value === null ? "–" : FORMATS[column.kind](value));

@@ -12,13 +12,13 @@ function treemapPart(part, strings) {
 class Treemap {
   constructor(part, strings) {
     this.part = part;
-    this.root = this.readTree(part, strings);
-    this.measure = "memory";
+    this.root = part.operators ? this.readOperators(part) : this.readTree(part, strings);
+    this.measure = part.operators ? "time" : "memory";
     this.path = [this.root];
-    this.area = element("div", { class: "tf-treemap", role: "group", "aria-label": "Modules by size" });
+    this.area = element("div", { class: "tf-treemap", role: "group", "aria-label": part.operators ? "Operators by time" : "Modules by size" });
     this.crumbs = element("nav", { class: "tf-crumbs", "aria-label": "Where in the model" });
     this.about = element("p", { class: "tf-hint", "aria-live": "polite" });
-    const options = [{ label: "memory at the peak", value: "memory" }];
+    const options = part.operators ? [] : [{ label: "memory at the peak", value: "memory" }];
     if (part.forward) options.push({ label: "time", value: "time" });
     const measures = options.length > 1 ? choice("What areas show", options, "memory", (value) => { this.measure = value; this.show(); }) : null;
     this.legend = element("ul", { class: "tf-legend" });
@@ -43,6 +43,15 @@ class Treemap {
       root.children.push({ name: label, short: label, className: "", children: [], own: { [category]: size }, forward: 0, backward: 0, isOutside: true });
     });
     this.sum(root);
+    return root;
+  }
+
+  // Operators have nothing inside: one level, coloured by what limits each.
+  readOperators(part) {
+    const children = part.operators.map(([name, seconds, bound]) =>
+      ({ name, short: name, className: "", children: [], own: {}, memory: {}, time: { [bound]: seconds }, isOutside: true }));
+    const root = { name: "all operators", className: "", children, own: {}, forward: 0, backward: 0, memory: {}, time: {} };
+    for (const [, seconds, bound] of part.operators) root.time[bound] = (root.time[bound] || 0) + seconds;
     return root;
   }
 
@@ -84,7 +93,7 @@ class Treemap {
     const all = this.inside(node);
     const tiles = all.slice(0, MOST_TILES);
     const rest = all.slice(MOST_TILES).reduce((sum, tile) => sum + tile.size, 0);
-    if (rest > 0) tiles.push({ node: null, label: `${all.length - MOST_TILES} smaller ones`, size: rest, kind: "input" });
+    if (rest > 0) tiles.push({ node: null, label: `${all.length - MOST_TILES} smaller ones`, size: rest, kind: "rest" });
     squarified(tiles, 0, 0, this.wide, high);
     this.area.replaceChildren(...tiles.map((tile) => this.tile(tile, whole)));
     this.crumbs.replaceChildren(...this.path.flatMap((one, depth) => [
@@ -93,8 +102,9 @@ class Treemap {
     ].filter(Boolean)));
     const kinds = Object.entries(node[this.measure]).filter(([, value]) => value > 0).sort((one, other) => other[1] - one[1]);
     this.legend.replaceChildren(...kinds.map(([kind, value]) =>
-      element("li", {}, element("i", { class: this.styleOf(kind) }), `${kind.replace("_", " ")} `, element("b", {}, this.format(value)))));
-    const what = this.measure === "memory" ? "at the peak" : "of forward and backward";
+      element("li", {}, element("i", { class: this.styleOf(kind) }), `${this.part.operators ? "bound by " : ""}${kind.replace("_", " ")} `, element("b", {}, this.format(value)))));
+    const time = this.part.operators ? "on the device" : "of forward and backward";
+    const what = this.measure === "memory" ? "at the peak" : time;
     this.about.replaceChildren(named(node.name, 120), `: ${this.format(whole)} ${what}, predicted.`);
   }
 
@@ -103,7 +113,7 @@ class Treemap {
     const opens = tile.node && !tile.node.isOutside && this.inside(tile.node).length > 0;
     const said = `${shortened(tile.label, 80)}: ${this.format(tile.size)}, ${share}`;
     const big = tile.w > 56 && tile.h > 30;
-    const head = big ? element("span", { class: "tf-tile-name" }, named(tile.label, Math.max(6, Math.floor(tile.w / 7.2)))) : null;
+    const head = big ? element("span", { class: "tf-tile-name" }, named(tile.label, 120)) : null;
     const size = tile.w > 70 && tile.h > 46 ? element("span", { class: "tf-tile-size" }, tile.w > 130 ? `${this.format(tile.size)}, ${share}` : this.format(tile.size)) : null;
     const inner = element("span", { class: "tf-tile-inner", "aria-hidden": true });
     const attributes = { class: "tf-tile", title: said, "aria-label": opens ? `${said}. Open` : said };
@@ -127,8 +137,8 @@ class Treemap {
         else this.addPiece(inner, { ...part, label: part.node || !prefix ? prefix + part.label : `${prefix.slice(0, -1)}: ${part.kind.replace("_", " ")}` });
       }
     };
-    if (tile.node) fill(tile.node, box, 0, "");
-    else this.addPiece(inner, { ...box, kind: tile.kind });
+    if (tile.node && this.inside(tile.node).length) fill(tile.node, box, 0, "");
+    else this.addPiece(inner, { ...box, node: tile.node, kind: tile.kind });
   }
 
   addPiece(inner, part) {
