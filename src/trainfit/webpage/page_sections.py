@@ -40,7 +40,13 @@ def estimate_sections(data: EstimateData, result: Estimate, strings: Strings) ->
     usable = data.subject.device_usable_bytes
     limits = [line(f"{data.subject.device}: {format_bytes(usable)} for tensors", usable, "device")]
     if data.reserved_peak_bytes != data.peak_bytes:
-        limits.append(line("reserved, predicted", data.reserved_peak_bytes, "reserved"))
+        limits.append(
+            line(
+                f"reserved {format_bytes(data.reserved_peak_bytes)}, predicted",
+                data.reserved_peak_bytes,
+                "reserved",
+            )
+        )
     found = [
         _memory([curve("the step", timeline, strings, plan)], limits, plan, data),
         _modules(timeline, result.modules, strings, data.subject),

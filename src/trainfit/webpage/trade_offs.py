@@ -90,8 +90,7 @@ def regions_table(plan: Plan, modules: Sequence[ModuleStats], trace: Trace) -> P
     without = {module.name: module.activation_bytes // max(module.calls, 1) for module in modules}
     kept = [sum(region.kept_bytes for region in group.members) for group in groups]
     before = [sum(without.get(region.module, 0) for region in group.members) for group in groups]
-    return table(
-        "Checkpointed regions; those with the same ops and decisions are one row (predicted)",
+    columns = [
         column("region", "text", [group.label for group in groups]),
         column("calls", "count", [len(group.members) for group in groups]),
         column("keeps", "bytes", kept, "From forward to backward, besides inputs"),
@@ -102,8 +101,9 @@ def regions_table(plan: Plan, modules: Sequence[ModuleStats], trace: Trace) -> P
         column("ops skipped", "count", [group.counts["skip"] for group in groups], "Of one region"),
         column("recomputes", "text", [_operators(group.recomputed) for group in groups]),
         column("keeps the results of", "text", [_operators(group.saved) for group in groups]),
-        name="regions",
-    )
+    ]
+    caption = "Checkpointed regions; those with the same ops and decisions are one row (predicted)"
+    return table(caption, *(one for one in columns if any(one["values"])), name="regions")
 
 
 def _seconds(group: RegionsAlike) -> float:

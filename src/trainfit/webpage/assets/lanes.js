@@ -7,7 +7,7 @@ class LanesPicture {
     this.canvas = canvas;
     this.axis = axis;
     this.lanes = [];
-    this.hovered = null;
+    this.inner = 1;
   }
 
   use(lanes) {
@@ -15,7 +15,6 @@ class LanesPicture {
     this.canvas.style.height = `${lanes.length * (LANE.label + LANE.bar + LANE.gap)}px`;
   }
 
-  get inner() { return Math.max(1, this.canvas.clientWidth - GUTTER.left - GUTTER.right); }
   xOf(value) { return GUTTER.left + ((value - this.axis.from) / this.axis.span) * this.inner; }
   valueAt(x) { return this.axis.from + ((x - GUTTER.left) / this.inner) * this.axis.span; }
   barTop(number) { return number * (LANE.label + LANE.bar + LANE.gap) + LANE.label; }
@@ -23,6 +22,7 @@ class LanesPicture {
   draw() {
     const { canvas } = this;
     if (!canvas.clientWidth || !this.lanes.length) return;
+    this.inner = Math.max(1, canvas.clientWidth - GUTTER.left - GUTTER.right);
     const ratio = window.devicePixelRatio || 1;
     const [wide, high] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
     if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
