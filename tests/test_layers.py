@@ -44,6 +44,7 @@ LAYERS = (
     "report",
     "webpage",
     "exports",
+    "diffing",
     "cli",
     "__main__",
 )

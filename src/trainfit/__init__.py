@@ -37,11 +37,14 @@ if TYPE_CHECKING:
     from trainfit.devices.device_file import save_device as save_device
     from trainfit.devices.device_table import Device as Device
     from trainfit.devices.device_table import find_device as find_device
+    from trainfit.diffing.found_diff import Diff as Diff
+    from trainfit.diffing.what_grew import diff as diff
     from trainfit.errors import BudgetTooSmall as BudgetTooSmall
     from trainfit.errors import CaptureError as CaptureError
     from trainfit.errors import DeviceError as DeviceError
     from trainfit.errors import FileFormatError as FileFormatError
     from trainfit.errors import GraphError as GraphError
+    from trainfit.errors import GrewTooMuch as GrewTooMuch
     from trainfit.errors import MemoryGuard as MemoryGuard
     from trainfit.errors import MissingExtra as MissingExtra
     from trainfit.errors import OptionError as OptionError
@@ -85,8 +88,10 @@ _HOME = {
     "trainfit.traces.ranks": "Cluster",
     "trainfit.devices.device_file": "save_device",
     "trainfit.devices.device_table": "Device find_device",
+    "trainfit.diffing.found_diff": "Diff",
+    "trainfit.diffing.what_grew": "diff",
     "trainfit.errors": (
-        "BudgetTooSmall CaptureError DeviceError FileFormatError GraphError MemoryGuard "
+        "BudgetTooSmall CaptureError DeviceError FileFormatError GraphError GrewTooMuch MemoryGuard "
         "MissingExtra OptionError PlanError StepError TargetError TrainfitError UserCodeError"
     ),
     "trainfit.memory.module_stats": "ModuleStats",

@@ -11,7 +11,9 @@ TrainfitError                 base: exit code 2, one message, no traceback
 ├── PlanError                 a plan that is not this model's, or that is applied twice
 ├── GraphError                a graph that cannot be scheduled: a cycle, a missing or doubled name
 ├── FileFormatError           a file that is truncated, corrupted or of another schema
-└── MemoryGuard               running the real step would exceed this machine's memory
+├── MemoryGuard               running the real step would exceed this machine's memory
+├── BudgetTooSmall            no plan fits: exit code 3
+└── GrewTooMuch               a step needs more than was allowed, compared with an older one: exit code 4
 
 A mistake of ours is an AssertionError (or any other exception) and keeps its traceback.
 """
@@ -82,3 +84,9 @@ class BudgetTooSmall(TrainfitError):
         """Keep the figure for programs; the message has it for people."""
         super().__init__(message)
         self.minimum_peak_bytes = minimum_peak_bytes
+
+
+class GrewTooMuch(TrainfitError):
+    """A step needs more memory or time than an older one, by more than was allowed."""
+
+    exit_code = 4

@@ -39,6 +39,10 @@ GraphOrTarget = Annotated[
 DeviceArgument = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="Show one device, however its name is written.")
 ]
+OldResult = Annotated[
+    str, typer.Argument(metavar="OLD", help="A result (--json) or a trace (--save-trace) from before.")
+]
+NewResult = Annotated[str, typer.Argument(metavar="NEW", help="The same from now.")]
 StepsLookedAt = Annotated[
     int | None,
     option(
@@ -265,6 +269,26 @@ class VerifyFlags:
         return {"plan": self.plan, "force": self.force, "eager": self.eager, "runs": self.runs}
 
 
+@dataclass(frozen=True)
+class GrowthFlags:
+    """What may grow by how much, and where traces are to run."""
+
+    max_peak: Annotated[
+        str | None, option("PERCENT", "Exit with 4 if the peak grew by more than this, as in 2%.")
+    ] = None
+    max_time: Annotated[
+        str | None, option("PERCENT", "Exit with 4 if the step's time grew by more than this.")
+    ] = None
+    device: Annotated[
+        str | None,
+        option("NAME", "For two traces: compare the step's time on this device, too. Default: memory only."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them as `trainfit.diff` takes them."""
+        return {"max_peak": self.max_peak, "max_time": self.max_time, "device": self.device}
+
+
 HELP = """Does a PyTorch training step fit, and how long does it take, before a GPU is rented?
 
 The step runs a few times on tensors without memory: nothing is computed or
@@ -276,6 +300,7 @@ allocated. Its memory is predicted byte by byte and its time op by op.
   trainfit estimate train.py:build --device h100        your own step
   trainfit plan gpt2 --batch 8 --budget 8GiB -o p.json  make it fit
   trainfit verify gpt2-tiny                             predicted and measured
+  trainfit diff old.json new.json --max-peak 2%         what grew, for CI
   trainfit devices                                      what --device knows
   trainfit calibrate -o my-gpu.json                     this machine's own figures
 
@@ -292,5 +317,5 @@ allocated. Its memory is predicted byte by byte and its time op by op.
 
 In a training script two lines run a plan: trainfit.apply(model,
 trainfit.load_plan("p.json")). Exit codes: 0 done, 2 a mistake (one message),
-3 nothing fits.
+3 nothing fits, 4 grew by more than allowed (diff).
 """

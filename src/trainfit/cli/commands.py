@@ -1,7 +1,8 @@
 """The command line: reads flags, calls the API, prints the result. No logic of its own.
 
-Exit codes: 0 success, 2 a mistake of the user's (one message, no traceback), 3 nothing fits, 130
-interrupted. torch takes seconds to import, so everything that needs it is imported inside the commands.
+Exit codes: 0 success, 2 a mistake of the user's (one message, no traceback), 3 nothing fits, 4 grew by more
+than allowed, 130 interrupted. torch takes seconds to import, so everything that needs it is imported inside
+the commands.
 """
 
 from __future__ import annotations
@@ -245,6 +246,39 @@ def calibrate(
     if output is not None:
         save_device(result.device, output)
     present(outputs, calibration_data(result, output), calibration_view, result)
+
+
+@command(app)
+def diff(
+    old: given.OldResult,
+    new: given.NewResult,
+    *,
+    allowed: given.GrowthFlags,
+    outputs: given.OutputFlags,
+) -> None:
+    """Show what grew between two results, or two traces: by how much, in which modules and operators.
+
+    OLD and NEW are files that --json (estimate, plan) or --save-trace wrote.
+    With --max-peak or --max-time the exit code is 4 if more grew than that: a
+    gate for memory and time in CI.
+
+    [bold]Examples[/bold]
+
+      trainfit estimate train.py:build --device h100 --json new.json
+      trainfit diff old.json new.json
+      trainfit diff old.json new.json --max-peak 2% --max-time 5%
+      trainfit diff old-trace.json new-trace.json --device h100 --csv tables
+
+    Other settings, another device or another torch are said first: the figures
+    are compared all the same, but a gate refuses another device or cluster.
+    """
+    with working(outputs):
+        from trainfit.diffing.what_grew import diff as what_grew
+        from trainfit.report.text_diffs import diff_view
+
+        result = what_grew(old, new, **allowed.arguments())
+    present(outputs, result.data, diff_view, result)
+    result.check()
 
 
 @command(app)

@@ -34,6 +34,11 @@ class OutputFlags:
         option("F.html", "Write the result as one page to look at: pictures, tables, no network needed."),
     ] = None
 
+    csv: Annotated[
+        str | None,
+        option("DIR", "Write every table of the result into this folder, each as a CSV file of its own."),
+    ] = None
+
     @property
     def takes_standard_output(self) -> bool:
         """Whether standard output is for a program, and nothing else may go there."""
@@ -46,6 +51,7 @@ class OutputFlags:
 
     def check(self, others: Mapping[str, str | None]) -> None:
         """Refuse what cannot be written before the work begins; others are a command's own files."""
+        from trainfit.exports.table_folder import check_folder
         from trainfit.report.json_result import check_destination
 
         named = {**{field.name: getattr(self, field.name) for field in fields(self)}, **others}
@@ -53,13 +59,18 @@ class OutputFlags:
         for flag, path in flags.items():
             if path == STANDARD_OUTPUT and flag != "--json":
                 raise OptionError(f"{flag} - : only --json can be written to standard output; name a file.")
-            check_destination(path, flag)
+            (check_folder if flag == "--csv" else check_destination)(path, flag)
         _refuse_one_file_twice(flags)
 
     def write(self, data: Any, result: Any) -> None:
         """Write every file that was asked for, each whole or not at all."""
         from trainfit.report import json_result
 
+        if self.csv is not None:
+            from trainfit.exports.csv_tables import write_tables
+
+            doing("writing the tables")
+            write_tables(data, result, self.csv)
         if self.json is not None:
             doing("writing the JSON")
             json_result.write_json(json_result.result_json(data), self.json)
@@ -83,6 +94,15 @@ class StepOutputFlags(OutputFlags):
         ),
     ] = None
 
+    perfetto: Annotated[
+        str | None,
+        option(
+            "F.json",
+            "Write the step in time as a trace: open it in ui.perfetto.dev or chrome://tracing. Ops on host, "
+            "compute, copies and communication, what waits for what, and memory over time.",
+        ),
+    ] = None
+
     def write(self, data: Any, result: Any) -> None:
         """Write every file that was asked for, each whole or not at all."""
         if self.snapshot is not None:
@@ -90,6 +110,11 @@ class StepOutputFlags(OutputFlags):
 
             doing("writing the memory snapshot")
             write_snapshot(result, self.snapshot)
+        if self.perfetto is not None:
+            from trainfit.exports.perfetto import write_perfetto
+
+            doing("writing the trace for Perfetto")
+            write_perfetto(result, self.perfetto)
         super().write(data, result)
 
 

@@ -1,0 +1,187 @@
+"""Two results beside each other as a person reads them: what grew, by how much, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.report.diff_data import Change, DiffData, ModuleChange, OperatorChange, RegionChange
+from trainfit.report.tables import Cell, NumberTable, safe, stacked
+
+_MOST_ROWS = 10
+_MOST_OTHERS = 8
+_WORDS = {
+    "peak_bytes": "peak",
+    "persistent_bytes": "before the step",
+    "allocated_peak_bytes": "allocated",
+    "reserved_peak_bytes": "reserved",
+    "smallest_memory_bytes": "runs in",
+    "budget_bytes": "budget",
+    "step_seconds": "step",
+    "forward_seconds": "forward",
+    "backward_seconds": "backward",
+    "optimizer_seconds": "optimizer",
+    "recompute_seconds": "recomputation",
+    "communication_seconds": "communication",
+    "flops": "FLOPs",
+    "ops": "ops",
+}
+_STATES = {"added": "new", "removed": "gone"}
+
+
+def diff_view(data: DiffData) -> RenderableType:
+    """Lay out a diff: the peak and the time, what was asked for differently, then what grew."""
+    telling = [one for one in data.modules if not one.explained_inside]
+    return stacked(
+        [_headline(data), *_verdict(data)],
+        _others(data),
+        _moved(data),
+        [_figures(data)],
+        [_categories(data.categories)] if data.categories else [],
+        [_modules(telling)] if telling else [],
+        [_operators(data.operators)] if data.operators else [],
+        [_regions(data.regions)] if data.regions else [],
+        footer=_footer(data, len(telling)),
+    )
+
+
+def _headline(data: DiffData) -> Text:
+    parts: list[Text] = []
+    for one in data.figures:
+        if one.name in ("peak_bytes", "step_seconds"):
+            line = Text(f"{_WORDS[one.name]} ").append(_shown(one.name, one.old)).append(" to ")
+            line.append(_shown(one.name, one.new), "bold")
+            parts.append(line.append(", ").append_text(_grown(one)))
+    return Text("; ").join(parts)
+
+
+def _verdict(data: DiffData) -> list[Text]:
+    if data.max_peak_share is None and data.max_time_share is None:
+        return []
+    if not data.exceeded:
+        return [Text("Within what is allowed.", "green")]
+    return [Text(f"More than allowed: {text}.", "bold red") for text in data.exceeded]
+
+
+def _grown(one: Change) -> Text:
+    if not one.change:
+        return Text("unchanged", "green")
+    sign = "+" if one.change > 0 else "-"
+    text = f"{sign}{_shown(one.name, abs(one.change))}"
+    share = "" if one.share is None else f" ({one.share:+.2%})"
+    return Text(f"{text}{share}", "yellow" if one.change > 0 else "green")
+
+
+def _shown(name: str, figure: float | None) -> str:
+    if figure is None:
+        return "-"
+    if name.endswith("_seconds"):
+        return format_seconds(figure)
+    return format_bytes(int(figure)) if name.endswith("_bytes") else format_count(int(figure))
+
+
+def _others(data: DiffData) -> list[RenderableType]:
+    """Say clearly what was not the same question."""
+    if not data.others:
+        return []
+    lines: list[RenderableType] = [Text("The two were not asked for the same:", "yellow")]
+    lines += [safe(f"  {one.name}: {one.old} before, {one.new} now") for one in data.others[:_MOST_OTHERS]]
+    if len(data.others) > _MOST_OTHERS:
+        lines.append(Text(f"  and {len(data.others) - _MOST_OTHERS} more; --json lists all", "dim"))
+    return lines
+
+
+def _moved(data: DiffData) -> list[RenderableType]:
+    """Say where the peak is, if it is elsewhere now: then what is alive at it is something else."""
+    old, new = data.old.peak_at, data.new.peak_at
+    if not old or not new or old == new:
+        return []
+    return [safe(f"The peak moved: from {old}, to {new}. What is alive there is not the same.")]
+
+
+def _figures(data: DiffData) -> NumberTable:
+    table = NumberTable("predicted", "old", "new", "change", "share")
+    for one in data.figures:
+        if one.change or one.name in ("peak_bytes", "step_seconds"):
+            table.add_row(_WORDS[one.name], *_cells(one, one.name))
+    return table
+
+
+def _cells(one: Change, unit: str) -> list[Cell]:
+    share = "" if one.share is None or not one.change else f"{one.share:+.2%}"
+    return [_shown(unit, one.old), _shown(unit, one.new), _signed(unit, one.change), share]
+
+
+def _signed(unit: str, change: float | None) -> Cell:
+    if not change:
+        return Text("-", "dim")
+    style = "yellow" if change > 0 else "green"
+    return Text(f"{'+' if change > 0 else '-'}{_shown(unit, abs(change))}", style)
+
+
+def _categories(changed: Sequence[Change]) -> NumberTable:
+    table = NumberTable("at the peak", "old", "new", "change", "share")
+    for one in changed:
+        table.add_row(safe(one.name.replace("_", " ")), *_cells(one, "_bytes"))
+    return table
+
+
+def _modules(changed: Sequence[ModuleChange]) -> NumberTable:
+    table = NumberTable("modules", "at the peak", "parameters", "activations", "time")
+    roots = {one.module.partition(".")[0] for one in changed}
+    root = f"{roots.pop()}." if len(roots) == 1 else ""
+    for one in changed[:_MOST_ROWS]:
+        label = safe(one.module.removeprefix(root))
+        if one.old_count != one.new_count and one.old_count and one.new_count:
+            label.append(f" ({one.old_count} × to {one.new_count} ×)", "dim")
+        elif max(one.old_count, one.new_count) > 1:
+            label.append(f" ({max(one.old_count, one.new_count)} ×)", "dim")
+        if one.state in _STATES:
+            label.append(f" {_STATES[one.state]}", "cyan")
+        elif one.was:
+            label.append_text(safe(f" was {one.was.removeprefix(root)}", "cyan"))
+        table.add_row(
+            label,
+            _signed("_bytes", one.held_change_bytes),
+            _signed("_bytes", one.parameter_change_bytes),
+            _signed("_bytes", one.activation_change_bytes),
+            _signed("_seconds", one.change_seconds),
+        )
+    return table
+
+
+def _operators(changed: Sequence[OperatorChange]) -> NumberTable:
+    table = NumberTable("operators", "change", "old", "new", "calls")
+    for one in changed[:_MOST_ROWS]:
+        calls = format_count(one.new_calls)
+        if one.new_calls != one.old_calls:
+            calls = f"{format_count(one.old_calls)} to {calls}"
+        times = (_shown("_seconds", seconds) for seconds in (one.old_seconds, one.new_seconds))
+        table.add_row(safe(one.operator), _signed("_seconds", one.change_seconds), *times, calls)
+    return table
+
+
+def _regions(changed: Sequence[RegionChange]) -> NumberTable:
+    table = NumberTable("checkpointed", "regions", "keep", "recompute")
+    for one in changed[:_MOST_ROWS]:
+        table.add_row(
+            safe(one.module),
+            f"{one.old_regions} to {one.new_regions}"
+            if one.old_regions != one.new_regions
+            else str(one.new_regions),
+            _signed("_bytes", one.new_kept_bytes - one.old_kept_bytes),
+            _signed("_seconds", one.new_recompute_seconds - one.old_recompute_seconds),
+        )
+    return table
+
+
+def _footer(data: DiffData, modules: int) -> str:
+    more = [
+        f"{count - _MOST_ROWS} more {what}"
+        for what, count in (("modules", modules), ("operators", len(data.operators)))
+        if count > _MOST_ROWS
+    ]
+    return f"{' and '.join(more)} changed; --json and --csv list all" if more else ""
