@@ -37,6 +37,20 @@ def test_a_plan_that_does_not_fit_has_a_page_too() -> None:
     assert "No plan fits" in Path("page.html").read_text(encoding="utf-8")
 
 
+def test_a_diff_says_what_grew() -> None:
+    for name, batch in (("old", "4"), ("new", "8")):
+        done = run("estimate", "gpt2-tiny", "--device", "h100", "--batch", batch, "--json", f"{name}.json")
+        assert done.exit_code == 0, done.output
+    done = run("diff", "old.json", "new.json", "--report", "page.html")
+    assert done.exit_code == 0, done.output
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "The peak grew by" in page and "batch: 4 before, 8 now" in page
+    done = run("diff", "old.json", "new.json", "--max-peak", "2%", "--report", "page.html")
+    assert done.exit_code == 4 and "Grew by more than is allowed" in Path("page.html").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_verify_has_predicted_and_measured() -> None:
     done = run("verify", "gpt2-tiny", "--batch", "2", "--seq", "32", "--report", "page.html")
     assert done.exit_code == 0, done.output

@@ -33,7 +33,6 @@ class OutputFlags:
         str | None,
         option("F.html", "Write the result as one page to look at: pictures, tables, no network needed."),
     ] = None
-
     csv: Annotated[
         str | None,
         option("DIR", "Write every table of the result into this folder, each as a CSV file of its own."),

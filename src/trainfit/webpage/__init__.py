@@ -3,6 +3,7 @@
 page             `write_page`: a result as a file
 saved_report     `save_report`: the same from Python
 page_sections    the sections of each kind of result
+diff_page        the page of a diff
 calibrated_page  the page of a calibration
 page_parts       what a page is put together from: sections, and the pictures and tables in them
 page_answers     the first screen of each kind of result, in words and figures

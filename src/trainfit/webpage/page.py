@@ -18,10 +18,11 @@ from trainfit.report.data import (
     Subject,
     VerificationData,
 )
+from trainfit.report.diff_data import DiffData
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
-from trainfit.webpage import calibrated_page, page_answers, page_sections
+from trainfit.webpage import calibrated_page, diff_page, page_answers, page_sections
 from trainfit.webpage.embedding import asset, content_policy, embedded_json, escaped, script
 from trainfit.webpage.first_screen import first_screen_html
 from trainfit.webpage.module_columns import largest_part
@@ -38,6 +39,7 @@ _ANSWERS: dict[type, Callable[..., FirstScreen]] = {
     RankVerificationData: page_answers.rank_verification_answer,
     OrderData: page_answers.order_answer,
     CalibrationData: calibrated_page.calibration_answer,
+    DiffData: diff_page.diff_answer,
 }
 _SAY_WHAT_DOMINATES = (EstimateData, PlanData, FrontierData)
 _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
@@ -48,6 +50,7 @@ _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
     RankVerificationData: page_sections.rank_verification_sections,
     OrderData: page_sections.order_sections,
     CalibrationData: calibrated_page.calibration_sections,
+    DiffData: diff_page.diff_sections,
 }
 
 
@@ -161,6 +164,8 @@ def _footer(data: Any) -> str:
 def _how_found(data: Any) -> str:
     if isinstance(data, CalibrationData):
         return calibrated_page.calibration_footer(data)
+    if isinstance(data, DiffData):
+        return diff_page.diff_footer(data)
     about: Subject | OrderData = data if isinstance(data, OrderData) else data.subject
     what = "nodes" if isinstance(about, OrderData) else "ops"
     took = format_seconds(about.seconds.get("total", 0.0))
