@@ -33,9 +33,9 @@ def diff_answer(data: DiffData) -> FirstScreen:
         joined="compared with",
         verdict=verdict,
         tone=tone if data.figures else PLAIN,
-        sentence="; ".join((*sentences, *data.exceeded)) + " (predicted).",
+        sentence=f"From {'; '.join((*sentences, *data.exceeded))} (predicted).",
         figures=tuple(figures),
-        description=f"{data.new.target} on {data.new.device}, a {data.kind}",
+        description=f"{data.kind} of {data.new.target} on {data.new.device}",
         dominates=_moved(data),
     )
 

@@ -6,7 +6,7 @@ from trainfit.basics.units import format_bytes
 from trainfit.webpage.embedding import escaped
 from trainfit.webpage.page_answers import FirstScreen, MemoryBar
 
-_SIGNS = {"good": "M4 10.5l4 4 8-9", "close": "M4 8h12M4 12.5h12", "bad": "M5 5l10 10M15 5L5 15"}
+_SIGNS = {"good": "M4 10.5l4 4 8-9", "close": "M10 4v8M10 16v.01", "bad": "M5 5l10 10M15 5L5 15"}
 STACKED = (
     *("parameter", "buffer", "optimizer_state", "input", "gradient", "communication", "activation"),
     "temporary",

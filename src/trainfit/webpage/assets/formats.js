@@ -29,7 +29,7 @@ function formatSeconds(seconds) {
 
 const formatCount = (count) => Math.round(count).toLocaleString("en-US");
 const formatShare = (share) => `${(100 * share).toFixed(1)} %`;
-const formatAdded = (share) => `${share < 0 ? "-" : "+"}${Math.abs(100 * share).toFixed(1)} %`;
+const formatAdded = (share) => (share === 0 ? "0 %" : `${share < 0 ? "-" : "+"}${Math.abs(100 * share).toFixed(1)} %`);
 
 // Counts of operations: 369 T instead of fifteen digits.
 function formatLarge(count) {
