@@ -45,6 +45,7 @@ CASES: dict[str, ClusterCase] = {
     "fsdp-bf16": ClusterCase(fsdp.bf16, plans=True),
     "fsdp-bf16-reduce-fp32": ClusterCase(fsdp.bf16_reduced_in_fp32, plans=True),
     "fsdp-uneven": ClusterCase(fsdp.uneven),
+    "fsdp-uneven-blocks": ClusterCase(fsdp.uneven_blocks, plans=True),
     "fsdp-prefetch": ClusterCase(fsdp.prefetched, plans=True),
     "fsdp-accumulate": ClusterCase(fsdp.accumulated_in_sync),
     "fsdp-accumulate-no-sync": ClusterCase(fsdp.accumulated_without_sync, plans=True),
