@@ -79,7 +79,9 @@ def looped_bfs() -> trainfit.Step:
 
 def zero_bubble() -> trainfit.Step:
     """Gradients of weights are computed later than those of inputs."""
-    return _pipeline(2, lambda stages: ScheduleInterleavedZeroBubble(stages, MICRO_BATCHES, loss_fn=token_loss))
+    return _pipeline(
+        2, lambda stages: ScheduleInterleavedZeroBubble(stages, MICRO_BATCHES, loss_fn=token_loss)
+    )
 
 
 def zero_bubble_there_and_back() -> trainfit.Step:

@@ -216,8 +216,7 @@ def capture(
         _captures_now = threading.get_ident()
         oracle, messages = MetadataOracle(kind), Messages()
         found = FoundState()
-        architecture_mattered = False
-        corrections = 0
+        architecture_mattered, corrections = False, 0
         while corrections < _MOST_CORRECTIONS:
             session = Session(device, oracle, settings, cluster)
             session.messages = messages
@@ -226,9 +225,8 @@ def capture(
             session.values.know_everything = know_everything
             session.ledger.host_by_default = host_by_default
             session.before_operators = guard or session.before_operators
-            questions = messages.questions
             traces = _attempt(build, session, target, limits, found, steps)
-            corrections += messages.questions == questions
+            corrections += not messages.asked_meanwhile()
             architecture_mattered = session.gpu.architecture_mattered
             if traces is None:
                 host_by_default = host_by_default and not session.names_no_device

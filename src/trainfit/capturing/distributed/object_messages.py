@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from trainfit.errors import CaptureError
 def objects_exchanged(rank: int, messages: Messages, listener: int | None) -> Iterator[None]:
     """Let a rank send and receive objects; with a `listener`, only until it has been told something new."""
     mail = _Mail(rank, messages, listener)
-    replacements = {
+    replacements: dict[str, Callable[..., Any]] = {
         "send_object_list": mail.send,
         "recv_object_list": mail.receive,
         "broadcast_object_list": mail.broadcast,
@@ -37,10 +38,14 @@ def objects_exchanged(rank: int, messages: Messages, listener: int | None) -> It
     with contextlib.ExitStack() as stack:
         for owner in (dist, dist.distributed_c10d):
             for name, function in replacements.items():
-                stack.enter_context(replaced(owner, name, lambda _, function=function: function))
+                stack.enter_context(replaced(owner, name, partial(_in_its_place, function)))
             stack.enter_context(replaced(owner, "recv", _from_someone))
         stack.enter_context(replaced_by_name(dist, dist.distributed_c10d))
         yield
+
+
+def _in_its_place(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    return function
 
 
 class _Mail:
@@ -119,8 +124,8 @@ class _Mail:
         assert to is not None
         if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(objects)):
             raise CaptureError(
-                f"{script_line()} sends tensors as Python objects, which a capture cannot follow: send them with "
-                "dist.send, dist.broadcast or their like."
+                f"{script_line()} sends tensors as Python objects, which a capture cannot follow: send them "
+                "with dist.send, dist.broadcast or their like."
             )
         self._sent[to] += 1
         # As they arrive: copies.
@@ -137,7 +142,8 @@ class _Mail:
 def _one(rank: int | None, group: Any, group_rank: int | None) -> int:
     """Return a rank of the world, which is given as such or as one of its group."""
     if group_rank is not None:
-        return dist.get_global_rank(group or dist.group.WORLD, group_rank)
+        known: Any = group or dist.group.WORLD
+        return dist.get_global_rank(known, group_rank)
     assert rank is not None
     return rank
 
@@ -168,6 +174,6 @@ def _from_someone(original: Any) -> Any:
 
 def _refuse_anyone(function: str) -> None:
     raise CaptureError(
-        f"{script_line()} receives from whichever rank sends first, and a capture runs only one: say from which, "
-        f"as in dist.{function}(..., src=0)."
+        f"{script_line()} receives from whichever rank sends first, and a capture runs only one: say from "
+        f"which, as in dist.{function}(..., src=0)."
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 from trainfit.errors import CaptureError
 
-
 _MOST_QUESTIONS = 100
 
 
@@ -28,17 +27,22 @@ class Messages:
 
     def __init__(self) -> None:
         """Begin with nothing said."""
-        self.questions = 0
+        self._questions = self._counted = 0
         self._said: dict[tuple[int, int, Hashable], Any] = {}
 
     def ask(self, rank: int) -> None:
         """Count that a rank is run for what it says."""
-        self.questions += 1
-        if self.questions > _MOST_QUESTIONS:
+        self._questions += 1
+        if self._questions > _MOST_QUESTIONS:
             raise CaptureError(
-                f"the step receives Python objects from rank {rank}, and from others, again and again, and each "
-                "time that rank has to be run for them: let each process make them itself."
+                f"the step receives Python objects from rank {rank}, and from others, again and again, and "
+                "each time that rank has to be run for them: let each process make them itself."
             )
+
+    def asked_meanwhile(self) -> bool:
+        """Whether a rank was asked since this was called last."""
+        before, self._counted = self._counted, self._questions
+        return self._questions > before
 
     def say(self, rank: int, to: int, which: Hashable, message: Any) -> bool:
         """Keep a message; return whether it is new."""
