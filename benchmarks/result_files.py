@@ -23,6 +23,20 @@ RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("torch", "transformers", "numpy", "scipy", "highspy", "pulp", "pwlf")
 
 TABLES: dict[str, dict[str, str]] = {
+    "report_speed": {
+        "way": "`trainfit` (the page of `--report`) or `plotly` (the same memory as stacked areas)",
+        "round": "which round",
+        "ops": "operators in the trace",
+        "write_seconds": "wall-clock time of writing the page, beyond the estimate",
+        "load": "how many processes of the machine were waiting for a processor, on average over a minute",
+        "bytes": "size of the page",
+        "first_paint_seconds": "from the navigation to the first paint with content, as chromium says",
+        "frames": "frames drawn while the wheel turned",
+        "median_frame_seconds": "time between two of them",
+        "longest_frame_seconds": "the longest time between two of them",
+        "longest_task_seconds": "the longest task of the page's main thread meanwhile",
+        "longest_task_processor_seconds": "the same in processor time: without what else the machine did",
+    },
     "memory_accuracy": {
         "name": "the case",
         "group": "`builtin`, `huggingface` (architectures of transformers) or `pattern` (ways to train)",

@@ -42,6 +42,7 @@ LAYERS = (
     "api",
     "compat",
     "report",
+    "webpage",
     "exports",
     "diffing",
     "cli",
@@ -56,7 +57,7 @@ THIRD_PARTIES = {
         "devices costs cli",
     ),
     "numpy": (
-        "traces memory allocator.step_columns costs planning capturing comparing compat verifying",
+        "traces memory allocator.step_columns costs planning capturing comparing compat verifying webpage",
         "",
     ),
     "rich": ("report", ""),
@@ -182,7 +183,7 @@ def test_other_libraries_stay_where_they_belong(library: str) -> None:
 
 
 PARTS_WITHOUT_TORCH = (
-    "errors basics traces operators memory devices allocator plans ordering planning report cli"
+    "errors basics traces operators memory devices allocator plans ordering planning report webpage cli"
 )
 WITHOUT_TORCH = tuple(
     name for name in FILES if name == "trainfit" or name.split(".")[1] in PARTS_WITHOUT_TORCH.split()

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from trainfit.traces.trace_store import save_trace as save_trace
     from trainfit.verifying.measuring import Measurement as Measurement
     from trainfit.verifying.verification import Verification as Verification
+    from trainfit.webpage.saved_report import save_report as save_report
 
 _HOME = {
     "trainfit.api.arrange": "order",
@@ -109,6 +110,7 @@ _HOME = {
     "trainfit.traces.trace_store": "load_trace save_trace",
     "trainfit.verifying.measuring": "Measurement",
     "trainfit.verifying.verification": "Verification",
+    "trainfit.webpage.saved_report": "save_report",
 }
 """Where each public name lives; `__all__` is made of it."""
 _HOME_OF = {name: module for module, names in _HOME.items() for name in names.split()}

@@ -13,6 +13,7 @@ from trainfit.report.json_result import result_json
 from trainfit.report.tables import show
 from trainfit.report.text_calibrations import calibration_view
 from trainfit.report.text_devices import device_view
+from trainfit.webpage.page import page_html
 
 
 def shown(columns: int, monkeypatch: pytest.MonkeyPatch, file: str | None = "my-gpu.json") -> str:
@@ -79,3 +80,10 @@ def test_a_calibrated_device_is_shown_as_one() -> None:
     show(device_view(RESULT.device), stream)
     said = " ".join(stream.getvalue().split())
     assert "calibrated by 4 constants of its own" in said and "CUDA context 500.00 MiB" in said
+
+
+def test_a_calibration_has_a_page() -> None:
+    page = page_html(calibration_data(RESULT, "my-gpu.json"), RESULT)
+    assert "Measured on this machine" in page and "712 TFLOP/s" in page
+    assert "predicted is 0.95 to 1.25 of measured" in page
+    assert "winograd_gain: as in general" in page and "--device my-gpu.json" in page

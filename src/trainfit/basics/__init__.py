@@ -2,6 +2,7 @@
 
 units            GiB, ms and counts: the only place where they exist
 user_errors      tells the user's mistakes from ours, shows only the user's frames
+in_notebooks     results that a notebook shows as more than a line of text
 doing            what is being done at the moment, told to whoever listens
 decoding         JSON into dataclasses; says which value is not what it should be
 sealed_files     JSON files with a schema number and a hash, written whole or not at all

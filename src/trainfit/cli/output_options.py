@@ -30,7 +30,10 @@ class OutputFlags:
             "Write the result as one JSON object; - is standard output, and then nothing else goes there.",
         ),
     ] = None
-
+    report: Annotated[
+        str | None,
+        option("F.html", "Write the result as one page to look at: pictures, tables, no network needed."),
+    ] = None
     csv: Annotated[
         str | None,
         option("DIR", "Write every table of the result into this folder, each as a CSV file of its own."),
@@ -71,6 +74,11 @@ class OutputFlags:
         if self.json is not None:
             doing("writing the JSON")
             json_result.write_json(json_result.result_json(data), self.json)
+        if self.report is not None:
+            from trainfit.webpage.page import write_page
+
+            doing("writing the report")
+            write_page(data, result, self.report)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import DeviceMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.summary import StepTime
 from trainfit.costs.table import CostTable
@@ -29,7 +30,7 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(ShownInNotebooks):
     """What `estimate` answers. All bytes and seconds are predicted."""
 
     target: str

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainfit.basics.doing import doing
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.order_fronts.eager import trace_graph
 from trainfit.ordering.best_order import best_order
 from trainfit.ordering.found_order import Order
@@ -37,7 +38,7 @@ class GraphToOrder:
 
 
 @dataclass(frozen=True)
-class OrderResult:
+class OrderResult(ShownInNotebooks):
     """An order with where its graph came from. All bytes are predicted."""
 
     given: GraphToOrder

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes
 from trainfit.costs.schedule import Schedule
 from trainfit.costs.table import CostTable
@@ -17,7 +18,7 @@ from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)
-class PlanResult:
+class PlanResult(ShownInNotebooks):
     """A certified plan and what it is compared with. Bytes and seconds are predicted.
 
     If the budget cannot be met, `feasible` is false and the plan is the one with the smallest peak.
@@ -67,7 +68,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Frontier(ShownInNotebooks):
     """All such plans that were found, the one that needs the least memory first."""
 
     device: Device

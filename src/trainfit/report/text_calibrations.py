@@ -90,18 +90,18 @@ def _constants(data: CalibrationData) -> NumberTable:
 def _compared(row: FigureRow) -> list[str]:
     if row.reference is None or row.ratio is None:
         return ["-", "-"]
-    return [_written(row.reference, row.unit), f"{row.ratio:.2f}"]
+    return [written_figure(row.reference, row.unit), f"{row.ratio:.2f}"]
 
 
 def _value(row: FigureRow) -> str:
-    return _written(row.value, row.unit)
+    return written_figure(row.value, row.unit)
 
 
 def _spread(row: FigureRow) -> str:
     return "-" if row.spread is None else f"± {row.spread:.0%}"
 
 
-def _written(value: float, unit: str) -> str:
+def written_figure(value: float, unit: str) -> str:
     """Write a figure with the unit that suits it."""
     if unit == "FLOP/s":
         return f"{value / 1e12:,.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:,.3g} GFLOP/s"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainfit.basics.doing import as_part_of, doing
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes
 from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing.compiled import is_compiler_error
@@ -60,7 +61,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(ShownInNotebooks):
     """Predicted against measured. `seconds` is the wall time of each stage of the verification itself."""
 
     target: str

@@ -1,0 +1,41 @@
+"""Whose the bytes at the peak are: every storage that is alive there, by module and category.
+
+What a module owns (parameters, buffers) is its own, and what it gathers from other ranks; a gradient is that
+of the module whose backward makes it; everything else belongs to the module whose op made it. What was there
+before the step and is no module's, such as the state of an optimizer and the inputs, is outside of modules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from trainfit.memory.module_stats import gradient_modules
+from trainfit.traces.simulate import Timeline
+from trainfit.traces.trace import Trace
+
+OUTSIDE = -1
+"""Instead of a module's number: what belongs to none."""
+
+
+def peak_owners(timeline: Timeline) -> dict[tuple[int, str], int]:
+    """Return the bytes at the peak by module, without those below it, and category; together the peak."""
+    trace, peak = timeline.trace, timeline.peak_op
+    owners = _owners(trace)
+    found: Counter[tuple[int, str]] = Counter()
+    for number, storage in enumerate(trace.storages):
+        if storage.alive_at(peak):
+            owner = owners.get(number, OUTSIDE)
+            if owner == OUTSIDE and storage.producer >= 0:
+                owner = trace.ops[storage.producer].module
+            found[owner, storage.category] += trace.occupied_at(number, peak)
+    if peak >= 0 and timeline.workspace_bytes[peak]:
+        found[trace.ops[peak].module, "temporary"] += int(timeline.workspace_bytes[peak])
+    return {key: size for key, size in found.items() if size}
+
+
+def _owners(trace: Trace) -> dict[int, int]:
+    """Return the module of each storage that belongs to one, whoever made it."""
+    found = dict(gradient_modules(trace))
+    for number, module in enumerate(trace.modules):
+        found.update(dict.fromkeys((*module.gathered, *module.buffers, *module.parameters), number))
+    return found

@@ -1,0 +1,54 @@
+"""What a page is put together from: sections, and in them parts, which a script of the same kind draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Part = dict[str, Any]
+"""Plain data; `kind` names what draws it: `memory`, `treemap`, `table`, `trade_off` or `bars`."""
+
+KINDS_OF_COLUMNS = ("text", "bytes", "seconds", "count", "share", "added", "error", "large")
+
+
+@dataclass
+class Strings:
+    """Texts that occur many times, each once; elsewhere are their numbers."""
+
+    texts: list[str] = field(default_factory=list)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def number(self, text: str) -> int:
+        """Return the number of a text."""
+        found = self._numbers.setdefault(text, len(self.texts))
+        if found == len(self.texts):
+            self.texts.append(text)
+        return found
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the page with a heading and a sentence."""
+
+    name: str
+    title: str
+    lead: str = ""
+    parts: tuple[Part, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Sentences in a list."""
+
+
+def column(name: str, kind: str, values: list[Any], about: str = "") -> dict[str, Any]:
+    """Return a column of a table; what is None is shown as nothing."""
+    assert kind in KINDS_OF_COLUMNS, kind
+    return {"name": name, "kind": kind, "values": values, **({"about": about} if about else {})}
+
+
+def table(caption: str, *columns: dict[str, Any], sorted_by: int | None = None, name: str = "") -> Part:
+    """Return a table; `sorted_by` is the column that the rows are in the order of, the most first."""
+    return {"kind": "table", "caption": caption, "columns": list(columns), "sorted": sorted_by, "name": name}
+
+
+def gaps(numbers: list[int]) -> list[int]:
+    """Return each number without the one before it: shorter to write, and a running sum brings them back."""
+    return [number - before for number, before in zip(numbers, [0, *numbers])]
