@@ -33,8 +33,11 @@ SHOWN = {
     for line, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 }
 """Command lines of the documentation that are shown with what they print."""
-MINUTES = ("405b", "70b", "--costs measured", "calibrate", "--solver modules", "frontier gpt2 --batch 20")
-"""What takes long here: these lines run with `scripts/test --slow`."""
+MINUTES = (
+    *("405b", "70b", "--costs measured", "calibrate", "--solver modules"),
+    *("frontier gpt2 --batch 20", "--points 8", "--mesh dp=4,tp=2"),
+)
+"""What takes long here, or nearly the same as another line: these run with `scripts/test --slow`."""
 NEEDS_A_GPU = "trainfit calibrate -o my-gpu.json"
 
 
