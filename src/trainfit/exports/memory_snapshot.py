@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.allocator_options import INTERVALS, AllocatorOptions
 from trainfit.allocator.placed_blocks import PlacedRequest, PlacedSegment, PlacedStep
 from trainfit.allocator.placed_step import placed_step
 from trainfit.basics.sealed_files import write_whole
 from trainfit.exports.op_frames import OpFrames, frame
 from trainfit.exports.shown_step import ShownStep, shown_step
+from trainfit.traces.trace import PHASES
 
 _PROTOCOL = 4
 """The newest that the viewer reads."""
@@ -41,11 +42,12 @@ def memory_snapshot(step: ShownStep) -> dict[str, Any]:
     placed = placed_step(step.memory)
     names = tuple(one.name for one in step.memory.libraries) if placed.is_cached else ()
     frames = OpFrames(step.timeline.trace, names)
+    history = _History(step, placed, frames)
     return {
         "segments": [_segment(segment, frames) for segment in placed.after],
-        "device_traces": [list(_History(step, placed, frames).entries())],
+        "device_traces": [list(history.entries())],
         "allocator_settings": _settings(step.memory.options if placed.is_cached else None),
-        "external_annotations": [],
+        "external_annotations": list(history.phases()),
     }
 
 
@@ -54,7 +56,7 @@ class _History:
 
     def __init__(self, step: ShownStep, placed: PlacedStep, frames: OpFrames) -> None:
         self._step, self._placed, self._frames = step, placed, frames
-        self._ops = len(step.timeline.trace.ops)
+        self._times = _microseconds(step)
 
     def entries(self) -> Iterator[Entry]:
         placed = self._placed
@@ -81,6 +83,15 @@ class _History:
                 yield from self._release(request)
         if not marked:
             yield self._mark(peak_op)
+
+    def phases(self) -> Iterator[Entry]:
+        """Yield when each phase begins and ends."""
+        ops = self._step.timeline.trace.ops
+        for phase in PHASES:
+            inside = [number for number, op in enumerate(ops) if op.phase == phase]
+            if inside:
+                for stage, op in (("START", inside[0]), ("END", inside[-1] + 1)):
+                    yield {"stage": stage, "name": phase, "device": 0, "time_us": self._time(op)}
 
     def _frees_workspace(self, request: PlacedRequest) -> bool:
         """While an op runs, its results and its kernel's workspace are there: the peak is before this."""
@@ -129,20 +140,28 @@ class _History:
             "addr": address,
             "size": size,
             "stream": 0,
-            "time_us": self._microseconds(op),
+            "time_us": self._time(op),
             "pool_id": _POOL,
             "frames": stack,
         }
 
-    def _microseconds(self, op: int) -> int:
-        """When an op begins; without costs its number stands for the time."""
-        times = self._step.op_times
-        if op < 0 or self._ops == 0:
-            return 0
-        if times is None:
-            return op
-        seconds = times.begin[op] if op < self._ops else times.end.max()
-        return max(round(float(seconds) * 1e6), 0)
+    def _time(self, op: int) -> int:
+        return 0 if op < 0 else self._times[op]
+
+
+def _microseconds(step: ShownStep) -> list[int]:
+    """Return when each op begins, and the end of the step; without costs the number of an op is its time.
+
+    Memory is asked for in the order of ops: where queues overlap, no op is before the one before it.
+    """
+    times = step.op_times
+    if times is None:
+        return list(range(len(step.timeline.trace.ops) + 1))
+    found, now = [], 0.0
+    for seconds in (*times.begin.tolist(), float(times.end.max(initial=0.0))):
+        now = max(now, seconds)
+        found.append(round(now * 1e6))
+    return found
 
 
 def _memory_of(segments: Sequence[PlacedSegment]) -> dict[tuple[int, int], bool]:
@@ -189,6 +208,6 @@ def _settings(options: AllocatorOptions | None) -> dict[str, Any]:
         "garbage_collection_threshold": options.garbage_collection_threshold,
         "expandable_segments": options.expandable_segments,
         "roundup_power2_divisions": {
-            str(1 << (20 + at)): divisions for at, divisions in enumerate(options.divisions)
+            str(1 << at): divisions for at, divisions in enumerate(options.divisions or [0] * INTERVALS)
         },
     }
