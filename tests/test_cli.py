@@ -479,8 +479,3 @@ assert "torch" not in sys.modules
         f"trainfit {trainfit.__version__}",
     ):
         assert taught in done.stdout
-
-
-def test_no_command_shows_the_help() -> None:
-    result = run()
-    assert "Start here" in result.output

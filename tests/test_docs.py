@@ -1,35 +1,27 @@
-"""Documentation that is executed: the Python in README and docs, the shell lines, and every example."""
+"""Documentation that is executed: the Python in README and docs, and every example; and that it is whole."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from typer.testing import CliRunner
 
 import trainfit
+from doc_pages import PAGES, ROOT, blocks
 from trainfit.cli import commands as cli
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 TRAININGS = {
     "train_with_plan.py": "the losses are the same",
     "hf_trainer.py": "losses and trained weights are the same, bit by bit",
 }
 """Examples that train with a plan, and what they find."""
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / name for name in TRAININGS})
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
 
 
 PYTHON_BLOCKS = [
@@ -45,28 +37,27 @@ def test_python_in_the_documentation_runs(code: str, tmp_path: Path, monkeypatch
     exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})
 
 
-def command_lines() -> list[str]:
-    """Every `trainfit ...` line in the shell blocks of the documentation, once."""
-    found: dict[str, None] = {}
-    for page in PAGES:
-        for block in blocks(page, "(?:console|bash)"):
-            for line in block.splitlines():
-                line = line.removeprefix("$ ").split("  #")[0].strip()
-                if line.startswith("trainfit "):
-                    found[line] = None
-    return list(found)
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
+    objects = [
+        getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in named
+    ]
+    public = {name: getattr(trainfit, name) for name in trainfit.__all__ if name != "__version__"}
+    assert [name for name, value in public.items() if not any(value is one for one in objects)] == []
+    assert len(objects) == len(public)
 
 
-@pytest.mark.parametrize("line", command_lines())
-def test_flags_in_the_documentation_exist(line: str) -> None:
-    words = shlex.split(line)[1:]
-    flags = [word for word in words if word.startswith("-") and word != "-"]
-    # Not in the name of a command: the help of the command lists every flag it has.
-    command = [word for word in words[:1] if not word.startswith("-")]
-    help_text = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "200"}).output
-    assert "Usage" in help_text
-    for flag in flags:
-        assert flag in help_text, f"{flag} in: {line}"
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    named = re.findall(r": ([\w/-]+\.md)$", text, re.MULTILINE)
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(named) == sorted(pages)
+
+
+def test_every_command_has_its_page() -> None:
+    commands = {command.callback.__name__ for command in cli.app.registered_commands}
+    assert commands <= {page.stem for page in (ROOT / "docs").glob("*.md")}
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:

@@ -56,7 +56,7 @@ def views() -> dict[str, RenderableType]:
     }
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
 @pytest.mark.parametrize(
     "name", ["estimate", "too large", "plan", "frontier", "verify", "devices", "device", "order"]
 )

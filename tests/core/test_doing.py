@@ -54,6 +54,7 @@ def test_the_reporter_says_which_stage_has_come_how_far() -> None:
         "description": "measuring the step's operators: 3 of 40, aten.mm.default",
         "completed": 3,
         "total": 40,
+        "ends": None,
     }
 
 

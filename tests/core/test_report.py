@@ -229,7 +229,7 @@ def test_warnings_are_shown_once_each_and_not_without_end() -> None:
     text = printed(estimate_view(estimate_data(make_estimate(warnings=warnings))))
     assert "  line 7: assumed true (2 times)\n" in text
     assert "line 108\n" in text and "line 109" not in text
-    assert "and 11 more; --json lists all" in text
+    assert "and 11 more; -v and --json list all" in text
 
 
 @pytest.mark.parametrize("columns", ["20", "80", "200"])

@@ -200,6 +200,11 @@ def test_the_viewer_can_read_every_byte(result: Estimate | PlanResult, tmp_path:
     assert next(arg for opcode, arg, _ in pickletools.genops(data) if opcode.name == "PROTO") == 4
 
 
+def test_time_does_not_go_back(written: dict[str, Any]) -> None:
+    times = [entry["time_us"] for entry in written["device_traces"][0]]
+    assert times == sorted(times) and times[-1] > times[0]
+
+
 def test_entries_are_objects_of_their_own(written: dict[str, Any]) -> None:
     """The viewer writes into entries and blocks: one that stands for two would be changed twice."""
     entries = written["device_traces"][0]
@@ -249,3 +254,25 @@ def test_only_steps_have_snapshots(tmp_path: Path, on_cpu: Estimate) -> None:
     with pytest.raises(FileFormatError, match="cannot write"):
         write_snapshot(on_cpu, tmp_path / "no" / "s.pickle")
     assert not list(tmp_path.iterdir())
+
+
+def test_it_has_the_keys_of_a_snapshot_from_a_gpu(on_gpu: Estimate) -> None:
+    found = memory_snapshot(shown_step(on_gpu))
+    assert set(found) == {"segments", "device_traces", "allocator_settings", "external_annotations"}
+    segment = found["segments"][0]
+    assert set(segment) == {
+        *("device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream"),
+        *("segment_type", "segment_pool_id", "is_expandable", "frames", "blocks"),
+    }
+    assert set(segment["blocks"][0]) == {"address", "size", "requested_size", "state", "frames"}
+    keys = {"action", "addr", "size", "stream", "time_us", "frames"}
+    assert all(keys <= set(entry) for entry in found["device_traces"][0])
+    # Sixteen intervals from 1 MiB on, named by their MiB.
+    assert found["allocator_settings"]["roundup_power2_divisions"] == {str(1 << at): 0 for at in range(16)}
+    phases = found["external_annotations"]
+    assert [(one["stage"], one["name"]) for one in phases] == [
+        (stage, phase) for phase in ("forward", "backward", "optimizer") for stage in ("START", "END")
+    ]
+    times = [one["time_us"] for one in phases]
+    assert times == sorted(times) and on_gpu.time is not None
+    assert times[-1] == pytest.approx(on_gpu.time.step_seconds * 1e6, abs=1)

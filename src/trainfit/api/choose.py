@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Measuring, Progress, doing, heard_by
+from trainfit.basics.units import format_seconds
 from trainfit.costs.pricing import CostSource
 from trainfit.devices.device_table import Device
 from trainfit.errors import BudgetTooSmall, OptionError
@@ -78,10 +80,12 @@ def plan_step(
     world_size: int = 1,
 ) -> PlanResult:
     """Plan, and return the plan with its timeline and the usual alternatives beside it."""
-    device, watch = request.device, request.watch
-    budget_bytes = bytes_of_budget(budget, device)
+    watch = request.watch
+    bytes_of_budget(budget, request.device)  # refused before anything is captured
     check_solver(solver, ac_units, fsdp_units, world_size)
     trace = request.trace()
+    device = request.device
+    budget_bytes = bytes_of_budget(budget, device)
     table = request.price(trace)
     doing("finding the trade-offs of every region")
     planner: Planner | ModulePlanner
@@ -89,7 +93,8 @@ def plan_step(
         planner = ModulePlanner(trace, table, ac_units, fsdp_units, world_size, request.allocator)
     else:
         planner = Planner(trace, table, request.allocator)
-    doing("solving for the fastest plan")
+    limit = f", for {format_seconds(seconds_limit)} at most" if 0 < seconds_limit < math.inf else ""
+    doing(f"solving for the fastest plan{limit}")
     found = planner.plan(budget_bytes, seconds_limit=seconds_limit)
     promised = found.promised()
     expandable = planner.expandable(found) if isinstance(planner, Planner) else None
@@ -146,7 +151,7 @@ def frontier_step(request: Request, points: int) -> Frontier:
     table = request.price(trace)
     doing("finding the trade-offs of every region")
     planner = Planner(trace, table, request.allocator)
-    doing(f"solving for {points} budgets")
+    doing("finding the smallest peak")
     plans = planner.frontier(points)
     request.watch.lap("solve")
     return Frontier(

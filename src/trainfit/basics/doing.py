@@ -5,11 +5,17 @@ Without a listener nothing happens. The command line shows what it hears (`repor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from trainfit.basics.units import format_seconds
+
+Part = TypeVar("Part")
+_LOOK_SECONDS = 0.2
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
 Measuring = Callable[[int, int, str], None]
@@ -53,6 +59,42 @@ def as_part_of(stage: str) -> AbstractContextManager[None]:
     doing(stage)
     listener = _listener.get()
     return _heard(listener._replace(outer=f"{listener.outer}{stage}: "))
+
+
+def in_turn(stage: str, parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield parts of a stage that take about as long each; say which of them it is, and the time left."""
+    begin = time.monotonic()
+    for number, part in enumerate(parts):
+        passed = time.monotonic() - begin
+        left = f", about {format_seconds(passed / number * (len(parts) - number))} left" if number else ""
+        with as_part_of(f"{stage} {number + 1} of {len(parts)}{left}"):
+            yield part
+
+
+@contextmanager
+def counted(count: Callable[[], int], total: int, name: str) -> Iterator[None]:
+    """Tell whoever listens, several times a second, how many of so many parts are done inside.
+
+    For work that is too fine to say it for every part itself.
+    """
+    tell = measuring()
+    if tell is None or not total:
+        yield
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            if 0 < (done := count()) <= total:
+                tell(done, total, name)
+
+    watcher = threading.Thread(target=look, daemon=True, name="trainfit-progress")
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def unheard() -> AbstractContextManager[None]:

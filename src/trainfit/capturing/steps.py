@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from trainfit.basics.doing import counted
 from trainfit.basics.units import format_bytes
 from trainfit.basics.user_errors import data_ended
 from trainfit.capturing.assemble import assemble
@@ -194,7 +195,10 @@ class Runs:
 
     def _run(self, *, keep: bool) -> None:
         session = self._session
-        result = self._call(lambda: session.record_step(self._step))
+        # The run before has shown how many there are; it is not said of the first.
+        before = len(session.recorder.rows) if self._peaks else 0
+        with counted(lambda: len(session.recorder.rows), before, "operators"):
+            result = self._call(lambda: session.record_step(self._step))
         with session.ledger.lock:  # what other threads do from here on is not the run's
             self._look_at_recording(keep=keep)
         del result

@@ -3,7 +3,10 @@
 plain_option     how an option is written down
 cluster_options  those that say which rank of which cluster a step is
 output_options   those that say where a result is written
+amount_options   those that say how much of it is shown
+completions      what a shell offers when Tab is pressed
 cli_options      every option once, in objects
 cli_running      the one way in which a command runs: errors, progress, output
+help_text        what `trainfit --help` says
 commands         the commands
 """

@@ -7,11 +7,13 @@ Options that belong together are the fields of one object, which a command takes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from trainfit.cli import completions
 from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
+from trainfit.cli.completions import one_of
 from trainfit.cli.output_options import OutputFlags as OutputFlags
 from trainfit.cli.output_options import StepOutputFlags as StepOutputFlags
 from trainfit.cli.plain_option import option
@@ -20,11 +22,14 @@ if TYPE_CHECKING:
     from trainfit.api.request import Request
     from trainfit.models.recipe import StepOptions
 
+_DTYPES = ("fp32", "bf16", "bf16-autocast", "fp16-autocast")
+_OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "sgd", "none")
 
 Target = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
+        autocompletion=completions.targets,
         help="file.py:function or package.module:function that returns a trainfit.Step, "
         "hf:DIRECTORY-or-config.json, or a built-in model (gpt2, llama-3-8b, vit-b-16, ...).",
     ),
@@ -33,16 +38,29 @@ GraphOrTarget = Annotated[
     str,
     typer.Argument(
         metavar="GRAPH.json|TARGET",
+        autocompletion=completions.graphs_and_targets,
         help="A graph in the schema that inductor exports, or a TARGET as the other commands take it.",
     ),
 ]
 DeviceArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Show one device, however its name is written.")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        autocompletion=completions.devices,
+        help="Show one device, however its name is written.",
+    ),
 ]
 OldResult = Annotated[
-    str, typer.Argument(metavar="OLD", help="A result (--json) or a trace (--save-trace) from before.")
+    str,
+    typer.Argument(
+        metavar="OLD",
+        autocompletion=completions.json_files,
+        help="A result (--json) or a trace (--save-trace) from before.",
+    ),
 ]
-NewResult = Annotated[str, typer.Argument(metavar="NEW", help="The same from now.")]
+NewResult = Annotated[
+    str, typer.Argument(metavar="NEW", autocompletion=completions.json_files, help="The same from now.")
+]
 StepsLookedAt = Annotated[
     int | None,
     option(
@@ -57,6 +75,7 @@ Costs = Annotated[
         "SOURCE",
         "roofline: time from formulas, on any device. measured: run every operator of the step once on "
         "this machine, which has to be the device, and remember the result.",
+        offered=one_of("roofline", "measured"),
     ),
 ]
 Refresh = Annotated[
@@ -77,6 +96,7 @@ Allocator = Annotated[
         "SETTING",
         "How torch's CUDA caching allocator is set: default, expandable (expandable_segments:True), the "
         "text of PYTORCH_ALLOC_CONF, or a file with it. none: count what is asked for.",
+        offered=one_of("default", "expandable", "none"),
     ),
 ]
 CalibratedDevice = Annotated[
@@ -85,6 +105,7 @@ CalibratedDevice = Annotated[
         "NAME",
         "cuda (the GPU in this machine), cuda:1 (the second) or cpu. Default: the GPU if there is one, else "
         "cpu.",
+        offered=one_of("cpu", "cuda", "cuda:1"),
     ),
 ]
 DeviceOutput = Annotated[
@@ -105,6 +126,7 @@ GraphKind = Annotated[
         "KIND",
         "What a TARGET's graph is. joint: forward and backward as a compiler sees them. "
         "eager: the captured step as it runs without one.",
+        offered=one_of("joint", "eager"),
     ),
 ]
 Points = Annotated[int, option("N", "How many budgets to solve for.")]
@@ -122,12 +144,21 @@ OrderSeconds = Annotated[
 class StepFlags:
     """What can be asked of a step."""
 
+    panel: ClassVar[str] = "The step"
     batch: Annotated[int | None, option("N", "Samples per step.")] = None
     seq: Annotated[int | None, option("N", "Tokens per sample.")] = None
     image_size: Annotated[int | None, option("N", "Side of a square image in pixels.")] = None
-    dtype: Annotated[str | None, option("NAME", "fp32, bf16, bf16-autocast or fp16-autocast.")] = None
+    dtype: Annotated[
+        str | None,
+        option("NAME", "fp32, bf16, bf16-autocast or fp16-autocast.", offered=one_of(*_DTYPES)),
+    ] = None
     optimizer: Annotated[
-        str | None, option("NAME", "adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.")
+        str | None,
+        option(
+            "NAME",
+            "adamw, adamw-foreach, adamw-fused, adamw-for-loop, sgd or none.",
+            offered=one_of(*_OPTIMIZERS),
+        ),
     ] = None
     set: Annotated[
         list[str] | None,
@@ -165,12 +196,14 @@ class StepFlags:
 class RequestFlags:
     """A step on a device, and where its times come from."""
 
+    panel: ClassVar[str] = "The device, and how it is asked about"
     device: Annotated[
         str | None,
         option(
             "NAME",
             "A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
             "(the GPU in it). Default: the GPU if there is one, else cpu.",
+            offered=completions.devices,
         ),
     ] = None
     step: StepFlags = StepFlags()
@@ -191,6 +224,7 @@ class RequestFlags:
 class SolverFlags:
     """How a plan is looked for."""
 
+    panel: ClassVar[str] = "How a plan is found"
     seconds: Annotated[float, option("N", "Stop solving after this long, with the best so far.")] = 30.0
     solver: Annotated[
         str,
@@ -198,6 +232,7 @@ class SolverFlags:
             "NAME",
             "regions: finds what to checkpoint and keep, op by op; the better plans. modules: PyTorch's "
             "formulation, for the units that you name.",
+            offered=one_of("regions", "modules"),
         ),
     ] = "regions"
     ac_unit: Annotated[
@@ -237,6 +272,7 @@ class SolverFlags:
 class VerifyFlags:
     """A step that is run for real on this machine, and how."""
 
+    panel: ClassVar[str] = "The run"
     step: StepFlags = StepFlags()
     steps: StepsLookedAt = None
     plan: Annotated[str | None, option("FILE", "Run the step with this plan, and without it.")] = None
@@ -273,6 +309,7 @@ class VerifyFlags:
 class GrowthFlags:
     """What may grow by how much, and where traces are to run."""
 
+    panel: ClassVar[str] = "What may grow"
     max_peak: Annotated[
         str | None, option("PERCENT", "Exit with 4 if the peak grew by more than this, as in 2%.")
     ] = None
@@ -281,41 +318,13 @@ class GrowthFlags:
     ] = None
     device: Annotated[
         str | None,
-        option("NAME", "For two traces: compare the step's time on this device, too. Default: memory only."),
+        option(
+            "NAME",
+            "For two traces: compare the step's time on this device, too. Default: memory only.",
+            offered=completions.devices,
+        ),
     ] = None
 
     def arguments(self) -> dict[str, Any]:
         """Return them as `trainfit.diff` takes them."""
         return {"max_peak": self.max_peak, "max_time": self.max_time, "device": self.device}
-
-
-HELP = """Does a PyTorch training step fit, and how long does it take, before a GPU is rented?
-
-The step runs a few times on tensors without memory: nothing is computed or
-allocated. Its memory is predicted byte by byte and its time op by op.
-
-[bold]Start here[/bold]
-
-  trainfit estimate gpt2 --batch 8 --device a100-40gb   a built-in model
-  trainfit estimate train.py:build --device h100        your own step
-  trainfit plan gpt2 --batch 8 --budget 8GiB -o p.json  make it fit
-  trainfit verify gpt2-tiny                             predicted and measured
-  trainfit diff old.json new.json --max-peak 2%         what grew, for CI
-  trainfit devices                                      what --device knows
-  trainfit calibrate -o my-gpu.json                     this machine's own figures
-
-[bold]Your own step[/bold] is a function that returns model, optimizer and one iteration:
-
-  def build(batch: int = 8, device: str = "cpu"):
-      model = MyModel().to(device)
-      optimizer = torch.optim.AdamW(model.parameters())
-      def run():
-          loss = model(torch.randn(batch, 512, device=device)).mean()
-          loss.backward(); optimizer.step(); optimizer.zero_grad()
-          return loss
-      return trainfit.Step(model=model, optimizer=optimizer, run=run)
-
-In a training script two lines run a plan: trainfit.apply(model,
-trainfit.load_plan("p.json")). Exit codes: 0 done, 2 a mistake (one message),
-3 nothing fits, 4 grew by more than allowed (diff).
-"""

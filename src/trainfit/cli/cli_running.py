@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import typer
 
 from trainfit.basics.doing import doing, heard_by
+from trainfit.cli.amount_options import AmountFlags, amount_now
 from trainfit.errors import TrainfitError, UserCodeError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from trainfit.cli.output_options import OutputFlags
+    from trainfit.report.amounts import Amount
 
 INTERRUPTED = 130
 Data = TypeVar("Data")
@@ -28,18 +30,21 @@ Data = TypeVar("Data")
 def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function a command: objects of options are filled, and mistakes become exit codes.
 
-    Where a parameter is a dataclass (`cli_options`), the command line has its fields as options in its place.
+    Where a parameter is a dataclass (`cli_options`), the command line has its fields as options in its place;
+    in the help they are under the heading that it names as its `panel`. Every command has `-q` and `-v`.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters = inspect.signature(function, eval_str=True).parameters.values()
+        amounts = inspect.Parameter("amounts", inspect.Parameter.KEYWORD_ONLY, annotation=AmountFlags)
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
             with user_errors():
+                amount_now.set(_filled(AmountFlags, "amounts", given).amount())
                 function(**{p.name: _filled(p.annotation, p.name, given) for p in parameters})
 
-        flat = [option for parameter in parameters for option in _options(parameter)]
+        flat = [option for parameter in (*parameters, amounts) for option in _options(parameter)]
         run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
         return app.command()(run)
 
@@ -52,10 +57,12 @@ def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         yield parameter
         return
     hints = get_type_hints(parameter.annotation, include_extras=True)
+    panel = getattr(parameter.annotation, "panel", None)
     for field in fields(parameter.annotation):
-        yield from _options(
-            parameter.replace(name=field.name, annotation=hints[field.name], default=field.default)
-        )
+        hint = hints[field.name]
+        for information in getattr(hint, "__metadata__", ()):
+            information.rich_help_panel = information.rich_help_panel or panel
+        yield from _options(parameter.replace(name=field.name, annotation=hint, default=field.default))
 
 
 def _filled(kind: Any, name: str, given: dict[str, Any]) -> Any:
@@ -75,7 +82,9 @@ def working(outputs: OutputFlags, **files: str | None) -> Iterator[None]:
         yield
 
 
-def present(outputs: OutputFlags, data: Data, view: Callable[[Data], RenderableType], result: Any) -> None:
+def present(
+    outputs: OutputFlags, data: Data, view: Callable[[Data, Amount], RenderableType], result: Any
+) -> None:
     """Write a result for programs where they asked for it, and show it to people.
 
     The data is what a reader sees of the result; files about every op of the step are made of the result.
@@ -85,13 +94,17 @@ def present(outputs: OutputFlags, data: Data, view: Callable[[Data], RenderableT
     with _progress() if outputs.any_file else contextlib.nullcontext():
         outputs.write(data, result)
     if not outputs.takes_standard_output:
-        tables.show(view(data))
+        amount = amount_now.get()
+        tables.show(view(data, amount), one_line=amount == "verdict")
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[None]:
     from trainfit.report import progress
 
+    if amount_now.get() == "verdict":
+        yield
+        return
     with progress.spinner() as reporter, heard_by(reporter, reporter.measuring):
         yield
 

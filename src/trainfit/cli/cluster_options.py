@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainfit.cli.plain_option import option
 from trainfit.errors import OptionError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class ClusterFlags:
     """One process of several, which train together."""
 
+    panel: ClassVar[str] = "One process of several"
     world_size: Annotated[
         int | None,
         option(

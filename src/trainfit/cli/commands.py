@@ -15,27 +15,34 @@ import typer
 from trainfit import __version__
 from trainfit.basics.doing import doing
 from trainfit.cli import cli_options as given
+from trainfit.cli.amount_options import amount_now
 from trainfit.cli.cli_running import command, present, working
+from trainfit.cli.help_text import HELP
 
 app = typer.Typer(
     name="trainfit",
-    no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
-    help=given.HELP,
+    help=HELP,
 )
 
 
 @app.callback(invoke_without_command=True)
 def trainfit(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Handle what comes before a command."""
     if version:
         typer.echo(f"trainfit {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        from trainfit.report.tables import show
+        from trainfit.report.text_start import FirstWords
+
+        show(FirstWords())
 
 
 @command(app)
@@ -295,7 +302,8 @@ def devices(name: given.DeviceArgument = None) -> None:
     from trainfit.report.tables import show
     from trainfit.report.text_devices import device_view, devices_view
 
-    show(devices_view(known_devices()) if name is None else device_view(find_device(name)))
+    amount = amount_now.get()
+    show(devices_view(known_devices(), amount) if name is None else device_view(find_device(name), amount))
 
 
 def main() -> None:

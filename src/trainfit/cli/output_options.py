@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from trainfit.basics.doing import doing
 from trainfit.cli.plain_option import option
@@ -22,6 +22,7 @@ STANDARD_OUTPUT = "-"
 class OutputFlags:
     """What can be written of any result."""
 
+    panel: ClassVar[str] = "What is shown and written"
     json: Annotated[
         str | None,
         option(

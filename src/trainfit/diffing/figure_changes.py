@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from trainfit.diffing.module_pairs import ModulePair, module_pairs
-from trainfit.diffing.result_reading import NamedReading, ResultReading, ReadModule
+from trainfit.diffing.result_reading import NamedReading, ReadModule, ResultReading
 from trainfit.report.diff_data import (
     Change,
     DiffSide,

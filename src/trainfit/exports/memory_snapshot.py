@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.allocator.allocator_options import AllocatorOptions
-from trainfit.allocator.placed_blocks import PlacedRequest, PlacedSegment, PlacedStep
+from trainfit.allocator.allocator_options import INTERVALS, AllocatorOptions
+from trainfit.allocator.placed_blocks import PlacedBlock, PlacedRequest, PlacedSegment, PlacedStep
 from trainfit.allocator.placed_step import placed_step
 from trainfit.basics.sealed_files import write_whole
 from trainfit.exports.op_frames import OpFrames, frame
 from trainfit.exports.shown_step import ShownStep, shown_step
+from trainfit.traces.trace import PHASES
 
 _PROTOCOL = 4
 """The newest that the viewer reads."""
@@ -41,11 +42,12 @@ def memory_snapshot(step: ShownStep) -> dict[str, Any]:
     placed = placed_step(step.memory)
     names = tuple(one.name for one in step.memory.libraries) if placed.is_cached else ()
     frames = OpFrames(step.timeline.trace, names)
+    history = _History(step, placed, frames)
     return {
         "segments": [_segment(segment, frames) for segment in placed.after],
-        "device_traces": [list(_History(step, placed, frames).entries())],
+        "device_traces": [list(history.entries())],
         "allocator_settings": _settings(step.memory.options if placed.is_cached else None),
-        "external_annotations": [],
+        "external_annotations": list(history.phases()),
     }
 
 
@@ -54,7 +56,7 @@ class _History:
 
     def __init__(self, step: ShownStep, placed: PlacedStep, frames: OpFrames) -> None:
         self._step, self._placed, self._frames = step, placed, frames
-        self._ops = len(step.timeline.trace.ops)
+        self._times = _microseconds(step)
 
     def entries(self) -> Iterator[Entry]:
         placed = self._placed
@@ -62,7 +64,7 @@ class _History:
         for segment in placed.before:
             for block in segment.blocks:
                 if block.storage is not None:
-                    there = PlacedRequest(-1, block.storage, block.address, block.requested)
+                    there = PlacedRequest(-1, block.storage, block.address, block.requested, segment.stream)
                     yield self._allocation(there)
         segments, marked = placed.before, False
         peak_op = self._step.timeline.peak_op
@@ -82,19 +84,28 @@ class _History:
         if not marked:
             yield self._mark(peak_op)
 
+    def phases(self) -> Iterator[Entry]:
+        """Yield when each phase begins and ends."""
+        ops = self._step.timeline.trace.ops
+        for phase in PHASES:
+            inside = [number for number, op in enumerate(ops) if op.phase == phase]
+            if inside:
+                for stage, op in (("START", inside[0]), ("END", inside[-1] + 1)):
+                    yield {"stage": stage, "name": phase, "device": 0, "time_us": self._time(op)}
+
     def _frees_workspace(self, request: PlacedRequest) -> bool:
         """While an op runs, its results and its kernel's workspace are there: the peak is before this."""
         return request.storage == -1 and request.bytes < 0
 
     def _allocation(self, request: PlacedRequest) -> Entry:
         stack = self._frames.of_storage(request.storage, request.op)
-        entry = self._entry("alloc", request.op, request.address, request.bytes, stack)
+        entry = self._entry("alloc", request.op, request.address, request.bytes, stack, request.stream)
         return {**entry, "category": self._frames.category(request.storage)}
 
     def _release(self, request: PlacedRequest) -> Iterator[Entry]:
         stack = self._frames.of_op(request.op)
         for action in ("free_requested", "free_completed"):
-            yield self._entry(action, request.op, request.address, -request.bytes, stack)
+            yield self._entry(action, request.op, request.address, -request.bytes, stack, request.stream)
 
     def _moved(
         self, before: Sequence[PlacedSegment], after: Sequence[PlacedSegment], op: int
@@ -123,26 +134,36 @@ class _History:
         entry = self._entry("snapshot", peak_op, 0, timeline.peak_bytes, stack)
         return {**entry, "category": "unknown"}
 
-    def _entry(self, action: str, op: int, address: int, size: int, stack: list[dict[str, Any]]) -> Entry:
+    def _entry(
+        self, action: str, op: int, address: int, size: int, stack: list[dict[str, Any]], stream: int = 0
+    ) -> Entry:
         return {
             "action": action,
             "addr": address,
             "size": size,
-            "stream": 0,
-            "time_us": self._microseconds(op),
+            "stream": stream,
+            "time_us": self._time(op),
             "pool_id": _POOL,
             "frames": stack,
         }
 
-    def _microseconds(self, op: int) -> int:
-        """When an op begins; without costs its number stands for the time."""
-        times = self._step.op_times
-        if op < 0 or self._ops == 0:
-            return 0
-        if times is None:
-            return op
-        seconds = times.begin[op] if op < self._ops else times.end.max()
-        return max(round(float(seconds) * 1e6), 0)
+    def _time(self, op: int) -> int:
+        return 0 if op < 0 else self._times[op]
+
+
+def _microseconds(step: ShownStep) -> list[int]:
+    """Return when each op begins, and the end of the step; without costs the number of an op is its time.
+
+    Memory is asked for in the order of ops: where queues overlap, no op is before the one before it.
+    """
+    times = step.op_times
+    if times is None:
+        return list(range(len(step.timeline.trace.ops) + 1))
+    found, now = [], 0.0
+    for seconds in (*times.begin.tolist(), float(times.end.max(initial=0.0))):
+        now = max(now, seconds)
+        found.append(round(now * 1e6))
+    return found
 
 
 def _memory_of(segments: Sequence[PlacedSegment]) -> dict[tuple[int, int], bool]:
@@ -160,7 +181,7 @@ def _segment(segment: PlacedSegment, frames: OpFrames) -> Entry:
         "allocated_size": allocated,
         "active_size": allocated,
         "requested_size": sum(block.requested for block in used),
-        "stream": 0,
+        "stream": segment.stream,
         "segment_type": "small" if segment.small else "large",
         "segment_pool_id": _POOL,
         "is_expandable": segment.expandable,
@@ -170,12 +191,18 @@ def _segment(segment: PlacedSegment, frames: OpFrames) -> Entry:
                 "address": block.address,
                 "size": block.size,
                 "requested_size": block.requested,
-                "state": "inactive" if block.storage is None else "active_allocated",
+                "state": _state(block),
                 "frames": [] if block.storage is None else frames.of_storage(block.storage, -1),
             }
             for block in segment.blocks
         ],
     }
+
+
+def _state(block: PlacedBlock) -> str:
+    if block.storage is not None:
+        return "active_allocated"
+    return "active_pending_free" if block.waits else "inactive"
 
 
 def _settings(options: AllocatorOptions | None) -> dict[str, Any]:
@@ -189,6 +216,6 @@ def _settings(options: AllocatorOptions | None) -> dict[str, Any]:
         "garbage_collection_threshold": options.garbage_collection_threshold,
         "expandable_segments": options.expandable_segments,
         "roundup_power2_divisions": {
-            str(1 << (20 + at)): divisions for at, divisions in enumerate(options.divisions)
+            str(1 << at): divisions for at, divisions in enumerate(options.divisions or [0] * INTERVALS)
         },
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
-from trainfit.basics.doing import doing
+from trainfit.basics.doing import in_turn
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
@@ -158,12 +158,11 @@ class Planner:
         nothing = self.nothing(self.step.peak_bytes)
         found = [smallest.promised(), nothing.promised()]
         span = nothing.memory_bytes - smallest.memory_bytes
-        for number in range(1, points):
+        for number in in_turn("solving for budget", range(1, points)):
             budget = smallest.memory_bytes + span * number // points
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            doing(f"solving for budget {number} of {points - 1}")
             planned = self.plan(budget, seconds_limit=max(left / (points - number), 1.0))
             found += [planned.promised()] if planned.fits else []
         tightest = self.plan(smallest.memory_bytes, seconds_limit=5.0)

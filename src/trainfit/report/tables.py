@@ -18,21 +18,32 @@ from trainfit.report.data import Subject
 _LEAST_WIDTH = 40
 """A name, a number and the space between them; narrower terminals wrap."""
 _LEAST_NAME_WIDTH = 18
+_ONE_LINE = 10_000
 _PADDING = 3
-_MOST_WARNINGS = 10
+MOST_WARNINGS = 10
 
 Cell = str | Text
 
 
-def show(view: RenderableType, file: IO[str] | None = None) -> None:
-    """Print a result: in colour on a terminal, as plain text elsewhere."""
+_PLAIN_SIGNS = str.maketrans("▁▂▃▄▅▆▇█▏×─┤±", "..::==##|x-|~")
+"""What stands for signs that an output without them cannot show."""
+
+
+def show(view: RenderableType, file: IO[str] | None = None, *, one_line: bool = False) -> None:
+    """Print a result: in colour on a terminal, as plain text elsewhere.
+
+    With `one_line` it is not divided into lines where a program reads it.
+    """
     stream = file or sys.stdout
     console = Console(file=stream, highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)
+    if one_line and not console.is_terminal:
+        console.width = _ONE_LINE
     with console.capture() as captured:
         console.print(view)
     # Tables fill every line up with spaces, which are of no use in a file or a transcript.
-    stream.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    stream.write(text.translate(_PLAIN_SIGNS) if console.options.ascii_only else text)
 
 
 class NumberTable:
@@ -98,26 +109,31 @@ def settings_lines(subject: Subject) -> list[Text]:
     return [*lines, Text().append("Steps differ: ", "yellow").append(runs)]
 
 
-def stacked(*blocks: Sequence[RenderableType], warnings: Sequence[str] = (), footer: str = "") -> Group:
+def stacked(
+    *blocks: Sequence[RenderableType],
+    warnings: Sequence[str] = (),
+    footer: str = "",
+    most_warnings: int = MOST_WARNINGS,
+) -> Group:
     """Put blocks below each other, then warnings and a footer, with an empty line between what there is."""
     parts: list[RenderableType] = []
-    for block in (*blocks, _warning_lines(warnings), [Text(footer, "dim")] if footer else ()):
+    for block in (*blocks, _warning_lines(warnings, most_warnings), [Text(footer, "dim")] if footer else ()):
         parts += [Text(), *block] if block else []
     return Group(*parts[1:])
 
 
-def _warning_lines(warnings: Sequence[str]) -> list[RenderableType]:
+def _warning_lines(warnings: Sequence[str], most: int) -> list[RenderableType]:
     """Show what was assumed, each once, and not without end."""
     counts = Counter(warnings)
     lines = [f"{warning} ({count} times)" if count > 1 else warning for warning, count in counts.items()]
-    return [Text("notes", "yellow"), *indented(lines, _MOST_WARNINGS)] if lines else []
+    return [Text("notes", "yellow"), *indented(lines, most)] if lines else []
 
 
 def indented(lines: Sequence[str], most: int) -> list[RenderableType]:
     """Show so many lines, a little to the right, and how many more there are."""
     parts: list[RenderableType] = [Padding(safe(line), (0, 0, 0, 2)) for line in lines[:most]]
     if len(lines) > most:
-        parts.append(Text(f"  and {len(lines) - most} more; --json lists all", "dim"))
+        parts.append(Text(f"  and {len(lines) - most} more; -v and --json list all", "dim"))
     return parts
 
 

@@ -6,19 +6,24 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_seconds
+from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
 from trainfit.report.calibrations import CalibrationData, FigureRow
-from trainfit.report.tables import NumberTable, safe, stacked
+from trainfit.report.tables import MOST_WARNINGS, NumberTable, safe, stacked
 
 
-def calibration_view(data: CalibrationData) -> RenderableType:
+def calibration_view(data: CalibrationData, amount: Amount = "usual") -> RenderableType:
     """Lay out a calibration."""
+    if amount == "verdict":
+        return verdict_alone(_headline(data), data.warnings)
     return stacked(
         [_headline(data)],
         [_steps_line(data)],
         [_rates(data)],
         [_steps(data)] if data.steps else [],
         [_constants(data)],
+        stage_times(data.seconds, amount),
         warnings=data.warnings,
+        most_warnings=at_most(MOST_WARNINGS, amount),
         footer=_footer(data),
     )
 

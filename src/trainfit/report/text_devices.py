@@ -10,11 +10,16 @@ from rich.text import Text
 
 from trainfit.basics.units import format_bytes
 from trainfit.devices.device_table import Device
+from trainfit.report.amounts import Amount
 from trainfit.report.tables import NumberTable, safe, stacked
 
 
-def devices_view(devices: Sequence[Device]) -> RenderableType:
-    """Lay out the device table."""
+def devices_view(devices: Sequence[Device], amount: Amount = "usual") -> RenderableType:
+    """Lay out the device table: a line for each, only their names, or everything."""
+    if amount == "verdict":
+        return Group(*(Text(device.name) for device in devices))
+    if amount == "all":
+        return stacked(*([device_view(device)] for device in devices))
     table = NumberTable("device", "memory", "usable", "GB/s", "fp32", "bf16", "architecture")
     for device in devices:
         table.add_row(
@@ -30,8 +35,10 @@ def devices_view(devices: Sequence[Device]) -> RenderableType:
     return stacked([table], footer=note)
 
 
-def device_view(device: Device) -> RenderableType:
-    """Lay out everything known about one device."""
+def device_view(device: Device, amount: Amount = "usual") -> RenderableType:
+    """Lay out everything known about one device, or its name as `--device` knows it."""
+    if amount == "verdict":
+        return safe(device.name)
     rows = {
         "memory": format_bytes(device.memory_bytes),
         "usable for tensors": format_bytes(device.usable_bytes),

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.report.amounts import Amount, at_most
 from trainfit.report.diff_data import Change, DiffData, ModuleChange, OperatorChange, RegionChange
 from trainfit.report.tables import Cell, NumberTable, safe, stacked
 
@@ -32,8 +33,11 @@ _WORDS = {
 _STATES = {"added": "new", "removed": "gone"}
 
 
-def diff_view(data: DiffData) -> RenderableType:
+def diff_view(data: DiffData, amount: Amount = "usual") -> RenderableType:
     """Lay out a diff: the peak and the time, what was asked for differently, then what grew."""
+    if amount == "verdict":
+        return Text(". ").join([_headline(data), *_verdict(data)])
+    most = at_most(_MOST_ROWS, amount)
     telling = [one for one in data.modules if not one.explained_inside]
     return stacked(
         [_headline(data), *_verdict(data)],
@@ -41,10 +45,10 @@ def diff_view(data: DiffData) -> RenderableType:
         _moved(data),
         [_figures(data)],
         [_categories(data.categories)] if data.categories else [],
-        [_modules(telling)] if telling else [],
-        [_operators(data.operators)] if data.operators else [],
-        [_regions(data.regions)] if data.regions else [],
-        footer=_footer(data, len(telling)),
+        [_modules(telling[:most])] if telling else [],
+        [_operators(data.operators[:most])] if data.operators else [],
+        [_regions(data.regions[:most])] if data.regions else [],
+        footer=_footer(data, len(telling), most),
     )
 
 
@@ -133,7 +137,7 @@ def _modules(changed: Sequence[ModuleChange]) -> NumberTable:
     table = NumberTable("modules", "at the peak", "parameters", "activations", "time")
     roots = {one.module.partition(".")[0] for one in changed}
     root = f"{roots.pop()}." if len(roots) == 1 else ""
-    for one in changed[:_MOST_ROWS]:
+    for one in changed:
         label = safe(one.module.removeprefix(root))
         if one.old_count != one.new_count and one.old_count and one.new_count:
             label.append(f" ({one.old_count} × to {one.new_count} ×)", "dim")
@@ -155,7 +159,7 @@ def _modules(changed: Sequence[ModuleChange]) -> NumberTable:
 
 def _operators(changed: Sequence[OperatorChange]) -> NumberTable:
     table = NumberTable("operators", "change", "old", "new", "calls")
-    for one in changed[:_MOST_ROWS]:
+    for one in changed:
         calls = format_count(one.new_calls)
         if one.new_calls != one.old_calls:
             calls = f"{format_count(one.old_calls)} to {calls}"
@@ -166,7 +170,7 @@ def _operators(changed: Sequence[OperatorChange]) -> NumberTable:
 
 def _regions(changed: Sequence[RegionChange]) -> NumberTable:
     table = NumberTable("checkpointed", "regions", "keep", "recompute")
-    for one in changed[:_MOST_ROWS]:
+    for one in changed:
         table.add_row(
             safe(one.module),
             f"{one.old_regions} to {one.new_regions}"
@@ -178,10 +182,10 @@ def _regions(changed: Sequence[RegionChange]) -> NumberTable:
     return table
 
 
-def _footer(data: DiffData, modules: int) -> str:
+def _footer(data: DiffData, modules: int, most: int) -> str:
     more = [
-        f"{count - _MOST_ROWS} more {what}"
+        f"{count - most} more {what}"
         for what, count in (("modules", modules), ("operators", len(data.operators)))
-        if count > _MOST_ROWS
+        if count > most
     ]
-    return f"{' and '.join(more)} changed; --json and --csv list all" if more else ""
+    return f"{' and '.join(more)} changed; -v, --json and --csv list all" if more else ""

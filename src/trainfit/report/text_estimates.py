@@ -9,8 +9,19 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.report.amounts import WITHOUT_END, Amount, at_most, stage_times, verdict_alone
 from trainfit.report.data import EstimateData, ModuleRow, Subject
-from trainfit.report.tables import NumberTable, indented, margin_words, safe, settings_lines, stacked
+from trainfit.report.module_rows import largest_rows
+from trainfit.report.sparkline import Sparkline
+from trainfit.report.tables import (
+    MOST_WARNINGS,
+    NumberTable,
+    indented,
+    margin_words,
+    safe,
+    settings_lines,
+    stacked,
+)
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
@@ -26,21 +37,28 @@ _NOTICEABLE = 0.01
 _STYLES = {"fits": "bold green", "too close to call": "bold yellow", "does not fit": "bold red"}
 
 
-def estimate_view(data: EstimateData) -> RenderableType:
+def estimate_view(data: EstimateData, amount: Amount = "usual") -> RenderableType:
     """Lay out an estimate: fits or not, what the peak consists of, where it is, the largest modules."""
     subject, time = data.subject, data.time
+    if amount == "verdict":
+        return verdict_alone(_headline(data), subject.warnings)
+    rows = data.rows if amount == "usual" else largest_rows(data.modules, WITHOUT_END)
     advice = [one.text for one in data.advice]
     return stacked(
         [_headline(data), *settings_lines(subject)],
         [_where(data)],
         [_rank(data)] if subject.world_size > 1 else [],
         [_device_memory(data)] if data.smallest_memory_bytes != data.peak_bytes else [],
+        [_communicators(data)] if data.communicator_bytes else [],
+        [Sparkline(data.memory)] if data.memory.ops else [],
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
-        [_modules(data.rows, timed=time is not None, divided=subject.world_size > 1)] if data.rows else [],
+        [_modules(rows, timed=time is not None, divided=subject.world_size > 1)] if rows else [],
         [] if time is None else [_time(time, subject.device, divided=subject.world_size > 1)],
-        [] if time is None else [_operators(time)],
+        [] if time is None else [_operators(time, at_most(_MOST_OPERATORS, amount))],
+        stage_times(subject.seconds, amount),
         warnings=subject.warnings,
+        most_warnings=at_most(MOST_WARNINGS, amount),
         footer=_footer(subject),
     )
 
@@ -89,8 +107,10 @@ def _rank(data: EstimateData) -> Text:
         named = ", ".join(format_count(one.rank) for one in data.ranks[:_MOST_RANKS])
         more = len(data.ranks) - _MOST_RANKS
         named += f" and {more} more" if more > 0 else ""
+        # With a mesh it is known which can differ; without one, what rank 0 communicates in has to do.
+        which = "those that can differ" if mesh else "those looked at, the ends of its groups and all stages"
         line.append(
-            f" It needs the most of those that can differ ({named}), whose peaks are from "
+            f" It needs the most of {which} ({named}), whose peaks are from "
             f"{format_bytes(peaks[0])} to {format_bytes(peaks[-1])}."
         )
     return line
@@ -113,6 +133,15 @@ def _device_memory(data: EstimateData) -> Text:
             "yellow",
         )
     return line
+
+
+def _communicators(data: EstimateData) -> Text:
+    """Say what NCCL takes, which no tensor can have."""
+    groups = f"{data.communicators} group{'s' if data.communicators != 1 else ''}"
+    return Text(
+        f"NCCL's own buffers take about {format_bytes(data.communicator_bytes)} besides, for {groups} "
+        "(assumed, not measured; what fits is said of the rest)."
+    )
 
 
 def _library_names(data: EstimateData) -> str:
@@ -169,10 +198,12 @@ def _time(time: StepTime, device: str, *, divided: bool) -> Text:
         rates.append(f"MFU {time.model_flops_utilisation:.1%}")
     line.append(f" {', '.join(rates)}.")
     if time.communication_seconds:
-        line.append(
-            f" Communication takes {format_seconds(time.communication_seconds)}, and the step is "
-            f"{format_seconds(time.exposed_communication_seconds)} longer for it; the rest is hidden."
-        )
+        line.append(f" Communication takes {format_seconds(time.communication_seconds)}, ")
+        longer = time.exposed_communication_seconds
+        if longer < _NOTICEABLE * time.communication_seconds:
+            line.append("all of it hidden behind the rest of the step.")
+        else:
+            line.append(f"and the step is {format_seconds(longer)} longer for it; the rest is hidden.")
     if time.launch_bound:
         line.append(
             f" Launch-bound: {device} waits {time.waiting_share:.0%} of the step for the host to issue "
@@ -199,9 +230,9 @@ def _uncalibrated(time: StepTime) -> str:
     return f"{time.uncalibrated_share:.0%} of it rests on figures not calibrated on this device: {kinds}."
 
 
-def _operators(time: StepTime) -> NumberTable:
+def _operators(time: StepTime, most: int) -> NumberTable:
     table = NumberTable("longest operators (predicted)", "calls", "time", "share", "bound by", "figure")
-    for operator in time.operators[:_MOST_OPERATORS]:
+    for operator in time.operators[:most]:
         if operator.seconds:
             name = operator.name.removeprefix("aten.").removesuffix(".default")
             table.add_row(

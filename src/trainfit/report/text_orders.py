@@ -6,8 +6,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
 from trainfit.report.data import OrderData
-from trainfit.report.tables import NumberTable, safe, stacked
+from trainfit.report.tables import MOST_WARNINGS, NumberTable, safe, stacked
 
 _SOURCES = {"joint": "the joint graph's", "eager": "the eager step's"}
 _LEAST_SHOWN = 0.0005
@@ -22,8 +23,10 @@ _MEANINGS = {
 }
 
 
-def order_view(data: OrderData) -> RenderableType:
+def order_view(data: OrderData, amount: Amount = "usual") -> RenderableType:
     """Lay out an order: the peak and how good it is, then every method, the best and the bound."""
+    if amount == "verdict":
+        return verdict_alone(_headline(data), data.warnings)
     table = NumberTable("order (predicted)", "peak", "of baseline")
     for row in data.rows:
         name = Text(_MEANINGS.get(row.name, row.name), "bold" if row.best else "")
@@ -34,7 +37,9 @@ def order_view(data: OrderData) -> RenderableType:
         [_headline(data)],
         [table],
         [] if freed is None else [Text(line)],
+        stage_times(data.seconds, amount),
         warnings=data.warnings,
+        most_warnings=at_most(MOST_WARNINGS, amount),
         footer=_footer(data),
     )
 

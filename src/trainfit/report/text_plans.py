@@ -8,8 +8,17 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
 from trainfit.report.data import FrontierData, PlanData, RegionGroup, Way
-from trainfit.report.tables import NumberTable, margin_words, safe, settings_lines, stacked
+from trainfit.report.sparkline import Sparkline
+from trainfit.report.tables import (
+    MOST_WARNINGS,
+    NumberTable,
+    margin_words,
+    safe,
+    settings_lines,
+    stacked,
+)
 
 _MOST_GROUPS = 10
 _FITS = {
@@ -19,20 +28,27 @@ _FITS = {
 }
 
 
-def plan_view(data: PlanData) -> RenderableType:
+def plan_view(data: PlanData, amount: Amount = "usual") -> RenderableType:
     """Lay out a plan: does it fit, what it costs, how good it is, the usual ways beside it, its regions."""
+    if amount == "verdict":
+        return verdict_alone(_plan_headline(data), data.subject.warnings)
     return stacked(
         [_plan_headline(data), *_expandable(data), *settings_lines(data.subject)],
         [_ways(data.ways, on_gpu=data.subject.captured_for == "cuda")],
-        [_regions(data.groups)] if data.groups else [],
+        [Sparkline(data.memory)] if data.memory.ops else [],
+        [_regions(data.groups[: at_most(_MOST_GROUPS, amount)])] if data.groups else [],
+        stage_times(data.subject.seconds, amount),
         warnings=data.subject.warnings,
+        most_warnings=at_most(MOST_WARNINGS, amount),
         footer=_plan_footer(data),
     )
 
 
-def frontier_view(data: FrontierData) -> RenderableType:
+def frontier_view(data: FrontierData, amount: Amount = "usual") -> RenderableType:
     """Lay out a frontier: the least time for every peak."""
-    subject, best = data.subject, data.best
+    subject = data.subject
+    if amount == "verdict":
+        return verdict_alone(_frontier_headline(data), subject.warnings)
     on_gpu = subject.captured_for == "cuda"
     columns = ("runs in (predicted)", "peak") if on_gpu else ("peak (predicted)",)
     table = NumberTable(*columns, "step", "added", "regions", "fits")
@@ -45,20 +61,26 @@ def frontier_view(data: FrontierData) -> RenderableType:
             format_count(point.regions),
             _FITS[point.verdict],
         )
+    footer = f"close: within {margin_words(data.margin_bytes)}" if data.margin_bytes else ""
+    times = stage_times(subject.seconds, amount)
+    return stacked([_frontier_headline(data), *settings_lines(subject)], [table], times, footer=footer)
+
+
+def _frontier_headline(data: FrontierData) -> Text:
+    subject, best = data.subject, data.best
     line = safe(subject.target, "bold").append(" on ").append_text(safe(subject.device))
     if best is None:
-        line.append(": nothing fits", "bold red")
-    else:
-        line.append(f": the fastest that fits takes {format_seconds(best.step_seconds)} per step and ")
-        line.append(format_bytes(best.smallest_memory_bytes), "bold").append(" (predicted)")
-    footer = f"close: within {margin_words(data.margin_bytes)}" if data.margin_bytes else ""
-    return stacked([line, *settings_lines(subject)], [table], footer=footer)
+        return line.append(": nothing fits", "bold red")
+    line.append(f": the fastest that fits takes {format_seconds(best.step_seconds)} per step and ")
+    return line.append(format_bytes(best.smallest_memory_bytes), "bold").append(" (predicted)")
 
 
 def _plan_headline(data: PlanData) -> Text:
     line = safe(data.subject.target, "bold").append(f" on {data.subject.device}")
     if data.subject.world_size > 1:
         line.append(f", rank {format_count(data.subject.rank)} of {format_count(data.subject.world_size)}")
+        mesh = ", ".join(f"{name}={size}" for name, size in data.subject.mesh.items())
+        line.append_text(safe(f" ({mesh})" if mesh else ""))
     elif data.world_size > 1:
         line.append(f", in each of {data.world_size} processes")
     line.append(": ")
@@ -103,7 +125,7 @@ def _ways(ways: Sequence[Way], *, on_gpu: bool) -> NumberTable:
 
 def _regions(groups: Sequence[RegionGroup]) -> NumberTable:
     table = NumberTable("checkpointed", "calls", "keep", "recompute", "saved ops", "repeated", "skipped")
-    for group in groups[:_MOST_GROUPS]:
+    for group in groups:
         table.add_row(
             safe(group.module if group.calls == 1 else f"{group.module} and {group.calls - 1} more"),
             format_count(group.calls),

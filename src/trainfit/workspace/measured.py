@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from trainfit.basics.doing import doing
+from trainfit.basics.doing import counted, doing
 from trainfit.devices.measured_cache import Machine, MeasuredCache
 from trainfit.operators.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
 from trainfit.traces.trace import Signature, Trace
@@ -72,8 +72,10 @@ def _measure(operators: Sequence[Signature]) -> dict[Signature, Measured | None]
     """Run each operator once; what failed for reasons that may pass is left out."""
     measured: dict[Signature, Measured | None] = {}
     doing(f"measuring the memory of {len(operators)} kernels")
-    with profile_allocations() as log:
-        ran = {operator: _run(operator, str(number), log) for number, operator in enumerate(operators)}
+    ran: dict[Signature, tuple[ResultLayout, ...] | Exception] = {}
+    with profile_allocations() as log, counted(lambda: len(ran), len(operators), "kernels"):
+        for number, operator in enumerate(operators):
+            ran[operator] = _run(operator, str(number), log)
     for number, (operator, results) in enumerate(ran.items()):
         if isinstance(results, tuple):
             measured[operator] = Measured(_workspace(log, str(number)), results)

@@ -1,0 +1,29 @@
+"""`save_result`: a result of the API in the file that `--json` of its command writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainfit.costs.estimates import Estimate
+from trainfit.errors import OptionError
+from trainfit.planning.plan_results import Frontier, PlanResult
+from trainfit.report.json_result import result_json, write_json
+from trainfit.report.reading import estimate_data, frontier_data, plan_data
+
+
+def save_result(result: Estimate | PlanResult | Frontier, path: str | Path) -> None:
+    """Write an estimate or a frontier as one JSON object, whole or not at all."""
+    data: Any
+    if isinstance(result, Estimate):
+        data = estimate_data(result)
+    elif isinstance(result, PlanResult):
+        data = plan_data(result)
+    elif isinstance(result, Frontier):
+        data = frontier_data(result)
+    else:
+        raise OptionError(
+            "save_result writes what `trainfit.estimate` or `trainfit.frontier` returns, got "
+            f"{type(result).__name__}; plans have save_plan."
+        )
+    write_json(result_json(data), str(path))
