@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
@@ -71,7 +72,7 @@ class ModulePart:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(ShownInNotebooks):
     """Regions and decisions, what they promise, and the trace that they belong to."""
 
     target: str
