@@ -214,8 +214,7 @@ def capture(
     # Captures replace functions of torch for a while: other threads wait.
     with _lock, interrupts_held(), eager_only():
         _captures_now = threading.get_ident()
-        oracle, messages = MetadataOracle(kind), Messages()
-        found = FoundState()
+        oracle, messages, found = MetadataOracle(kind), Messages(), FoundState()
         architecture_mattered, corrections = False, 0
         while corrections < _MOST_CORRECTIONS:
             session = Session(device, oracle, settings, cluster)
