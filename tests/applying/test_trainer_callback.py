@@ -225,16 +225,16 @@ def test_a_plan_that_was_removed_meanwhile(tmp_path: Path) -> None:
 # What is refused ------------------------------------------------------------------------------------------
 
 
-def test_gradient_checkpointing_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="gradient_checkpointing=True cannot be combined"):
-        trainer(tmp_path, [PlanCallback(plan())], gradient_checkpointing=True)
-    late = trainer(tmp_path, [], gradient_checkpointing=True)
+def test_checkpointing_of_transformers_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="activation_checkpointing=True cannot be combined"):
+        trainer(tmp_path, [PlanCallback(plan())], activation_checkpointing=True)
+    late = trainer(tmp_path, [], activation_checkpointing=True)
     late.add_callback(PlanCallback(plan()))
-    with pytest.raises(PlanError, match="gradient_checkpointing=True cannot be combined"):
+    with pytest.raises(PlanError, match="activation_checkpointing=True cannot be combined"):
         late.train()
     model = make_model()
-    model.gradient_checkpointing_enable()
-    with pytest.raises(PlanError, match=r"Call model\.gradient_checkpointing_disable\(\)"):
+    model.activation_checkpointing_enable()
+    with pytest.raises(PlanError, match=r"Call model\.activation_checkpointing_disable\(\)"):
         trainer(tmp_path, [PlanCallback(plan())], model).train()
 
 

@@ -59,10 +59,11 @@ class PlanCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **others: Any) -> None:
         """Apply the plan."""
         _check_arguments(args)
-        if getattr(model, "is_gradient_checkpointing", False):
+        word = _word_for_checkpointing(model, "is_{}_checkpointing")
+        if getattr(model, f"is_{word}_checkpointing", False):
             raise PlanError(
-                "a plan and gradient checkpointing cannot be combined: the plan already decides what is "
-                "recomputed. Call model.gradient_checkpointing_disable() before training, or leave the "
+                f"a plan and {word} checkpointing cannot be combined: the plan already decides what is "
+                f"recomputed. Call model.{word}_checkpointing_disable() before training, or leave the "
                 "callback out."
             )
         self._take_off()
@@ -81,11 +82,17 @@ class PlanCallback(TrainerCallback):
             remove(model)
 
 
+def _word_for_checkpointing(thing: Any, name: str) -> str:
+    """Return what transformers calls it: `activation` since 5.23, where the older word warns."""
+    return "activation" if hasattr(type(thing), name.format("activation")) else "gradient"
+
+
 def _check_arguments(args: Any) -> None:
-    if args.gradient_checkpointing:
+    name = f"{_word_for_checkpointing(args, '{}_checkpointing')}_checkpointing"
+    if getattr(args, name):
         raise PlanError(
-            "a plan and gradient_checkpointing=True cannot be combined: the plan already decides what is "
-            "recomputed. Leave gradient_checkpointing out of the TrainingArguments, or the callback."
+            f"a plan and {name}=True cannot be combined: the plan already decides what is "
+            f"recomputed. Leave {name} out of the TrainingArguments, or the callback."
         )
     if args.n_gpu > 1:
         raise PlanError(

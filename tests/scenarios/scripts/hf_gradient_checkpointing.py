@@ -9,7 +9,7 @@ import trainfit
 def build(batch: int = 2, seq: int = 48, device: str = "cpu") -> trainfit.Step:
     config = GPT2Config(vocab_size=300, n_positions=64, n_embd=64, n_layer=3, n_head=4)
     model = GPT2LMHeadModel(config).to(device)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     model.config.use_cache = False
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
