@@ -7,13 +7,14 @@ The oracle is torch's real `libc10_cuda.so` on a device made of a counter; `allo
 found. Compared are all statistics at all marks, all placements, messages and exit status. The newest version
 runs `--sequences` random sequences per option, the others `--others`. Each model is trained from before its
 first step until the allocator is steady, with and without expandable segments, with enough memory and with
-the smallest capacity that does; for each, the oracle's search for that capacity has to find the same. Exit
-code 1 if anything differs.
+the smallest capacity that does; so is one rank of some meshes, whose memory is of several streams. For each,
+the oracle's search for that capacity has to find the same. Exit code 1 if anything differs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,13 @@ from trainfit.traces.simulate import simulate
 ENOUGH = 1 << 44
 """Bytes of the device, and what it says it has."""
 SHOWN = 3
+RANKS: tuple[tuple[str, dict[str, int]], ...] = (
+    ("llama-3-8b", {"dp": 8}),
+    ("llama-3-8b", {"replicate": 2, "fsdp": 8}),
+    ("llama-3-8b", {"dp": 8, "tp": 8}),
+    ("gpt2", {"replicate": 8}),
+)
+"""Steps of one rank: FSDP, HSDP, FSDP with tensor parallelism, DDP."""
 
 
 def main() -> int:
@@ -69,6 +77,9 @@ def main() -> int:
     rows = []
     for model in options.models:
         rows += model_rows(model, newest, found[newest])
+    for model, mesh in RANKS:
+        if model in options.models:
+            rows += model_rows(model, newest, found[newest], mesh)
     for version, oracle in sorted(found.items(), key=lambda entry: entry[0] != newest):
         count = options.sequences if version == newest else options.others
         for option in OPTIONS:
@@ -100,12 +111,19 @@ def random_row(option: str, version: str, oracle: Path, count: int) -> dict[str,
     return row | counts
 
 
-def model_rows(model: str, version: str, oracle: Path) -> list[dict[str, Any]]:
-    """Compare steps of a built-in model, and how fast both replay them."""
+def model_rows(
+    model: str, version: str, oracle: Path, mesh: dict[str, int] | None = None
+) -> list[dict[str, Any]]:
+    """Compare steps of a built-in model, or of one rank of it, and how fast both replay them."""
     import trainfit
 
     device = find_device("a100-40gb")
-    sequence = StepMemory(simulate(trainfit.capture(model, device=device)), device).sequence
+    cluster = None
+    if mesh:
+        cluster = trainfit.Cluster(math.prod(mesh.values()), mesh=tuple(mesh.items()))
+    trace = trainfit.capture(model, device=device, cluster=cluster)
+    sequence = StepMemory(simulate(trace), device).sequence
+    name = " ".join([model, *(f"{dimension}={size}" for dimension, size in (mesh or {}).items())])
     text = sequence_text(sequence)
     asked = replay(sequence).requested_peak_bytes
     sequence = parse_sequence(text)
@@ -120,7 +138,7 @@ def model_rows(model: str, version: str, oracle: Path) -> list[dict[str, Any]]:
             differences += [difference] if difference else []
         ours = min(own_seconds(version, plenty) for _ in range(5))
         theirs = min(oracle_seconds(oracle, plenty) for _ in range(5))
-        row = {"version": version, "what": "model", "case": f"{model} {conf}".strip(), "sequences": 2}
+        row = {"version": version, "what": "model", "case": f"{name} {conf}".strip(), "sequences": 2}
         row |= {"events": len(sequence), "mismatches": len(differences), "asked_bytes": asked}
         row |= {"reserved_bytes": own.reserved_peak, "smallest_bytes": own.min_capacity}
         row |= {"our_rate": len(sequence) / ours, "oracle_rate": len(sequence) / theirs}

@@ -37,7 +37,7 @@ from trainfit.plans.plan_store import load_plan, save_plan
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 from trainfit.verifying.rank_control import RankControl
-from trainfit.verifying.rank_measuring import RankMemory, predicted_memory
+from trainfit.verifying.rank_measuring import planned_memory, predicted_memory
 from trainfit.verifying.rank_verification import RankFound, run_rank
 from trainfit.verifying.silent_backend import silent_groups
 from trainfit.workspace.measured import THOROUGH
@@ -111,8 +111,10 @@ def on_this_rank(name: str, share: float | None) -> dict[str, Any]:
         predicted = predicted_memory(simulate(trace))
         plan, budget = None, 0
         if share is not None:
-            plan, budget = _shared_plan(trace, share, control)
-            predicted = RankMemory(plan.peak_bytes, predicted.persistent_bytes, {})
+            plan, budget = (
+                _plan_of_rank(trace, share) if case.plan_per_rank else _shared(trace, share, control)
+            )
+            predicted = planned_memory(plan, trace)
         with silent_groups():
             found = run_rank(case.build, predicted, trace.steps, control, plan=plan, eager=False)
         control.leave()
@@ -122,14 +124,20 @@ def on_this_rank(name: str, share: float | None) -> dict[str, Any]:
         raise
 
 
-def _shared_plan(trace: Trace, share: float, control: RankControl) -> tuple[Plan, int]:
+def _plan_of_rank(trace: Trace, share: float) -> tuple[Plan, int]:
+    """Return a plan for the rank that this process is, and its budget."""
+    planner = Planner(trace, price_trace(trace, find_device("cpu")))
+    smallest, largest = planner.smallest().peak_bytes, planner.nothing().peak_bytes
+    budget = round(smallest + share * (largest - smallest))
+    return planner.plan(budget).plan, budget
+
+
+def _shared(trace: Trace, share: float, control: RankControl) -> tuple[Plan, int]:
     """Return the plan of rank 0, which all ranks use, and its budget."""
     text, budget = "", 0
     if control.cluster.rank == 0:
-        planner = Planner(trace, price_trace(trace, find_device("cpu")))
-        smallest, largest = planner.smallest().peak_bytes, planner.nothing().peak_bytes
-        budget = round(smallest + share * (largest - smallest))
-        text = _plan_text(planner.plan(budget).plan)
+        plan, budget = _plan_of_rank(trace, share)
+        text = _plan_text(plan)
     text, budget = control.gathered([text, budget])[0]
     return _plan_from(text), budget
 

@@ -23,7 +23,7 @@ class RanksFailed(RuntimeError):
     """A rank has raised, or all together took too long."""
 
 
-def run_ranks(function: Callable[[], Any], size: int, seconds: float = 120.0) -> list[Any]:
+def run_ranks(function: Callable[[], Any], size: int, seconds: float = 240.0) -> list[Any]:
     """Call a function on every rank and return what each returned; one that fails ends all."""
     # As with torchrun, the store is not in one of the ranks, which may end before the others. Nor is it
     # here: it has a thread, and a process with threads must not be forked.

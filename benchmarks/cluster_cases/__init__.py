@@ -3,6 +3,8 @@
 small_transformer  the model, and the parts of a step that most cases share
 fsdp_steps         FSDP2 and HSDP
 parallel_steps     DistributedDataParallel, tensor, sequence and loss parallelism, with FSDP2 too
+context_steps      context parallelism
+processor_rings    attention of processors that torch can divide along the sequence
 pipeline_steps     pipelines
 larger_models      a transformers model, mixtures of experts
 """
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 
 import trainfit
 
+from . import context_steps as context
 from . import fsdp_steps as fsdp
 from . import larger_models as larger
 from . import parallel_steps as parallel
@@ -28,6 +31,9 @@ class ClusterCase:
     ranks: tuple[int, ...] = (2, 4)
     plans: bool = False
     """Whether plans are made for it and applied, too."""
+    plan_per_rank: bool = False
+    """Whether every rank has a plan of its own, because they are stages of a pipeline; else all have that of
+    the first."""
 
 
 CASES: dict[str, ClusterCase] = {
@@ -45,6 +51,7 @@ CASES: dict[str, ClusterCase] = {
     "fsdp-clip": ClusterCase(fsdp.clipped, plans=True),
     "fsdp-checkpoint-inside": ClusterCase(fsdp.checkpoint_inside),
     "fsdp-checkpoint-around": ClusterCase(fsdp.checkpoint_around),
+    "fsdp-checkpoint-pairs": ClusterCase(fsdp.checkpoint_around_pairs),
     "fsdp-foreach": ClusterCase(fsdp.foreach_adamw),
     "fsdp-fused": ClusterCase(fsdp.fused_adamw),
     "fsdp-loop-sgd": ClusterCase(fsdp.loop_sgd),
@@ -63,10 +70,16 @@ CASES: dict[str, ClusterCase] = {
     "sequence-parallel": ClusterCase(parallel.sequence_parallel, plans=True),
     "loss-parallel": ClusterCase(parallel.loss_parallel_step, plans=True),
     "tp-fsdp": ClusterCase(parallel.tensor_parallel_and_fsdp, (4,), plans=True),
-    "pipeline-gpipe": ClusterCase(pipeline.gpipe),
-    "pipeline-1f1b": ClusterCase(pipeline.one_forward_one_backward),
-    "pipeline-interleaved": ClusterCase(pipeline.interleaved),
+    "pipeline-gpipe": ClusterCase(pipeline.gpipe, plans=True, plan_per_rank=True),
+    "pipeline-1f1b": ClusterCase(pipeline.one_forward_one_backward, plans=True, plan_per_rank=True),
+    "pipeline-interleaved": ClusterCase(pipeline.interleaved, plans=True, plan_per_rank=True),
+    "pipeline-looped-bfs": ClusterCase(pipeline.looped_bfs),
+    "pipeline-zero-bubble": ClusterCase(pipeline.zero_bubble),
+    "pipeline-zero-bubble-v": ClusterCase(pipeline.zero_bubble_there_and_back),
+    "context-gathered": ClusterCase(context.gathered),
+    "context-ring": ClusterCase(context.around_the_ring),
+    "context-fsdp": ClusterCase(context.with_fsdp),
     "hf-llama-fsdp": ClusterCase(larger.hf_llama, plans=True),
-    "experts": ClusterCase(larger.experts_parallel),
-    "experts-fsdp": ClusterCase(larger.experts_parallel_and_fsdp, (4,)),
+    "experts": ClusterCase(larger.experts_parallel, plans=True),
+    "experts-fsdp": ClusterCase(larger.experts_parallel_and_fsdp, (4,), plans=True),
 }

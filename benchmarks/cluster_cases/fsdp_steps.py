@@ -13,17 +13,17 @@ from torch.utils.checkpoint import checkpoint
 
 import trainfit
 
-from .small_transformer import Transformer, adamw, token_batch, token_loss, usual_step
+from .small_transformer import Transformer, adamw, own_device, start, token_batch, token_loss, usual_step
 
 
 def flat_mesh() -> DeviceMesh:
-    dist.init_process_group("gloo")
-    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    device = start()
+    return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
 
 
 def two_by(inner: int, names: tuple[str, str] = ("replicate", "shard")) -> DeviceMesh:
-    dist.init_process_group("gloo")
-    return init_device_mesh("cpu", (dist.get_world_size() // inner, inner), mesh_dim_names=names)
+    device = start()
+    return init_device_mesh(device.type, (dist.get_world_size() // inner, inner), mesh_dim_names=names)
 
 
 def sharded(model: Transformer, mesh: DeviceMesh, **options: Any) -> Transformer:
@@ -40,8 +40,8 @@ def plain() -> trainfit.Step:
 
 def nccl_by_name() -> trainfit.Step:
     """Name a backend that this machine does not have."""
-    dist.init_process_group("nccl")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    device = start("nccl")
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     model = sharded(Transformer(), mesh)
     return usual_step(model, adamw(model), token_batch())
 
@@ -100,7 +100,7 @@ def _accumulated(in_sync: bool) -> trainfit.Step:
     optimizer, tokens = adamw(model), token_batch()
 
     def run() -> torch.Tensor:
-        total = torch.zeros(())
+        total = torch.zeros((), device=tokens.device)
         for part, micro_batch in enumerate(tokens.chunk(2)):
             model.set_requires_gradient_sync(in_sync or part == 1)
             loss = token_loss(model(micro_batch), micro_batch) / 2
@@ -155,6 +155,16 @@ def checkpoint_around() -> trainfit.Step:
     return usual_step(model, adamw(model), token_batch())
 
 
+def checkpoint_around_pairs() -> trainfit.Step:
+    """One checkpoint is around two units: the first is gathered for recomputation, and again for backward."""
+    mesh, model = flat_mesh(), Transformer(layers=4)
+    units = [fully_shard(layer, mesh=mesh) for layer in model.layers]
+    pairs = zip(units[::2], units[1::2])
+    model.layers = nn.ModuleList(_CheckpointedInside(nn.Sequential(*pair)) for pair in pairs)
+    fully_shard(model, mesh=mesh)
+    return usual_step(model, adamw(model), token_batch())
+
+
 def foreach_adamw() -> trainfit.Step:
     model = sharded(Transformer(), flat_mesh())
     return usual_step(model, adamw(model, foreach=True), token_batch())
@@ -182,7 +192,7 @@ def on_meta_first() -> trainfit.Step:
     with torch.device("meta"):
         model = Transformer()
     sharded(model, mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=own_device())
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.02)
     return usual_step(model, adamw(model), token_batch())
@@ -212,9 +222,9 @@ def hsdp() -> trainfit.Step:
 
 def hsdp_replicated_pairs() -> trainfit.Step:
     """Two replicas, whatever the number of ranks."""
-    dist.init_process_group("gloo")
+    device = start()
     shape = (2, dist.get_world_size() // 2)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
     model = sharded(Transformer(), mesh)
     return usual_step(model, adamw(model), token_batch())
 

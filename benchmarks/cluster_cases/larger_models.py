@@ -11,7 +11,7 @@ from torch.nn import functional
 import trainfit
 
 from .fsdp_steps import flat_mesh, two_by
-from .small_transformer import VOCABULARY, WIDTH, adamw, token_batch, usual_step
+from .small_transformer import VOCABULARY, WIDTH, adamw, own_device, token_batch, usual_step
 
 
 def hf_llama() -> trainfit.Step:
@@ -114,7 +114,7 @@ def experts_parallel() -> trainfit.Step:
     """Experts on different ranks, everything else on all of them."""
     mesh = flat_mesh()
     group = mesh.get_group()
-    model = Mixture(group)
+    model = Mixture(group).to(own_device())
     own = {parameter for layer in model.layers for parameter in layer.experts.parameters()}
     shared = [parameter for parameter in model.parameters() if parameter not in own]
 

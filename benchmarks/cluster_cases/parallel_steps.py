@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -23,12 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 import trainfit
 
 from .fsdp_steps import flat_mesh, sharded, two_by
-from .small_transformer import Transformer, adamw, token_batch, token_loss, usual_step
+from .small_transformer import Transformer, adamw, own_device, start, token_batch, token_loss, usual_step
 
 
 def _ddp(**options: Any) -> DistributedDataParallel:
-    dist.init_process_group("gloo")
-    return DistributedDataParallel(Transformer(), **options)
+    return DistributedDataParallel(Transformer().to(start()), **options)
 
 
 def ddp() -> trainfit.Step:
@@ -51,7 +49,7 @@ def ddp_no_sync() -> trainfit.Step:
     optimizer, tokens = adamw(model), token_batch()
 
     def run() -> torch.Tensor:
-        total = torch.zeros(())
+        total = torch.zeros((), device=tokens.device)
         for part, micro_batch in enumerate(tokens.chunk(2)):
             with model.no_sync() if part == 0 else nullcontext():
                 loss = token_loss(model(micro_batch), micro_batch) / 2
@@ -86,7 +84,7 @@ def _tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
 
 
 def tensor_parallel() -> trainfit.Step:
-    model = _tensor_parallel(Transformer(), flat_mesh())
+    model = _tensor_parallel(Transformer().to(own_device()), flat_mesh())
     return usual_step(model, adamw(model, foreach=False), token_batch())
 
 
@@ -125,14 +123,14 @@ def _sequence_parallel(model: Transformer, mesh: DeviceMesh, output: ColwisePara
 
 def sequence_parallel() -> trainfit.Step:
     output = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
-    model = _sequence_parallel(Transformer(), flat_mesh(), output)
+    model = _sequence_parallel(Transformer().to(own_device()), flat_mesh(), output)
     return usual_step(model, adamw(model), token_batch())
 
 
 def loss_parallel_step() -> trainfit.Step:
     """The logits stay divided by vocabulary, and so does the loss."""
     output = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
-    model = _sequence_parallel(Transformer(), flat_mesh(), output)
+    model = _sequence_parallel(Transformer().to(own_device()), flat_mesh(), output)
     optimizer, tokens = adamw(model), token_batch()
 
     def run() -> torch.Tensor:
@@ -149,6 +147,6 @@ def loss_parallel_step() -> trainfit.Step:
 def tensor_parallel_and_fsdp() -> trainfit.Step:
     mesh = two_by(2, ("dp", "tp"))
     output = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
-    model = _sequence_parallel(Transformer(), mesh["tp"], output)
+    model = _sequence_parallel(Transformer().to(own_device()), mesh["tp"], output)
     sharded(model, mesh["dp"])
     return usual_step(model, adamw(model), token_batch())

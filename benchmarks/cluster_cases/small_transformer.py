@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -65,17 +67,33 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+        if places is None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens) + self.positions(places)
         for layer in self.layers:
             x = layer(x)
         return self.output(self.norm(x))
 
 
+def start(backend: str | None = None) -> torch.device:
+    """Join the other processes, as the first lines of a script do; return the device of this one."""
+    dist.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(own_device())
+    return own_device()
+
+
+def own_device() -> torch.device:
+    """Return the GPU of this process where there are GPUs, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return torch.device("cpu")
+
+
 def token_batch(batch: int = 4, vocabulary: int = VOCABULARY) -> torch.Tensor:
     """Return random tokens; the same on every rank, as the seed is."""
-    return torch.randint(0, vocabulary, (batch, CONTEXT))
+    return torch.randint(0, vocabulary, (batch, CONTEXT)).to(own_device())
 
 
 def token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

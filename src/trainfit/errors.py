@@ -9,6 +9,7 @@ TrainfitError                 base: exit code 2, one message, no traceback
 ├── DeviceError               an unknown or impossible device
 ├── OptionError               a flag or size that makes no sense
 ├── PlanError                 a plan that is not this model's, or that is applied twice
+│   └── PlanDoesNotFit        a step does not have the regions of a plan, or they do something else there
 ├── GraphError                a graph that cannot be scheduled: a cycle, a missing or doubled name
 ├── FileFormatError           a file that is truncated, corrupted or of another schema
 ├── MemoryGuard               running the real step would exceed this machine's memory
@@ -61,6 +62,10 @@ class OptionError(TrainfitError):
 
 class PlanError(TrainfitError):
     """A plan does not belong to the model, or the model runs one already."""
+
+
+class PlanDoesNotFit(PlanError):
+    """A step does not have the regions of a plan, or they do something else there."""
 
 
 class GraphError(TrainfitError):

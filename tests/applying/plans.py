@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from trainfit.planning.certify import parts_of_rank
 from trainfit.planning.region_flow import flow_of
 from trainfit.planning.regions import saved_inside
 from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
@@ -61,6 +62,8 @@ def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
         baseline_step_seconds=0.0,
         bound_seconds=0.0,
         reserve_bytes=int(trace.depends_on_data),
+        cluster=trace.cluster,
+        parts=parts_of_rank(trace),
     )
 
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.errors import FileFormatError
-from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
+from trainfit.plans.plan import ModulePart, OpDecision, Plan, Region, RegionKind
 from trainfit.plans.plan_store import FILE, load_plan, save_plan
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import Settings
 
 PLAN = Plan(
@@ -42,6 +43,9 @@ PLAN = Plan(
     bound_seconds=1.2,
     settings=Settings(batch=8, parameters=1000, modules=3, model=(("layers", "4"), ("dropout", "0.1"))),
 )
+
+
+CLUSTER = dataclasses.asdict(Cluster(world_size=8, rank=3))
 
 
 def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -74,6 +78,23 @@ def changed(**changes: Any) -> dict[str, Any]:
     return with_hash({**json.loads(json.dumps(dataclasses.asdict(PLAN))), **changes})
 
 
+def test_a_plan_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """Schema 4 did not say for which rank of how many processes a plan was made."""
+    content = json.loads(json.dumps(dataclasses.asdict(PLAN)))
+    older = {**with_hash({k: v for k, v in content.items() if k not in ("cluster", "parts")}), "schema": 4}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(older), encoding="utf-8")
+    assert load_plan(file) == PLAN
+
+
+def test_the_rank_of_a_plan_is_in_its_file(tmp_path: Path) -> None:
+    cluster = Cluster(world_size=8, rank=3, mesh=(("dp", 4), ("tp", 2)))
+    plan = dataclasses.replace(PLAN, cluster=cluster, parts=(ModulePart("GPT.norm", 4, 16),))
+    save_plan(plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert "rank 3 of 8 (dp=4, tp=2)" in repr(plan)
+
+
 def settings(**changes: Any) -> dict[str, Any]:
     return {**dataclasses.asdict(PLAN.settings), **changes}
 
@@ -103,6 +124,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         (changed(step_seconds=10**400), "step_seconds: expected a finite number, found 1000"),
         (changed(kind=[]), "there is no field kind (did you mean 'kinds'?)"),
         (changed(target=3), "target: expected text, found 3"),
+        (changed(cluster={**CLUSTER, "rank": 9}), "cluster: there is no rank 9 in a world of 8"),
         (changed(kinds=None), "kinds: expected a list, found null"),
         (changed(settings=settings(batch=0)), "settings: expected counts from zero on"),
         (changed(settings=settings(model=[["layers", "4"], ["a", "x"]])), "and values as JSON text"),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from planned_models import Subject, assert_same_with, outcome
 from plans import as_a_whole, plan_for, recompute_everything, save_everything, save_products
 from torch import nn
@@ -352,3 +353,33 @@ def test_attributes_come_back(change: str) -> None:
         inner.losses.append(torch.ones(()))
         inner.fresh = True
     assert (dict(vars(inner)), inner.average, list(inner.losses)) == before
+
+
+class CountingGroup(dist.ProcessGroup):
+    """A process group that is written in Python, and numbers its messages."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        self.messages = 0
+
+
+class Sends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.group, self.linear = CountingGroup(), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.group.messages += 1
+        return self.linear(x).tanh()
+
+
+def test_what_a_process_group_counts_is_never_put_back() -> None:
+    """Other ranks have counted, too: a number that is used twice makes them wait for ever."""
+    module = Sends()
+    attributes = ModuleAttributes(module)
+    module(torch.ones(2, 6))
+    with attributes.restored():
+        module(torch.ones(2, 6))
+        assert module.group.messages == 2
+    assert module.group.messages == 2
+    assert copy_structure({"group": module.group})["group"] is module.group

@@ -85,9 +85,7 @@ def test_memory_is_that_of_two_real_processes(tmp_path: Path) -> None:
         for name, (peak, persistent) in json.loads((tmp_path / f"{rank}.json").read_text()).items():
             trace = capture(partial(EVERY_STEP[name], "cpu"), cluster=Cluster(2, rank))
             found = simulate(trace).peak_bytes, trace.persistent_bytes
-            # The first pipeline of a process keeps one number of four bytes for good.
-            within = 4 if name == PIPELINES[0].__name__ else 0
-            assert abs(found[0] - peak) <= within and abs(found[1] - persistent) <= within, (name, rank)
+            assert found == (peak, persistent), (name, rank)
 
 
 @pytest.mark.parametrize("name", EVERY_STEP)

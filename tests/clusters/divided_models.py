@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental._context_parallel import _attention
 
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets import load
 from trainfit.traces.ranks import Cluster
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from cluster_cases.processor_rings import divide_attention_of_processors
 
 STEPS = 3
 
@@ -51,7 +60,9 @@ def trained(cases: list[Case]) -> list[Trained]:
 def _compared(case: Case) -> Trained:
     sizes = tuple(case.mesh.items())
     cluster = Cluster(world_size=torch.distributed.get_world_size(), mesh=sizes)
-    losses, weights = _train(case.target, replace(case.options, cluster=cluster))
+    with _rings_of_processors():
+        losses, weights = _train(case.target, replace(case.options, cluster=cluster))
+        losses = _averaged(losses, case.mesh)
     plain_losses, plain = _train(case.target, case.options)
     assert weights.keys() <= plain.keys(), sorted(weights.keys() - plain.keys())
     # The rows of a fused projection are in another order; what depends on them is compared.
@@ -63,17 +74,42 @@ def _compared(case: Case) -> Trained:
     return Trained(tuple(losses), tuple(plain_losses), max(differences), len(differences))  # type: ignore[arg-type]
 
 
+@contextmanager
+def _rings_of_processors() -> Iterator[None]:
+    """Let torch divide their attention along the sequence: without help it does so for GPUs only."""
+    before = dict(_attention.custom_ops)
+    divide_attention_of_processors()
+    try:
+        yield
+    finally:
+        _attention.custom_ops.clear()
+        _attention.custom_ops.update(before)
+
+
+def _averaged(losses: list[float | None], mesh: dict[str, int]) -> list[float | None]:
+    """Return the mean over the ranks that have parts of the same sequences; the others have the same loss."""
+    if "cp" not in mesh:
+        return losses
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, losses)
+    there = [found for found in every if found[0] is not None]
+    mean = [sum(values) / len(there) for values in zip(*there)]
+    return mean if losses[0] is not None else losses
+
+
 def _train(target: str, options: StepOptions) -> tuple[list[float | None], dict[str, torch.Tensor]]:
     """Return the loss of each step, and all weights whole after the last, by name."""
     torch.manual_seed(0)
     step = load(target, options).build()
     losses = [_number(step.run()) for _ in range(STEPS)]
-    return losses, {_plain_name(step, name): _whole(weight) for name, weight in step.model.named_parameters()}
+    # Also by the second name of a weight that is shared: in a pipeline each end has one of the two.
+    weights = step.model.named_parameters(remove_duplicate=False)
+    return losses, {_plain_name(step, name): _whole(weight) for name, weight in weights}
 
 
 def _plain_name(step: Step, name: str) -> str:
     """Return the name of a weight without what wraps the model."""
-    wrapper = {"DistributedDataParallel": "module.", "PipelinePart": "model."}
+    wrapper = {"DistributedDataParallel": "module.", "PipelinePart": "model.", "TransformersPart": "model."}
     own = type(step.model).__name__.removeprefix("FSDP").removeprefix("Replicate")
     return name.removeprefix(wrapper.get(own, ""))
 

@@ -125,6 +125,9 @@ def test_what_is_said_about_a_rank() -> None:
     assert found["communication_bytes"] == found["by_category"]["communication"]
     # A step this small waits for the host, which hides them.
     assert 0 <= found["exposed_communication_seconds"] <= found["communication_seconds"]
+    # Queues run beside each other: shares are of what all of them do.
+    assert sum(operator["share"] for operator in found["operators"]) == pytest.approx(1.0)
+    assert found["unpriced"] == []
     assert 0 < found["communication_seconds"] < found["step_seconds"]
     (root,) = (module for module in found["modules"] if module["depth"] == 0)
     assert root["whole_parameter_bytes"] == 4 * 1_787_008
@@ -156,7 +159,16 @@ def test_a_step_of_one_process_says_so() -> None:
         ("llama-3-8b", {"pp": 4}, {}, "add --batch 8 or more"),
         ("llama-tiny", {"pp": 8}, {"batch": 8}, "it has 4 layers, fewer than there are stages"),
         ("resnet-50", {"tp": 2}, {}, "resnet-50 cannot be divided by --mesh tp=2: .*convolutions"),
-        ("llama-3-8b", {"cp": 2}, {}, "llama-3-8b cannot be divided by --mesh cp=2"),
+        (
+            "llama-3-8b",
+            {"cp": 4},
+            {"seq": 100},
+            "cp=4: its 100 tokens cannot be divided into 8 equal pieces, two for each of the 4 ranks",
+        ),
+        ("bert-base", {"cp": 3}, {}, "cannot be divided into 3 equal pieces, one for each of the 3 ranks"),
+        ("vit-b-16", {"cp": 2}, {}, "vit-b-16 cannot be divided by --mesh cp=2: it reads images"),
+        ("llama-3-8b", {"cp": 2, "tp": 8}, {"seq": 8 * 3}, "its 12 tokens cannot be divided evenly among 8"),
+        ("llama-tiny", {"cp": 2}, {"dtype": "fp32"}, "no fused kernel .*use bfloat16 or float16"),
         ("gpt2", {"dp": 2}, {"dtype": "fp16-autocast"}, "--dtype fp16-autocast and --mesh"),
         (build_with_mesh, {}, {}, "needs mesh; pass --mesh dp=8,tp=4"),
     ],
@@ -171,6 +183,28 @@ def test_one_message_for_what_cannot_be_divided(
             cluster=cluster(**sizes) if sizes else Cluster(8),
             options=StepOptions(**options),
         )
+
+
+def test_processors_have_no_context_parallelism() -> None:
+    with pytest.raises(OptionError, match=r"on GPUs only; name one, as in --device h100"):
+        trainfit.capture("llama-tiny", device="cpu", cluster=cluster(cp=2))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_has_its_part_of_every_sequence(rank: int) -> None:
+    """256 tokens: 64 for each of four ranks. Parameters are divided among them, too."""
+    options = StepOptions(batch=2, seq=256, dtype="bf16")
+    trace = trainfit.capture("llama-tiny", device=H100, cluster=cluster(rank, dp=2, cp=4), options=options)
+    assert whole_and_local(trace)["blocks.0.feed_forward.up"] == (2 * 352 * 128, 2 * 44 * 128)
+    by_name = {module.name.partition(".")[2]: number for number, module in enumerate(trace.modules)}
+    logits = {
+        trace.storages[number].bytes
+        for op in trace.ops
+        if op.module == by_name["head"] and op.phase == "forward"
+        for number in op.creates
+    }
+    assert 2 * 2 * 64 * 4096 in logits  # bfloat16, two samples
+    assert trace.settings.batch == 2 and trace.settings.seq == 256
 
 
 def test_a_world_size_alone_does_not_divide_a_built_in_model() -> None:
@@ -191,3 +225,44 @@ def test_a_trace_keeps_its_cluster() -> None:
         trainfit.estimate(trace, device=H100, cluster=Cluster(8))
     with pytest.raises(OptionError, match=r"cluster is a trainfit\.Cluster"):
         trainfit.estimate("gpt2-tiny", device=H100, cluster=8)  # type: ignore[arg-type]
+
+
+def pipeline_and_fsdp() -> trainfit.Step:
+    """Two stages of two ranks each, by meshes of the function's own; the second has a larger part."""
+    import os
+
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    dist.init_process_group("nccl")
+    place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("stages", "shards"))
+    stage = mesh["stages"].get_local_rank()
+    part = nn.Sequential(*(nn.Linear(256, 256) for _ in range(1 + 3 * stage))).to(place)
+    fully_shard(part, mesh=mesh["shards"])
+    pipeline = PipelineStage(part, stage, 2, place, group=mesh["stages"].get_group())
+    schedule = ScheduleGPipe(pipeline, 2, loss_fn=lambda output, target: (output - target).square().mean())
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+    data = torch.randn(8, 256).to(place)
+
+    def run() -> None:
+        schedule.step(*((data,) if stage == 0 else ()), **({"target": data} if stage else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return trainfit.Step(model=part, optimizer=optimizer, run=run)
+
+
+def test_the_worst_rank_is_found_without_a_mesh() -> None:
+    found = trainfit.estimate(
+        pipeline_and_fsdp, device=H100, cluster=Cluster(4), worst_rank=True, allocator=None
+    )
+    peaks = {one.rank: one.peak_bytes for one in found.ranks}
+    assert set(peaks) == {0, 1, 2, 3}
+    assert found.trace.cluster is not None and found.trace.cluster.rank in (2, 3)
+    # Four layers of 256 x 256 with a bias instead of one: at least the three more are there, gathered.
+    assert peaks[2] - peaks[0] > 3 * 4 * (256 * 256 + 256)
+    text = str(result_json(estimate_data(found))["ranks"])
+    assert all(str(peak) in text for peak in peaks.values())

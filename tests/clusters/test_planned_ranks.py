@@ -26,6 +26,9 @@ from trainfit.traces.trace import Trace
 TWO = Cluster(world_size=2, rank=0)
 CHAINED = "planned_then_sharded+blocks-in-a-row"
 AROUND = "planned_then_sharded+around-units"
+FOUR = "planned_then_sharded+of-four-ranks"
+LESS = "planned_then_sharded+of-smaller-parts"
+ALONE = ("planned_then_sharded+of-one-process", "sharded_then_planned+of-one-process")
 
 
 @functools.cache
@@ -38,7 +41,10 @@ def trace_of(arrangement: str) -> Trace:
 
 def plan_of(arrangement: str, *modules: str) -> Plan:
     """Return a plan that makes regions of blocks, which are FSDP units, and of parts of blocks."""
-    trace = trace_of(arrangement)
+    return plan_of_trace(trace_of(arrangement), *modules)
+
+
+def plan_of_trace(trace: Trace, *modules: str) -> Plan:
     root = trace.modules[trace.model].name
     inside = f"{root}.module" if root == "DistributedDataParallel" else root
     wanted = modules or ("layers.0", "layers.1", "layers.2.attention", "layers.2.feed_forward")
@@ -66,6 +72,8 @@ def plans() -> dict[str, Plan]:
         "planned_compiled_sharded+of-the-rank": sharded,
         CHAINED: replace(blocks, regions=regions),
         AROUND: plan_of("alone", ""),
+        FOUR: replace(sharded, cluster=replace(TWO, world_size=4, mesh=(("dp", 4),))),
+        LESS: replace(sharded, parts=tuple(replace(part, bytes=part.bytes // 2) for part in sharded.parts)),
     }
 
 
@@ -74,11 +82,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("plans")
     for name, plan in plans().items():
         trainfit.save_plan(plan, folder / f"{name}.json")
+    return trained_on(2, folder)
+
+
+def trained_on(ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """Train with the plans in the folder on so many processes; return what each of them says."""
     script = Path(__file__).parent / "ranks" / "train_planned.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    start = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}")
+    done = subprocess.run(
+        [sys.executable, *start, str(script), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    return [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
 
 
 NAMES = (
@@ -93,7 +112,34 @@ NAMES = (
     "planned_compiled_sharded+of-the-rank",
     CHAINED,
     AROUND,
+    FOUR,
+    LESS,
 )
+SPOKEN_OF = (CHAINED, AROUND, FOUR, LESS, *ALONE)
+
+
+@pytest.fixture(scope="module")
+def found_on_four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Tensor parallelism and FSDP, two by two, in torchtitan's order."""
+    trace = capture(lambda: small_steps.step_of(small_steps.parallel_planned_sharded()), cluster=Cluster(4))
+    plan, folder = plan_of_trace(trace), tmp_path_factory.mktemp("plans")
+    for name in ON_FOUR:
+        trainfit.save_plan(plan, folder / f"{name}+of-the-rank.json")
+    return trained_on(4, folder)
+
+
+ON_FOUR = ("parallel_planned_sharded", "parallel_planned_compiled_sharded")
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_the_order_of_torchtitan(found_on_four: list[dict[str, Any]], name: str) -> None:
+    """One block has regions inside: with tensor parallelism torch could not compile around them."""
+    for rank in found_on_four:
+        result = rank[f"{name}+of-the-rank"]
+        assert result["equal"] and result["compared"] > 100
+        assert result["keys"] and result["loaded"] and result["said"] == []
+        # The blocks without a region, of which there is one.
+        assert (result["compiled"] > 0) == ("compiled" in name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,13 +150,38 @@ def test_results_and_checkpoints_are_those_without_a_plan(found: list[dict[str, 
         assert rank[name]["loaded"]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in (CHAINED, AROUND)])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SPOKEN_OF])
 def test_plans_are_followed_without_a_warning(found: list[dict[str, Any]], name: str) -> None:
     assert all(rank[name]["said"] == [] for rank in found)
 
 
 def test_what_cannot_be_done_around_units_is_said(found: list[dict[str, Any]]) -> None:
     for rank in found:
-        [in_a_row], [around] = rank[CHAINED]["said"], rank[AROUND]["said"]
+        # Before that, both are told that their plan is of one process.
+        [_, in_a_row], [around] = rank[CHAINED]["said"], rank[AROUND]["said"]
         assert "Transformer.layers.1 does not do what its plan says: it is an FSDP unit" in in_a_row
         assert "modules inside of it are FSDP units" in around
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_plan_of_one_process_promises_nothing_to_a_sharded_model(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    for rank in found:
+        [said] = rank[name]["said"]
+        assert "made for a step of one process, and this model is divided among several" in said
+        assert "plan again with trainfit plan --world-size or --mesh" in said
+
+
+def test_a_plan_of_another_number_of_processes_is_told_apart(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        [said] = rank[FOUR]["said"]
+        assert "the plan was made for rank 0 of 4 (dp=4), and this is one of 2 processes." in said
+
+
+def test_a_plan_of_another_division_is_told_apart_by_its_rank(found: list[dict[str, Any]]) -> None:
+    """The plan is of rank 0, and only that knows its parts: a norm's 2 * 16 numbers on two ranks."""
+    [said] = found[0][LESS]["said"]
+    assert "which has 32 B of the parameters of Transformer.layers.1.attention_norm" in said
+    assert "and here it has 64 B" in said
+    assert found[1][LESS]["said"] == []

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import trainfit
+
 FIGURES = ("peak", "persistent", "forward", "backward", "optimizer")
 
 
@@ -45,3 +47,38 @@ def test_a_mesh_of_another_size_is_one_message() -> None:
     done = verified(2, "gpt2-tiny", "tp=4")
     assert done.returncode != 0
     assert "--mesh tp=4 takes 4 real processes to verify, and torchrun has started 2" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with plans for both stages of a pipeline: they hold some activations, and not others."""
+    folder = tmp_path_factory.mktemp("stages")
+    for rank, budget in enumerate(("21MiB", "47MiB")):
+        cluster = trainfit.Cluster(world_size=2, rank=rank, mesh=(("pp", 2),))
+        options = trainfit.StepOptions(batch=4, seq=256)
+        plan = trainfit.plan("llama-tiny", budget=budget, options=options, cluster=cluster)
+        assert plan.regions
+        trainfit.save_plan(plan, folder / f"plan-{rank}.json")
+    return folder
+
+
+@pytest.mark.slow
+def test_each_stage_of_a_pipeline_has_a_plan(stages: Path) -> None:
+    files = ("--plan", str(stages / "plan-{rank}.json"), "--json", str(stages / "result.json"))
+    done = verified(2, "llama-tiny", "pp=2", "--batch", "4", "--seq", "256", *files)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((stages / "result.json").read_text(encoding="utf-8"))
+    assert result["loss_equal"] and result["gradients_equal"] and not result["plan_differences"]
+    for rank in result["ranks"]:
+        assert rank["measured_peak_bytes"] < rank["baseline_measured_peak_bytes"]
+        for figure in FIGURES:
+            assert rank[f"predicted_{figure}_bytes"] == rank[f"measured_{figure}_bytes"], figure
+
+
+def test_a_plan_of_another_stage_is_one_message(stages: Path) -> None:
+    flags = ("--batch", "4", "--seq", "256", "--plan", str(stages / "plan-0.json"))
+    done = verified(2, "llama-tiny", "pp=2", *flags)
+    assert done.returncode != 0
+    words = " ".join(done.stderr.split())
+    assert "the plan was made for rank 0 of 2 (pp=2) and does not fit rank 1" in words
+    assert "--plan plan-{rank}.json" in words

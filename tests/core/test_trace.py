@@ -123,6 +123,10 @@ BREAKAGES: list[tuple[str, Break]] = [
         "op 2: what it waits for is on another queue, and was issued before it",
         change("ops", GELU, queue="copies", waits_for=(SUM,)),
     ),
+    (
+        "op 2: what it waits for is on another queue, and was issued before it",
+        change("ops", GELU, queue="copies", waits_for=(-99,)),  # before the step before
+    ),
     ("release 1: what is freed is in the table", change_trace(releases=(10,))),
     (
         "assumption 0: it has a text, and is of a kind that is known",
@@ -198,6 +202,10 @@ BREAKAGES: list[tuple[str, Break]] = [
     ("storage 3: its category is one of the eight", change("storages", SPARE, category="stuff")),
     ("storage 3: what is gathered is a parameter", change("storages", SPARE, gathered=True)),
     ("storage 3: its stream has a name", change("storages", SPARE, stream="")),
+    (
+        "storage 3: what else uses it are other streams",
+        change("storages", SPARE, also_used_on=("compute",)),
+    ),
     ("storage 3: it begins within the step or before", change("storages", SPARE, start=-2)),
     ("storage 3: it begins within the step or before", change("storages", SPARE, start=10)),
     ("storage 3: it ends after it begins, within the step", change("storages", SPARE, end=10)),

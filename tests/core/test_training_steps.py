@@ -89,3 +89,21 @@ def test_a_storage_that_is_resized_moves_to_a_new_block() -> None:
     assert before == [(0, 100), (1, 10)]
     assert first[:2] == [(2, 400), (0, 0)]  # the new block is there before the old one is freed
     assert [size for _, size in later] == [size for _, size in first]
+
+
+def test_blocks_are_asked_for_on_the_stream_of_their_storage() -> None:
+    """`a` was made on a side stream; what is paired from step to step is of one stream."""
+    storages = list(STEP.storages)
+    storages[A] = replace(storages[A], stream="side", also_used_on=("compute", "third"))
+    steps = TrainingSteps(replace(STEP, storages=tuple(storages)))
+    steps.before(), steps.first()
+    blocks = {"w": 0, "s": 1, "a": 2, "workspace": 3, "h": 4, "d": 5}
+    assert [steps.streams[number] for number in blocks.values()] == [0, 0, 1, 0, 0, 0]
+    assert steps.also_used_on == {blocks["a"]: (0, 2)}
+
+
+def test_what_a_step_leaves_is_not_what_another_stream_frees() -> None:
+    storages = list(STEP.storages)
+    storages[H] = replace(storages[H], stream="side")  # the gradient that stays; g is on the compute queue
+    steps = TrainingSteps(replace(STEP, storages=tuple(storages)))
+    assert [size for _, size in steps.before()] == [100, 200, 100]  # so g is there from the beginning

@@ -199,7 +199,9 @@ def all_queues_op_by_op(trace: Trace, seconds: list[float], launch: float) -> fl
         op = trace.ops[number % len(trace.ops)]
         step = number - number % len(trace.ops)
         host_now += 1.0
-        start = max([done.get(op.queue, 0.0), *(ends[step + other] for other in op.waits_for)])
+        start = max(
+            [done.get(op.queue, 0.0), *(ends[step + other] for other in op.waits_for if step + other >= 0)]
+        )
         if seconds[op.signature] > 0:
             start = max(start, host_now + launch)
         done[op.queue] = start + seconds[op.signature]
@@ -219,6 +221,9 @@ def test_what_runs_on_another_queue_takes_no_time_unless_something_waits_for_it(
     assert schedule(hidden, costs).busy_seconds == pytest.approx(20.0)
     # The next step's gather runs while this one computes, so it is hidden there too.
     assert schedule(exposed, costs).step_seconds == pytest.approx(20.0)
+    # Unless it has to wait for what the step before does last, as FSDP's has to for the optimizer.
+    after_the_last = on_queues(plain, ["group 0", "compute", "compute"], {0: (-1,), 1: (0,)})
+    assert schedule(after_the_last, costs).step_seconds == pytest.approx(28.0)
     both_ways = on_queues(
         trace_of(["a", "gather", "b"]), ["compute", "group 0", "compute"], {1: (0,), 2: (1,)}
     )
@@ -237,6 +242,9 @@ def test_any_number_of_queues_equals_the_simulation_op_by_op(seed: int, length: 
         for number in range(length)
         if random_numbers.random() < 0.4
     }
+    for number in random_numbers.sample(range(length), length // 4):  # what waits for the step before
+        others = [other for other in range(-length, 0) if queues[other] != queues[number]]
+        waits_for[number] = (*others[-1:], *waits_for.get(number, ()))
     trace = on_queues(trace_of(names), queues, waits_for)
     found = schedule(trace, costs_of(seconds, replace(HOST, launch=launch)))
     expected = all_queues_op_by_op(trace, seconds, launch)

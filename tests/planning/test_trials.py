@@ -122,6 +122,44 @@ def test_gradients_that_a_step_leaves_are_freed_in_the_next(gpu: Device) -> None
     assert as_requests(columns.sequence(STEPS)) == one_by_one(captured, gpu)
 
 
+@pytest.fixture(scope="module")
+def rank(gpu: Device) -> Trace:
+    """FSDP gives storages of gathered parameters their memory and takes it back."""
+    options = trainfit.StepOptions(batch=4, seq=64)
+    cluster = trainfit.Cluster(world_size=4, mesh=(("fsdp", 4),))
+    return trainfit.capture("llama-tiny", device=gpu, options=options, cluster=cluster)
+
+
+def test_columns_of_gathered_parameters(rank: Trace, gpu: Device) -> None:
+    columns = columns_of(rank, library_workspaces(rank, gpu))
+    assert columns is not None
+    filled = columns.fillings[1] - columns.fillings[0]
+    # Each is filled and emptied again, once or several times.
+    assert filled == sum(len(storage.resizes) for storage in rank.storages) / 2 > 0
+    assert as_requests(columns.sequence(STEPS)) == one_by_one(rank, gpu)
+
+
+def test_columns_of_gathered_parameters_under_plans(rank: Trace, gpu: Device) -> None:
+    sharded = Planner(rank, roofline_costs(rank, gpu))
+    columns, tried = PlannedColumns(rank, gpu), choices(sharded)
+    assert len(tried) > 10
+    for choice in tried:
+        planned, written = columns.of(choice.effects), rewritten(rank, choice.effects)
+        assert planned is not None
+        assert as_requests(planned.sequence(2)) == one_by_one(written, gpu, 2)
+        assert planned.least_peak_bytes <= simulate(written).peak_bytes
+        # What is gathered stays so in the trace of the plan.
+        assert sum(s.gathered for s in written.storages) == sum(s.gathered for s in rank.storages) > 0
+
+
+def test_a_plan_for_a_rank_of_a_gpu_cluster(rank: Trace, gpu: Device) -> None:
+    nothing = Planner(rank, roofline_costs(rank, gpu)).nothing()
+    found = trainfit.plan(rank, budget=round(0.9 * nothing.memory_bytes), device=gpu)
+    assert found.regions and found.cluster == rank.cluster
+    assert found.memory_bytes <= found.budget_bytes < nothing.memory_bytes
+    assert found.step_seconds >= nothing.step_seconds
+
+
 def test_what_changes_its_size_has_no_columns(trace: Trace) -> None:
     first = replace(trace.storages[0], resizes=((1, 8),))
     assert columns_of(replace(trace, storages=(first, *trace.storages[1:]))) is None

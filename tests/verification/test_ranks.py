@@ -17,11 +17,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 from trace_text import trace
 
+import trainfit
 from trainfit.api.prove import verify
 from trainfit.api.prove_ranks import verify_ranks
 from trainfit.api.rank_prediction import trace_in_child
 from trainfit.api.request import Request
-from trainfit.errors import OptionError, StepError, TargetError
+from trainfit.errors import OptionError, PlanError, StepError, TargetError
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.verifying.rank_control import started_by_torchrun
@@ -68,6 +69,27 @@ def test_one_rank_prints_one_table(verified: tuple[str, dict[str, Any]]) -> None
     assert "0 backward" in text and "1 optimizer" in text
 
 
+def test_every_rank_is_compared_with_the_plan_on_its_own_step(tmp_path: Path) -> None:
+    plan = trainfit.plan(f"{STEPS}:build", budget="90KB", cluster=Cluster(world_size=2))
+    trainfit.save_plan(plan, tmp_path / "plan.json")
+    flags = ("--plan", str(tmp_path / "plan.json"), "--json", str(tmp_path / "result.json"))
+    done = torchrun("-m", "trainfit", "verify", f"{STEPS}:build", *flags)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["ranks"]
+    assert first["predicted_peak_bytes"] == plan.peak_bytes
+    assert first["predicted_peak_bytes"] - second["predicted_peak_bytes"] == 2 * 3 * (33 + 1) * 4
+    for rank in (first, second):
+        assert rank["gradients_equal"] and rank["baseline_measured_peak_bytes"] > rank["measured_peak_bytes"]
+        for figure in ("peak", "persistent", "forward", "backward", "optimizer"):
+            assert rank[f"predicted_{figure}_bytes"] == rank[f"measured_{figure}_bytes"], figure
+
+
+def test_a_plan_of_ranks_is_not_verified_in_one_process() -> None:
+    plan = trainfit.plan(f"{STEPS}:build", cluster=Cluster(world_size=2))
+    with pytest.raises(PlanError, match="was made for rank 0 of 2, and this is one process: write torchrun"):
+        verify("gpt2-tiny", plan=plan)
+
+
 def test_a_rank_that_fails_ends_all_with_one_message() -> None:
     done = torchrun("-m", "trainfit", "verify", f"{STEPS}:fails_on_rank_1")
     assert done.returncode != 0
@@ -83,6 +105,14 @@ def test_predictions_and_real_ranks_agree_on_usual_steps() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 of 6 ranks within 0.1%, 6 exact to the byte" in done.stdout
+
+
+def test_regions_with_collectives_run_again_on_all_ranks() -> None:
+    """Tokens go to their experts and back inside of the regions, into given tensors."""
+    command = [sys.executable, "benchmarks/cluster_truth.py", "--ranks", "4", "experts"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 of 4 ranks within 0.1%, 4 exact to the byte; 2 of 2 plans hold" in done.stdout
 
 
 @pytest.mark.slow

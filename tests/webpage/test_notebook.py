@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import trainfit
+from trainfit.basics.units import format_bytes
 from trainfit.webpage.embedding import asset
 
 CELL = """
@@ -36,6 +37,12 @@ def test_an_estimate_shows_the_answer_and_the_memory(estimated: trainfit.Estimat
     assert "<script" not in shown and "http" not in shown
     assert len(shown) < 200_000
     assert "Fits with this plan" in planned._repr_html_()
+
+
+def test_a_plan_shows_what_it_promises(planned: Any) -> None:
+    shown = planned.plan._repr_html_()
+    assert f"A plan for {format_bytes(planned.plan.budget_bytes)}" in shown
+    assert format_bytes(planned.plan.peak_bytes) in shown and "predicted" in shown
 
 
 def test_names_are_only_names(hostile: trainfit.Estimate) -> None:

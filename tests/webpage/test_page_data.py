@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import importlib
 import json
+import pkgutil
 import re
 from itertools import accumulate
 from pathlib import Path
@@ -16,10 +18,14 @@ import numpy as np
 import pytest
 
 import trainfit
+from trainfit import report
 from trainfit.basics.units import format_bytes
 from trainfit.costs.schedule import schedule
 from trainfit.report import reading
+from trainfit.report.data import Compared
+from trainfit.report.rank_report import RankData, RankVerificationData
 from trainfit.webpage import embedding
+from trainfit.webpage import page as page_module
 from trainfit.webpage.memory_columns import aligned
 from trainfit.webpage.page import page_html
 from trainfit.webpage.static_picture import static_picture
@@ -139,6 +145,37 @@ def test_only_the_page_s_own_scripts_may_run(page: str) -> None:
         assert f"'sha256-{digest}'" in html.unescape(policy[1])
     assert "unsafe" not in policy[1] and "default-src 'none'" in html.unescape(policy[1])
     assert not re.search(r'(src|href)="(?!#)', page) and "style=" not in page
+
+
+def test_every_kind_of_result_has_a_page() -> None:
+    """Whatever a command presents can be asked for as a report."""
+    modules = [
+        importlib.import_module(f"trainfit.report.{one.name}")
+        for one in pkgutil.iter_modules(report.__path__)
+    ]
+    kinds = {kind for one in modules for kind in vars(one).values() if isinstance(kind, type)}
+    shown = {kind for kind in kinds if kind.__name__.endswith("Data") and kind is not RankData}
+    assert shown == set(page_module._ANSWERS) == set(page_module._SECTIONS) and len(shown) >= 8
+
+
+def test_ranks_are_shown_as_predicted_and_measured(estimated: trainfit.Estimate) -> None:
+    def rank(number: int, measured: int) -> RankData:
+        same = Compared[Any](500, 500)
+        peak = Compared(1000, measured)
+        return RankData(
+            number, peak, peak.error or 0.0, same, same, same, same, measured, 3, *[None] * 3, (), ()
+        )
+
+    ranks = (rank(0, 1000), rank(1, 800))
+    subject = reading.estimate_data(estimated).subject
+    peak = ranks[0].peak_bytes
+    data = RankVerificationData(subject, 2, peak, 0.25, None, (), None, None, None, ranks)
+    page = page_html(data, None)
+    assert "The predicted peak is up to 25.00% too high" in page and "2 ranks ran" in page
+    (table,) = embedded(page)["parts"]
+    figures = {column["name"]: column["values"] for column in table["columns"]}
+    assert figures["measured"][0] == 1000 and figures["measured"][5] == 800
+    assert figures["error"][0] == 0 and figures["error"][5] == 0.25
 
 
 def test_a_page_is_written_whole(page: str, estimated: trainfit.Estimate, tmp_path: Path) -> None:

@@ -125,9 +125,11 @@ class StepMemory:
         for requests in (training.before(), training.first(), *(training.next() for _ in range(1, steps))):
             for number, size in requests:
                 if size:
-                    found.allocate(number, size)
-                else:
-                    found.free(number)
+                    found.allocate(number, size, training.streams[number])
+                    continue
+                for stream in training.also_used_on.get(number, ()):
+                    found.record_stream(number, stream)
+                found.free(number)
             found.mark()
         return found
 

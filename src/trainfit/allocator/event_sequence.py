@@ -96,13 +96,15 @@ class AllocationSequence:
         self.labels[len(self.kinds)] = label
         self._add(MARK, 0, 0, 0, line)
 
-    def extend(self, kinds: Sequence[int], slots: Sequence[int], sizes: Sequence[int]) -> None:
-        """Add events of the default stream that were made together; nothing is checked, `names` follow."""
+    def extend(
+        self, kinds: Sequence[int], slots: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
+    ) -> None:
+        """Add events that were made together; nothing is checked, `names` follow."""
         self.lines.extend(range(len(self.kinds) + 1, len(self.kinds) + len(kinds) + 1))
         self.kinds.extend(kinds)
         self.slots.extend(slots)
         self.sizes.extend(sizes)
-        self.streams.extend([0] * len(kinds))
+        self.streams.extend(streams)
 
     def _slot(self, name: Hashable) -> int:
         slot = self._slot_of.get(name)

@@ -6,6 +6,7 @@ Stands in where no caching allocator is simulated (a CPU, or `--allocator none`)
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from trainfit.allocator.placed_blocks import PlacedBlock, PlacedSegment
 
@@ -30,8 +31,8 @@ class FirstFit:
         """How much memory was ever in use."""
         return self._end - _FIRST_ADDRESS
 
-    def allocate(self, number: int, size: int) -> int:
-        """Return the lowest address with room."""
+    def allocate(self, number: int, size: int, stream: int) -> int:
+        """Return the lowest address with room, whatever the stream."""
         needed = _aligned(size)
         at = next((at for at, (begin, end) in enumerate(self._gaps) if end - begin >= needed), None)
         if at is None:
@@ -42,7 +43,7 @@ class FirstFit:
         self._alive[number] = (address, size)
         return address
 
-    def free(self, number: int) -> tuple[int, int]:
+    def free(self, number: int, also_used_on: Sequence[int]) -> tuple[int, int]:
         """Return the address and, negative, the bytes that were asked for."""
         address, size = self._alive.pop(number)
         begin, end = address, address + _aligned(size)

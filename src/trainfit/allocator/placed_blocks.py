@@ -16,6 +16,8 @@ class PlacedRequest:
     address: int
     bytes: int
     """What was asked for; negative where it is freed."""
+    stream: int = 0
+    """Whose memory it is of; 0 is the compute queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class PlacedBlock:
     """What was asked for; 0 if it is free."""
     storage: int | None
     """None if it is free."""
+    waits: bool = False
+    """Whether it is freed, but other streams may still use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class PlacedSegment:
     small: bool
     expandable: bool
     blocks: tuple[PlacedBlock, ...]
+    stream: int = 0
 
     @property
     def place(self) -> tuple[int, int]:

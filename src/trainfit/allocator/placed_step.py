@@ -29,20 +29,18 @@ def placed_step(memory: StepMemory) -> PlacedStep:
         heap, steps = _CachedHeap(memory.options), memory.steps
     owner: dict[int, int] = {}
     """The storage of every block, by the number of the request."""
-    # One after the other: `origins` is of the requests that were made last.
+    # One after the other: what is known of requests is of those that were made last.
     for make in (training.before, training.first, *[training.next] * (steps - 2)):
-        requests = make()
-        _run(heap, requests, training.origins, owner)
+        _run(heap, make(), training, owner)
     before = heap.segments(owner)
-    requests = training.next()
-    placed, grown = _run(heap, requests, training.origins, owner, watched=True)
+    placed, grown = _run(heap, training.next(), training, owner, watched=True)
     return PlacedStep(before, tuple(placed), grown, heap.segments(owner), memory.is_simulated)
 
 
 def _run(
     heap: _CachedHeap | FirstFit,
     requests: Sequence[Request],
-    origins: Sequence[tuple[int, int]],
+    training: TrainingSteps,
     owner: dict[int, int],
     watched: bool = False,
 ) -> tuple[list[PlacedRequest], dict[int, tuple[PlacedSegment, ...]]]:
@@ -50,13 +48,15 @@ def _run(
     found: list[PlacedRequest] = []
     grown: dict[int, tuple[PlacedSegment, ...]] = {}
     reserved = heap.reserved
-    for (number, size), (op, storage) in zip(requests, origins, strict=True):
+    for (number, size), (op, storage) in zip(requests, training.origins, strict=True):
+        stream = training.streams[number]
         if size:
             owner[number] = storage
-            found.append(PlacedRequest(op, storage, heap.allocate(number, size), size))
+            found.append(PlacedRequest(op, storage, heap.allocate(number, size, stream), size, stream))
         else:
             del owner[number]
-            found.append(PlacedRequest(op, storage, *heap.free(number)))
+            address, gone = heap.free(number, training.also_used_on.get(number, ()))
+            found.append(PlacedRequest(op, storage, address, gone, stream))
         if watched and heap.reserved != reserved:
             reserved = heap.reserved
             grown[len(found) - 1] = heap.segments(owner)
@@ -74,23 +74,27 @@ class _CachedHeap:
     def reserved(self) -> int:
         return self._state.reserved
 
-    def allocate(self, number: int, size: int) -> int:
-        block = fast_core.allocate(self._state, size, 0)
+    def allocate(self, number: int, size: int, stream: int) -> int:
+        block = fast_core.allocate(self._state, size, stream)
         assert block is not None, "an unlimited device has run out of memory"
         self._blocks[number] = block
         return block.address
 
-    def free(self, number: int) -> tuple[int, int]:
+    def free(self, number: int, also_used_on: Sequence[int]) -> tuple[int, int]:
         """Return the address and, negative, the bytes that were asked for."""
         block = self._blocks.pop(number)
         address, requested = block.address, block.requested
+        for stream in also_used_on:
+            fast_core.record_stream(block, stream)
         fast_core.free(self._state, block)
         return address, -requested
 
     def segments(self, owner: dict[int, int]) -> tuple[PlacedSegment, ...]:
         """Return all segments by address: chains of blocks, which end where no memory is mapped."""
         storage_at = {block.address: owner[number] for number, block in self._blocks.items()}
-        every = [*self._blocks.values(), *self._state.small.in_order(), *self._state.large.in_order()]
+        waiting = {id(block): block for queue in self._state.queues.values() for _, block in queue}
+        every = [*self._blocks.values(), *waiting.values()]
+        every += [*self._state.small.in_order(), *self._state.large.in_order()]
         every.sort(key=lambda block: block.address)
         chains: list[list[MemoryBlock]] = []
         for block in every:
@@ -103,10 +107,11 @@ class _CachedHeap:
 def _segment(chain: Sequence[MemoryBlock], storage_at: dict[int, int]) -> PlacedSegment:
     blocks = tuple(
         PlacedBlock(block.address, block.size, block.requested, storage_at[block.address])
-        if block.busy
-        else PlacedBlock(block.address, block.size, 0, None)
+        if block.address in storage_at
+        else PlacedBlock(block.address, block.size, 0, None, waits=block.busy)
         for block in chain
     )
     first = chain[0]
     size = sum(block.size for block in chain)
-    return PlacedSegment(first.address, size, first.pool.small, first.reservation is not None, blocks)
+    expandable = first.reservation is not None
+    return PlacedSegment(first.address, size, first.pool.small, expandable, blocks, first.stream)

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from trainfit.allocator.event_sequence import AllocationSequence
 from trainfit.allocator.replay_loop import ALLOCATE, FREE
+from trainfit.allocator.training_steps import stream_numbers
 from trainfit.devices.library_handles import LibraryWorkspace
-from trainfit.traces.trace import Trace
+from trainfit.traces.trace import COMPUTE, Trace
 
 Numbers = NDArray[np.int64]
 
 NEVER = 1 << 40
 """The end of what is still there after the step; a time that no step has."""
-_RELEASE, _CREATE, _WORKSPACE = 0, 2, 3
-"""What comes first at one time, as in `trace_events.py`; nothing grows here."""
+_RELEASE, _GROW, _CREATE, _WORKSPACE = range(4)
+"""What comes first at one time, as in `trace_events.py`."""
 _ORDER_BITS = 24
 
 
@@ -33,7 +34,9 @@ _ORDER_BITS = 24
 class StepColumns:
     """The storages of a step, one entry for each in every column, and the workspaces of its kernels.
 
-    Times are those of the trace: -1 for what was there before, `NEVER` for what stays.
+    Times are those of the trace: -1 for what was there before, `NEVER` for what stays. A storage that is
+    empty before and after the step, and has memory for a while in it (FSDP gathers parameters so), is an
+    entry without bytes; the times for which it has some are entries of their own, behind all storages.
     """
 
     start: Numbers
@@ -45,6 +48,10 @@ class StepColumns:
     """Of what is freed at the same time, the order."""
     workspace_ops: Numbers
     workspace_sizes: Numbers
+    streams: Numbers
+    """The stream that each storage is allocated on; 0, the compute queue, is that of workspaces."""
+    fillings: tuple[int, int] = (0, 0)
+    """From which entry and before which one: storages that were empty and become so again."""
     kept: tuple[tuple[int, int], ...] = ()
     """What libraries keep: the op of the first step that they need it in, and bytes."""
 
@@ -54,9 +61,16 @@ class StepColumns:
         parts = [before, first, *(self._later[number % 2] for number in range(1, steps))]
         found = AllocationSequence()
         for kinds, slots, sizes in parts:
-            found.extend(kinds, slots, sizes)
+            found.extend(kinds, slots, sizes, self._streams_of(slots))
             found.mark()
         found.names = list(range(2 * self._count + 1))
+        return found
+
+    def _streams_of(self, slots: list[int]) -> list[int]:
+        if not self.streams.any():
+            return [0] * len(slots)
+        half = np.concatenate([self.streams, np.zeros(len(self.kept), dtype=np.int64)])
+        found: list[int] = np.concatenate([half, half, [0]])[np.array(slots, dtype=np.int64)].tolist()
         return found
 
     @property
@@ -74,11 +88,12 @@ class StepColumns:
     @cached_property
     def _left(self) -> dict[int, int]:
         """What a step leaves, and which storage of a steady step it is in the next one, which frees it."""
-        freed: defaultdict[int, list[int]] = defaultdict(list)
+        freed: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        kind = list(zip(self.sizes.tolist(), self.streams.tolist()))
         for number in np.flatnonzero((self.start < 0) & (self.end < NEVER) & (self.sizes > 0))[::-1].tolist():
-            freed[int(self.sizes[number])].append(number)
+            freed[kind[number]].append(number)
         left = np.flatnonzero((self.start >= 0) & (self.end == NEVER)).tolist()
-        return {n: freed[int(self.sizes[n])].pop() for n in left if freed[int(self.sizes[n])]}
+        return {number: freed[kind[number]].pop() for number in left if freed[kind[number]]}
 
     @cached_property
     def _first(self) -> tuple[_Events, _Events]:
@@ -144,9 +159,10 @@ class StepColumns:
         used = np.repeat(self.workspace_ops, 2)
         allocates = np.tile([True, False], len(self.workspace_ops))
         times = np.concatenate([start[made], end[freed], used])
+        grows = (made >= self.fillings[0]) & (made < self.fillings[1])
         part = np.concatenate(
             [
-                np.full(len(made), _CREATE),
+                np.where(grows, _GROW, _CREATE),
                 np.where(at_once, _CREATE, _RELEASE),
                 np.full(len(used), _WORKSPACE),
             ]
@@ -167,23 +183,63 @@ _Events = tuple[list[int], list[int], list[int]]
 
 
 def columns_of(trace: Trace, kept: Sequence[LibraryWorkspace] = ()) -> StepColumns | None:
-    """Return the columns of a trace; None where storages change their size, or are too many to number."""
+    """Return the columns of a trace; None where its storages are more than that, or too many to number.
+
+    More is to change the size otherwise than from none and back, to be used on another stream, or to be a
+    workspace on one.
+    """
     storages, unseen = trace.storages, len(trace.releases)
-    if any(storage.resizes for storage in storages) or unseen + len(storages) + len(kept) >= 1 << _ORDER_BITS:
+    fillings = _fillings(trace)
+    if (
+        fillings is None
+        or any(storage.also_used_on for storage in storages)
+        or unseen + len(storages) + len(fillings) + len(kept) >= 1 << _ORDER_BITS
+    ):
         return None
     turn = unseen + np.arange(len(storages))
     # The first release of each: a storage that keeps its size has only one.
     turn[list(reversed(trace.releases))] = np.arange(unseen - 1, -1, -1)
+    filler, begins, ends, filled, turns = np.array(fillings, dtype=np.int64).reshape(-1, 5).T
     workspaces = [signature.workspace_bytes for signature in trace.signatures]
     used = [(number, size) for number, op in enumerate(trace.ops) if (size := workspaces[op.signature])]
+    if any(trace.ops[number].queue != COMPUTE for number, _ in used):
+        return None
     ops, sizes = np.array(used, dtype=np.int64).reshape(-1, 2).T
+    numbered = stream_numbers(trace)
+    stream = np.array([numbered[storage.stream] for storage in storages], dtype=np.int64)
     return StepColumns(
-        start=np.array([storage.start for storage in storages], dtype=np.int64),
-        end=np.array([NEVER if s.end is None else s.end for s in storages], dtype=np.int64),
-        sizes=np.array([storage.bytes for storage in storages], dtype=np.int64),
-        born=np.array([storage.born for storage in storages], dtype=np.int64),
-        turn=turn,
+        start=np.array([*(storage.start for storage in storages), *begins], dtype=np.int64),
+        end=np.array([*(NEVER if s.end is None else s.end for s in storages), *ends], dtype=np.int64),
+        sizes=np.array([*(storage.bytes for storage in storages), *filled], dtype=np.int64),
+        born=np.array([*(storage.born for storage in storages), *[-1] * len(fillings)], dtype=np.int64),
+        turn=np.concatenate([turn, turns]),
         workspace_ops=ops,
         workspace_sizes=sizes,
+        streams=np.concatenate([stream, stream[filler]]),
+        fillings=(len(storages), len(storages) + len(fillings)),
         kept=tuple((block.first_op, block.bytes) for block in kept),
     )
+
+
+def _fillings(trace: Trace) -> list[tuple[int, int, int, int, int]] | None:
+    """Return which storages that are empty have memory when: from, until, bytes, the turn of the release.
+
+    None where some storage changes its size in another way.
+    """
+    resized = {number: storage for number, storage in enumerate(trace.storages) if storage.resizes}
+    turns: defaultdict[int, list[int]] = defaultdict(list)
+    for turn in range(len(trace.releases) - 1, -1, -1):
+        if trace.releases[turn] in resized:
+            turns[trace.releases[turn]].append(turn)
+    found: list[tuple[int, int, int, int, int]] = []
+    for number, storage in resized.items():
+        resizes = list(dict(storage.resizes).items())
+        alternates = all(bool(size) != place % 2 for place, (_, size) in enumerate(resizes))
+        if not storage.persistent or storage.bytes or storage.end is not None or not alternates:
+            return None
+        if len(resizes) % 2 or resizes[0][0] < 0:
+            return None
+        for (begin, size), (end, _) in zip(resizes[::2], resizes[1::2]):
+            turn = turns[number].pop() if turns[number] else len(trace.releases) + number
+            found.append((number, begin, end, size, turn))
+    return found

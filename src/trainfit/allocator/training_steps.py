@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainfit.devices.library_handles import LibraryWorkspace
-from trainfit.traces.trace import Event, Interval, Storage, Trace
+from trainfit.traces.trace import COMPUTE, Event, Interval, Storage, Trace
 from trainfit.traces.trace_events import events_of
 
 Request = tuple[int, int]
@@ -37,7 +37,17 @@ class TrainingSteps:
         ]
         """What outlives a step without being there in the next: what the step returns."""
         self._numbers: defaultdict[int, list[int]] = defaultdict(list)
-        self._next = 0
+        numbered = stream_numbers(trace)
+        self._number_of = numbered
+        self._also_used_on = {
+            number: tuple(numbered[name] for name in storage.also_used_on)
+            for number, storage in enumerate(trace.storages)
+            if storage.also_used_on
+        }
+        self.streams: list[int] = []
+        """The stream of each block, by its number; 0 is the compute queue."""
+        self.also_used_on: dict[int, tuple[int, ...]] = {}
+        """The streams that use a block beside its own, as `record_stream` says."""
         self._ops = len(trace.ops)
         self.origins: list[tuple[int, int]] = []
         """For each of the last requests: the op that it is of, and the storage; those after the trace's own
@@ -71,9 +81,12 @@ class TrainingSteps:
         self.origins = []
         for event in events:
             if event.bytes > 0:
-                numbers[event.storage].append(self._next)
-                found.append((self._next, event.bytes))
-                self._next += 1
+                block = len(self.streams)
+                self.streams.append(self._number_of[event.stream])
+                if event.storage in self._also_used_on:
+                    self.also_used_on[block] = self._also_used_on[event.storage]
+                numbers[event.storage].append(block)
+                found.append((block, event.bytes))
                 self.origins.append((event.time, event.storage))
             elif numbers[event.storage]:
                 # A storage that is resized has its new block already; the old one is freed.
@@ -82,16 +95,23 @@ class TrainingSteps:
         return found
 
 
+def stream_numbers(trace: Trace) -> dict[str, int]:
+    """Number the streams that memory is allocated on, and those that use it: 0 is the compute queue."""
+    names = {name for storage in trace.storages for name in (storage.stream, *storage.also_used_on)}
+    names |= {op.queue for op in trace.ops}
+    return {name: number for number, name in enumerate((COMPUTE, *sorted(names - {COMPUTE})))}
+
+
 def _left_for_the_next_step(trace: Trace) -> dict[int, int]:
-    """Pair what a step leaves with what, of the same size, a step finds and frees."""
-    freed: defaultdict[int, list[int]] = defaultdict(list)
+    """Pair what a step leaves with what, of the same size and stream, a step finds and frees."""
+    freed: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for number, storage in reversed(list(enumerate(trace.storages))):
         if storage.persistent and storage.end is not None and storage.bytes:
-            freed[storage.bytes].append(number)
+            freed[storage.bytes, storage.stream].append(number)
     return {
-        number: freed[_last_bytes(storage)].pop()
+        number: freed[_last_bytes(storage), storage.stream].pop()
         for number, storage in enumerate(trace.storages)
-        if not storage.persistent and storage.end is None and freed[_last_bytes(storage)]
+        if not storage.persistent and storage.end is None and freed[_last_bytes(storage), storage.stream]
     }
 
 

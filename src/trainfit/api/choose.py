@@ -80,10 +80,12 @@ def plan_step(
     world_size: int = 1,
 ) -> PlanResult:
     """Plan, and return the plan with its timeline and the usual alternatives beside it."""
-    device, watch = request.device, request.watch
-    budget_bytes = bytes_of_budget(budget, device)
+    watch = request.watch
+    bytes_of_budget(budget, request.device)  # refused before anything is captured
     check_solver(solver, ac_units, fsdp_units, world_size)
     trace = request.trace()
+    device = request.device
+    budget_bytes = bytes_of_budget(budget, device)
     table = request.price(trace)
     doing("finding the trade-offs of every region")
     planner: Planner | ModulePlanner

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from trainfit.api.prove_ranks import verify_ranks
 from trainfit.api.ranks_compared import refuse_other_world
 from trainfit.api.request import Build, Request, default_device
@@ -82,7 +84,7 @@ def verify_step(
     if started_by_torchrun():
         if runs is not None:
             raise OptionError("--runs says how many steps are timed; of several processes none is.")
-        return verify_ranks(request, plan=_loaded(plan), force=force, eager=eager)
+        return verify_ranks(request, plan=_loaded(_of_rank(plan)), force=force, eager=eager)
     plan = _usable(plan)
     device = request.device
     guard = None if force else lambda needed: guard_memory(device, {"the real step": needed})
@@ -118,6 +120,11 @@ def verify_step(
     )
 
 
+def _of_rank(plan: Plan | str | None) -> Plan | str | None:
+    """Return the plan of this rank, where files are named by rank: stages of a pipeline have one each."""
+    return plan.replace("{rank}", os.environ["RANK"]) if isinstance(plan, str) else plan
+
+
 def _loaded(plan: Plan | str | None) -> Plan | None:
     return load_plan(plan) if isinstance(plan, str) else plan
 
@@ -125,6 +132,12 @@ def _loaded(plan: Plan | str | None) -> Plan | None:
 def _usable(plan: Plan | str | None) -> Plan | None:
     """Return the plan, read from its file if need be; refuse one whose figures are for several processes."""
     plan = _loaded(plan)
+    if plan is not None and plan.cluster is not None and plan.cluster.world_size > 1:
+        size = plan.cluster.world_size
+        raise PlanError(
+            f"the plan was made for {plan.cluster.words}, and this is one process: write torchrun "
+            f"--nproc-per-node {size} -m trainfit verify to run it on as many."
+        )
     if plan is not None and plan.world_size > 1:
         raise PlanError(
             f"the plan's figures are for one of {plan.world_size} processes that divide the model, but "

@@ -7,12 +7,13 @@ import os
 from trainfit.api.rank_prediction import trace_in_child
 from trainfit.api.request import Request
 from trainfit.basics.doing import doing
-from trainfit.errors import OptionError, StepError, TrainfitError
+from trainfit.errors import OptionError, PlanDoesNotFit, PlanError, StepError, TrainfitError
 from trainfit.plans.plan import Plan
 from trainfit.plans.plan_origin import plan_differences
 from trainfit.traces.simulate import simulate
+from trainfit.traces.trace import Trace
 from trainfit.verifying.rank_control import RankControl
-from trainfit.verifying.rank_measuring import RankMemory, predicted_memory
+from trainfit.verifying.rank_measuring import RankMemory, planned_memory, predicted_memory
 from trainfit.verifying.rank_verification import RankFound, RankVerification, run_rank
 from trainfit.verifying.silent_backend import silent_groups
 from trainfit.verifying.verification import guard_memory, needed_bytes, said_of_real_runs
@@ -51,10 +52,8 @@ def _verified(
             for what, needed in needed_bytes(timeline, plan).items()
         }
         guard_memory(request.device, together)
-    predicted = predicted_memory(timeline)
-    if plan is not None:
-        # What a plan promises is the peak; the peak of each phase with it is not in its file.
-        predicted = RankMemory(plan.peak_bytes, predicted.persistent_bytes, {})
+    warnings = said_of_real_runs(trace.assumptions)
+    predicted = predicted_memory(timeline) if plan is None else _planned(plan, trace)
     with silent_groups():
         found = run_rank(
             request.resolved.build,
@@ -63,7 +62,7 @@ def _verified(
             control,
             plan=plan,
             eager=eager,
-            warnings=said_of_real_runs(trace.assumptions),
+            warnings=warnings,
         )
         everyone = [RankFound.from_data(data) for data in control.gathered(found.as_data())]
     control.leave()
@@ -78,6 +77,20 @@ def _verified(
         plan_differences=plan_differences(plan, trace, request.device.name) if plan is not None else (),
         seconds=request.watch.seconds,
     )
+
+
+def _planned(plan: Plan, trace: Trace) -> RankMemory:
+    """Return what the rank needs with the plan: its decisions, on the step that this rank runs."""
+    try:
+        return planned_memory(plan, trace)
+    except PlanDoesNotFit as error:
+        rank = trace.cluster.rank if trace.cluster is not None else 0
+        made_for = "one process" if plan.cluster is None else plan.cluster.words
+        raise PlanError(
+            f"the plan was made for {made_for} and does not fit rank {rank}: {error} If the step has "
+            "changed, plan again. If ranks run different models, as stages of a pipeline do, make a plan for "
+            "each with trainfit plan --rank, and name them by rank: --plan plan-{rank}.json."
+        ) from None
 
 
 def _check(request: Request) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trainfit.basics.doing import doing, in_turn
-from trainfit.devices.distinct_ranks import RankPeak, distinct_ranks
+from trainfit.basics.doing import as_part_of
+from trainfit.devices.distinct_ranks import MOST_CAPTURES, RankPeak, distinct_ranks
 from trainfit.errors import OptionError
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
@@ -34,13 +34,18 @@ def check_cluster(target: Any, cluster: Cluster | None, worst_rank: bool) -> Non
 
 
 def worst_of(cluster: Cluster, captured: Callable[[Cluster], Trace]) -> tuple[Trace, tuple[RankPeak, ...]]:
-    """Capture every rank that can differ; return the one with the largest peak, and all peaks."""
-    first = captured(replace(cluster, rank=0))
-    traces = {0: first}
-    ranks = distinct_ranks(cluster, first)
-    for rank in in_turn("capturing another rank,", ranks):
-        doing(f"rank {rank}")
-        traces[rank] = captured(replace(cluster, rank=rank))
+    """Capture every rank that can differ; return the one with the largest peak, and all peaks.
+
+    Without a mesh, what a rank communicates in may show ranks that no other has shown.
+    """
+    traces = {0: captured(replace(cluster, rank=0))}
+    while len(traces) < MOST_CAPTURES:
+        ranks = {0, *distinct_ranks(cluster, *traces.values())}
+        rank = min(ranks - {*traces}, default=None)
+        if rank is None:
+            break
+        with as_part_of(f"rank {rank} ({len(traces) + 1} of {len(ranks | {*traces})})"):
+            traces[rank] = captured(replace(cluster, rank=rank))
     peaks = {rank: simulate(trace).peak_bytes for rank, trace in traces.items()}
     worst = max(peaks, key=lambda rank: peaks[rank])
     return traces[worst], tuple(RankPeak(rank, peak) for rank, peak in peaks.items())

@@ -14,9 +14,11 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.named_options import named_options
 from trainfit.api.ranks_compared import check_cluster, worst_of
 from trainfit.api.stopwatch import Stopwatch
+from trainfit.capturing.distributed.fake_groups import rank_of
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
 from trainfit.devices.architectures import same_kernels
+from trainfit.devices.communicator_buffers import with_communicators
 from trainfit.devices.device_table import Device, find_device
 from trainfit.devices.distinct_ranks import RankPeak
 from trainfit.errors import OptionError, StepError
@@ -84,6 +86,7 @@ class Request:
     def trace(self, cluster: Cluster | None = None, **how: Any) -> Trace:
         """Return the trace of the step: captured now, unless it is one already, which has to fit the device.
 
+        From then on the device has less for tensors, if the step communicates: NCCL takes some of it.
         `cluster` says more exactly which rank it is, in a process that knows. `how` are further arguments of
         `capturing.capture`.
         """
@@ -96,15 +99,18 @@ class Request:
         else:
             mesh = self.cluster.mesh if self.cluster is not None else ()
             trace = self._captured(self.cluster if cluster is None else replace(cluster, mesh=mesh), **how)
+        self.device = with_communicators(self.device, trace)
         self.watch.lap("capture")
         return trace
 
     def _captured(self, cluster: Cluster | None, **how: Any) -> Trace:
+        with rank_of(cluster):  # a file may read RANK, or make the process group, when it is imported
+            target = self.resolved
         return capturing.capture(
-            self.resolved.build,
+            target.build,
             device=self.device,
-            target=self.resolved.name,
-            settings=self.resolved.settings,
+            target=target.name,
+            settings=target.settings,
             steps=self._steps,
             cluster=cluster,
             **how,

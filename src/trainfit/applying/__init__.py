@@ -5,6 +5,7 @@ In the order in which a step passes through them:
 - `attach.py` puts the plan's regions onto the model's modules and takes them off again;
 - `planned_forward.py` is what such a module runs instead of its own `forward`;
 - `planned_model.py` is what a model's regions share: which call each is, and what the user was told;
+- `sharding_check.py` tells when a model is divided otherwise than its plan was made for;
 - `execution.py` is what each thread runs at the moment, the only state that steers regions;
 - `region.py` runs one call of a region under `torch.utils.checkpoint`;
 - `recording.py` is its forward, which follows the plan (`following.py`) and leaves a record (`records.py`);

@@ -10,15 +10,24 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
 
 from trainfit.applying.following import followed_ops
-from trainfit.applying.planned_forward import FORWARD, Calls, PlannedForward, planned_forward
+from trainfit.applying.planned_forward import (
+    FORWARD,
+    PART,
+    ROOT,
+    STAGE,
+    Calls,
+    PlannedForward,
+    planned_forward,
+)
 from trainfit.applying.planned_model import PlannedModel, Promise
 from trainfit.applying.region import PlannedCall
+from trainfit.applying.sharded_modules import has_distributed_weights
 from trainfit.capturing.modules import class_name
 from trainfit.errors import PlanError
 from trainfit.plans.plan import Plan
@@ -71,12 +80,46 @@ def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None)
     root, root_name = _root(model, plan)
     modules = {f"{root_name}.{path}" if path else root_name: m for path, m in root.named_modules()}
     calls = _calls_of_modules(plan, modules)
-    planned_model = PlannedModel(promise)
-    # The root counts its calls, even where it is no region itself.
-    for name, module in {root_name: root, **{name: modules[name] for name in calls}}.items():
-        planned = PlannedForward(module, name, calls.get(name, {}), planned_model, is_root=module is root)
+    planned_model = PlannedModel(promise, root, root_name)
+    # The root counts its calls, even where it is no region itself; of stages it is told when backward begins.
+    stages = dict(_stages(root, root_name))
+    around = {
+        name: modules[name]
+        for name in _around(calls, modules, root_name)
+        if has_distributed_weights(modules[name])
+    }
+    regions = {name: modules[name] for name in calls}
+    for name, module in {root_name: root, **stages, **around, **regions}.items():
+        part = ROOT if module is root else STAGE if name in stages else PART
+        planned = PlannedForward(module, name, calls.get(name, {}), planned_model, part)
         object.__setattr__(module, FORWARD, planned)
     return model
+
+
+def _can_be_called(module: nn.Module) -> bool:
+    """Whether a module computes something, and is not a list of others."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _around(regions: Iterable[str], modules: dict[str, nn.Module], root_name: str) -> Iterator[str]:
+    """Yield the modules between the root and the regions that can be called."""
+    for name in regions:
+        name = name.rpartition(".")[0]
+        while len(name) > len(root_name):
+            if _can_be_called(modules[name]):
+                yield name
+            name = name.rpartition(".")[0]
+
+
+def _stages(root: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield what is called instead of a root that only holds others: the stages of a pipeline, say."""
+    if _can_be_called(root):
+        return
+    for path, child in root.named_children():
+        if _can_be_called(child):
+            yield f"{name}.{path}", child
+        else:
+            yield from _stages(child, f"{name}.{path}")
 
 
 def _refuse(model: object, plan: object) -> None:

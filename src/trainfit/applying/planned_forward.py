@@ -11,16 +11,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from trainfit.applying.execution import execution
 from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
-from trainfit.applying.sharded_modules import units_inside
+from trainfit.applying.sharded_modules import has_distributed_weights, units_inside
 
 FORWARD = "forward"
 """The attribute of a module that hides its class's."""
 Calls = dict[int, PlannedCall]
+ROOT, STAGE, PART = ("root", "stage", "part")
+"""What a module is to the model: the model itself, a part of one that is never called, anything else."""
 _UNITS_INSIDE = "modules inside of it are FSDP units, and the plan was made without them"
 
 
@@ -28,7 +31,7 @@ class PlannedForward:
     """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
 
     def __init__(
-        self, module: nn.Module, name: str, calls: Calls, planned_model: PlannedModel, *, is_root: bool
+        self, module: nn.Module, name: str, calls: Calls, planned_model: PlannedModel, part: str = PART
     ) -> None:
         """Remember what the module's own `forward` is, if it has one that is not its class's."""
         # Weak, so that the module does not keep itself alive.
@@ -36,7 +39,9 @@ class PlannedForward:
         self._name = name
         self._calls = calls
         self._planned_model = planned_model
-        self._is_root = is_root
+        self._part = part
+        # Not the root for its own sake: that would keep the compiler from blocks without regions.
+        self._eager = (part != ROOT or bool(calls)) and has_distributed_weights(module)
         self._own = vars(module).get(FORWARD)
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
         self._has_units: bool | None = None
@@ -77,10 +82,23 @@ class PlannedForward:
         """Run the module."""
         if self.removed or execution.level:
             return self.__wrapped__(*args, **kwargs)
-        if not self._is_root:
-            return self._run(args, kwargs)
-        with self._planned_model.root_runs():
-            return self._run(args, kwargs)
+        return _uncompiled()(self, args, kwargs) if self._eager else self.called(args, kwargs)
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the module, and see to what its part in the model is."""
+        if self._part == ROOT:
+            with self._planned_model.root_runs():
+                return self._run(args, kwargs)
+        result = self._run(args, kwargs)
+        if self._part == STAGE:
+            self._tell_of_backward(result)
+        return result
+
+    def _tell_of_backward(self, result: Any) -> None:
+        """Let calls be counted anew when autograd comes to a stage, also where no region is in it."""
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._planned_model.backward_begins)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         forward = self.__wrapped__
@@ -110,6 +128,17 @@ class PlannedForward:
             on_followed = functools.partial(known.learn, circumstances)
         call = RegionCall(self._name, module, forward, planned, self._planned_model, on_followed)
         return call.run(args, kwargs)
+
+
+@functools.cache
+def _uncompiled() -> Callable[[PlannedForward, tuple[Any, ...], dict[str, Any]], Any]:
+    """Return what runs a planned module without the compiler, nor what is inside of it.
+
+    A region interrupts the graph of a compiled module around it. Where distributed tensors cross that gap,
+    autograd is handed plain ones, and fails: with tensor parallelism such a module runs as it is.
+    """
+    disabled: Any = torch.compiler.disable(PlannedForward.called)
+    return disabled  # type: ignore[no-any-return]
 
 
 def planned_forward(module: nn.Module) -> PlannedForward | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainfit.plans.plan import Plan
+from trainfit.applying.sharding_check import other_sharding
+from trainfit.plans.plan import ModulePart, Plan
 from trainfit.plans.plan_origin import device_kind, other_device, other_sizes
+from trainfit.traces.ranks import Cluster
 
 
 @dataclass(frozen=True)
@@ -28,22 +31,29 @@ class Promise:
     first: tuple[str, int] | None
     """The module and the call of the first region, whose sizes show the batch: later ones may depend on what
     a router says. None if all sizes depend on data."""
+    cluster: Cluster | None = None
+    parts: tuple[ModulePart, ...] = ()
+    """What the rank has of each module."""
 
     @classmethod
     def of(cls, plan: Plan) -> Promise:
         """Read a plan."""
         regions = () if plan.reserve_bytes else plan.regions[:1]
         first = next(((region.module, region.call) for region in regions), None)
-        return cls(plan.device, device_kind(plan), plan.settings.batch, first)
+        batch = plan.settings.batch
+        return cls(plan.device, device_kind(plan), batch, first, plan.cluster, plan.parts)
 
 
 class PlannedModel:
     """Counts the calls of a model's modules in each step, and warns once where it is not what was planned."""
 
-    def __init__(self, promise: Promise | None = None) -> None:
-        """Begin a step; without a promise there is nothing to compare a run with."""
+    def __init__(self, promise: Promise | None = None, root: nn.Module | None = None, name: str = "") -> None:
+        """Begin a step; without a promise there is nothing to compare a run of the root with."""
         self._lock = threading.Lock()
         self._promise = promise
+        # Weak: the root has this object in an attribute.
+        self._root = None if root is None else weakref.ref(root)
+        self._root_name = name
         self._knows_device = promise is None
         self._knows_sizes = False
         self._calls: Counter[str] = Counter()
@@ -73,6 +83,10 @@ class PlannedModel:
             if self._roots_running == 0:
                 self._calls.clear()
 
+    def backward_begins(self, _: torch.Tensor) -> None:
+        """Count calls anew: called with the gradient of a stage's result."""
+        self.step_ends()
+
     def count_call(self, name: str) -> int:
         """Return which call of the module in this step it is."""
         with self._lock:
@@ -93,9 +107,9 @@ class PlannedModel:
             )
 
     def region_begins(self, module: nn.Module) -> None:
-        """Warn when the first region runs on another kind of device than the plan is for.
+        """Warn when the first region runs on another kind of device than the plan is for, or another rank.
 
-        Not when the plan is applied: models are moved to their device before or after that.
+        Not when the plan is applied: models are moved to their device, and sharded, before or after that.
         """
         if self._knows_device or self._promise is None:
             return
@@ -105,6 +119,11 @@ class PlannedModel:
         self._knows_device = True
         if self._promise.device_kind not in (None, weight.device.type):
             warnings.warn(other_device(self._promise.device, weight.device.type), stacklevel=2)
+        root = None if self._root is None else self._root()
+        if root is not None:
+            text = other_sharding(root, self._root_name, self._promise.cluster, self._promise.parts)
+            if text:
+                warnings.warn(text, stacklevel=2)
 
     def sizes_seen(self, name: str, call: int, larger: str | None) -> None:
         """Say that a region works on more than the plan was made for: what is `larger`, in words.

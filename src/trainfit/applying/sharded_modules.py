@@ -2,7 +2,8 @@
 
 A region runs inside of its module's hooks. So a unit of FSDP can be a region: its parameters are gathered
 before its `forward`, and before autograd comes to it in backward. A region around units cannot be followed:
-whether a unit gathers again when it is recomputed depends on what autograd has done so far.
+when it is recomputed, FSDP gathers those units that backward has not gathered yet, and leaves out the others,
+so that other operators run than in forward.
 """
 
 from __future__ import annotations
@@ -15,17 +16,34 @@ from torch import nn
 _DISTRIBUTED = ("torch.distributed.", "torch._C._distributed")
 _TENSOR_PARALLEL = "torch.distributed.tensor."
 _UNIT = "FSDPModule"
+_CONNECTIONS = ("ProcessGroup", "Backend", "Store", "Work")
+"""What other ranks see the state of: a class of somebody's own may be derived from these."""
 
 
 def is_distributed(kind: type) -> bool:
-    """Whether a class is one of `torch.distributed`'s: meshes, groups, and FSDP's state."""
+    """Whether a class is one of `torch.distributed`'s: meshes, groups, and FSDP's state.
+
+    So is a process group written in Python. What it counts (its messages, for one) is never put back to what
+    it was in forward: the next message would have the name of an old one, and ranks would wait for ever.
+    """
+    return _is_of_torch(kind) or any(
+        base.__name__ in _CONNECTIONS and _is_of_torch(base) for base in kind.__mro__
+    )
+
+
+def _is_of_torch(kind: type) -> bool:
     return kind.__module__.startswith(_DISTRIBUTED)
 
 
 def is_unit(module: nn.Module) -> bool:
     """Whether a module is a unit of FSDP: `fully_shard` has given it another class."""
     # By name: loading FSDP takes a second, and nobody needs it who has not loaded it.
-    return any(kind.__name__ == _UNIT and is_distributed(kind) for kind in type(module).__mro__)
+    return any(kind.__name__ == _UNIT and _is_of_torch(kind) for kind in type(module).__mro__)
+
+
+def has_distributed_weights(module: nn.Module) -> bool:
+    """Whether tensor parallelism has divided a module, or one inside of it."""
+    return any(_is_of_torch(type(parameter.data)) for parameter in module.parameters())
 
 
 def units_inside(module: nn.Module) -> bool:

@@ -31,6 +31,8 @@ class FileKind:
     name: str
     schema: int
     remedy: str
+    older: tuple[int, ...] = ()
+    """Schemas of earlier versions that can still be read; the reader adds what they do not have."""
 
     @property
     def format(self) -> str:
@@ -47,11 +49,15 @@ class FileKind:
 
     def read(self, path: Path) -> Any:
         """Return the content of a file, whose hash is right; what is in it is not checked here."""
+        return self.read_any(path)[0]
+
+    def read_any(self, path: Path) -> tuple[Any, int]:
+        """Return the content of a file, and the schema that it has."""
         document = read_json(path)
         if not isinstance(document, dict) or document.get("format") != self.format:
             raise FileFormatError(f"{path} is not a trainfit {self.name}.")
         schema = document.get("schema")
-        if type(schema) is not int or schema != self.schema:
+        if type(schema) is not int or schema not in (self.schema, *self.older):
             named = f"schema {schema}" if type(schema) is int and abs(schema) < 10**9 else "an unknown schema"
             raise FileFormatError(
                 f"{path} has {named}, but this trainfit reads schema {self.schema}; {self.remedy}."
@@ -63,7 +69,7 @@ class FileKind:
             digest = ""  # nested too deeply to be one of ours
         if digest != document.get("sha256"):
             raise FileFormatError(f"{path} is damaged: its content does not match its hash.")
-        return content
+        return content, schema
 
 
 def canonical(content: Any) -> bytes:

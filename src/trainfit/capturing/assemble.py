@@ -68,7 +68,7 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
             writes=_numbers(row.writes),
             creates=_numbers(row.creates),
             queue=row.queue,
-            waits_for=row.waits_for,
+            waits_for=recorder.queues.of_steady_step(row.waits_for),
             host_waits=row.host_waits,
             reads_value=row.reads_value,
         )
@@ -229,6 +229,7 @@ def _storage(live: LiveStorage, category: str, born: int) -> t.Storage:
         resizes=tuple(live.resizes),
         born=born,
         stream=live.stream,
+        also_used_on=tuple(live.also_used_on),
     )
 
 

@@ -79,10 +79,8 @@ def category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
         return "communication"
     if live.producer_op < 0:
         return "input"
+    # What a functional collective returns is a result like any other: of a layer, or of backward.
     row = rows[live.producer_op]
-    # What a functional collective returns may be an activation like any other.
-    if row.call.operator.collective and not live.saved:
-        return "communication"
     return "activation" if row.phase == FORWARD or row.recompute else "temporary"
 
 

@@ -110,13 +110,14 @@ class CaptureMode(TorchDispatchMode):
             result = handler(self, func, args, kwargs)
             if result is not handlers.NOT_HANDLED:
                 return result
-        if operator.is_view:
-            return self.view(func, args, kwargs)
         if operator.composite and func not in OWN_KERNELS:
+            # Before views: `contiguous`, `reshape` and `to` say that they are one, and may copy.
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if operator.is_view:
+            return self.view(func, args, kwargs)
         return self.compute(func, args, kwargs)
 
     def view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

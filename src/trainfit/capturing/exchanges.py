@@ -85,7 +85,19 @@ def collective_of(operator_name: str, parts: tuple[Any, ...]) -> Collective | No
     if group is None:  # functional collectives name their group, and return what they gather
         group = next(map(_named, filter(_is_text, values)), CommunicationGroup("unknown", 1))
         exchanged *= group.size if kind == "all_gather" else 1
+    if kind == "all_to_all" and any(map(_is_for_one, values)):
+        kind = "permute"
     return Collective(kind, group.size, group.name, exchanged, _ranks(group.name))
+
+
+def _is_for_one(sizes: Any) -> bool:
+    """Whether all of what is exchanged goes to one rank or comes from one: a ring is turned so."""
+    return (
+        isinstance(sizes, tuple)
+        and len(sizes) > 1
+        and all(type(size) is int for size in sizes)
+        and sum(size > 0 for size in sizes) == 1
+    )
 
 
 def _ranks(name: str) -> tuple[tuple[int, int, int], ...]:

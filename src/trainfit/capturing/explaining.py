@@ -43,6 +43,19 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
             "--device h100 (in Python device='h100'), or give the function that builds the step a parameter "
             "named device, which gets 'cpu' here."
         )
+    if _CPU_ATTENTION in str(error) and "sharding strategy" in str(error):
+        return CaptureError(
+            f"{user_line_of(error)} calls attention on distributed tensors, as context parallelism does. torch "
+            f"has a way to divide it for GPUs only, and raises on a CPU, too ({_one_line(error)}): name a GPU, "
+            "as in --device h100."
+        )
+    if _MIXED in str(error) and any("_context_parallel" in frame for frame in _files(error)):
+        return CaptureError(
+            f"{user_line_of(error)} calls attention for which the GPU has no fused kernel (in float32 with "
+            "fewer heads of keys than of queries, with a mask, or in bfloat16 on an older GPU). torch runs a "
+            f"formula in its place, which context parallelism cannot divide ({_one_line(error)}): use bfloat16 "
+            "or float16, and no mask."
+        )
     if _DISTRIBUTED_REDUCER in str(error):
         return CaptureError(
             f"{user_line_of(error)} makes a DistributedDataParallel: say how many processes there are, with "
@@ -65,6 +78,8 @@ def with_assumption(session: Session, error: UserCodeError) -> UserCodeError:
 
 _NO_CLASS = "Tried to instantiate dummy base class"
 _NO_CUDA = "Torch not compiled with CUDA enabled"
+_MIXED = "got mixed torch.Tensor and DTensor"
+_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _DISTRIBUTED_REDUCER = "DDP expects same model across all ranks"
 # What torch raises without a GPU; on a GPU the step would not see this error.
 _NO_GPU = (
@@ -82,6 +97,10 @@ _NO_GPU = (
     "device type CUDA",
     _NO_CLASS,
 )
+
+
+def _files(error: BaseException) -> list[str]:
+    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _last_call(error: BaseException) -> str:

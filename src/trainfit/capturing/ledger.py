@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trainfit.capturing.hollow import hollow_storage, is_absent, storage_over, tensor_over
+from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.traces.memory_model import EXACT, MemoryModel
 from trainfit.traces.trace import COMPUTE
 
@@ -44,6 +45,8 @@ class LiveStorage:
     """Size of the torch storage itself; `nbytes` is what it asks of the device: 0 if it is elsewhere."""
     stream: str = COMPUTE
     """The stream that it was made on."""
+    also_used_on: list[str] = field(default_factory=list)
+    """Streams that `record_stream` named."""
     producer_op: int = -1
     index: int = -1
     born: tuple[str, int] | None = None
@@ -57,6 +60,8 @@ class LiveStorage:
     """Whether an optimizer found it as a `.grad`, in this run or an earlier one."""
     exchanged: bool = False
     """Whether it was made to be exchanged with other processes."""
+    first_writer: str = ""
+    """The operator that wrote to it first, after the one that made it."""
     resizes: list[tuple[int, int]] = field(default_factory=list)
     resized_to: int | None = None
     """The size that the program last gave the storage, if it ever resized it."""
@@ -166,6 +171,11 @@ class Ledger:
     def find(self, tensor: torch.Tensor) -> LiveStorage | None:
         """Return the entry of a tensor's storage, if it has one."""
         return self._by_address.get(storage_address(tensor))
+
+    def is_gradient(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor is a gradient, whoever made it."""
+        for live in filter(None, map(self.find, strided_parts(tensor))):
+            live.was_gradient = True
 
     def find_storage(self, storage: torch.UntypedStorage) -> LiveStorage | None:
         """Return the entry of a storage, if it has one."""

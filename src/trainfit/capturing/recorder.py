@@ -168,6 +168,8 @@ class Recorder:
             for live in creates:
                 live.producer_op = number
                 live.exchanged = self._unit is not None
+            for live in writes:
+                live.first_writer = live.first_writer or call.operator.name
             module = module if self._unit is None else self._unit
             hands_over = phase is BACKWARD and self.node.parameter is not None and self._unit is None
             if creates and hands_over and self._arrived:
@@ -195,11 +197,8 @@ class Recorder:
         for group in optimizer.param_groups:
             for gradient in (parameter.grad for parameter in group["params"]):
                 # The indices of a sparse one may be the tokens themselves.
-                dense = gradient is not None and gradient.layout is torch.strided
-                for part in strided_parts(gradient) if dense else ():
-                    live = self.ledger.find(part)
-                    if live is not None:
-                        live.was_gradient = True
+                if gradient is not None and gradient.layout is torch.strided:
+                    self.ledger.is_gradient(gradient)
 
     def host_waits(self) -> None:
         """The host goes on only when the device is done with the last operator."""

@@ -153,7 +153,7 @@ def collective_seconds(kind: str, size: int, reach: Reach, links: Links) -> floa
             )
         case "all_to_all":
             return _exchange(size, reach, links)
-        case "send" | "recv":
+        case "send" | "recv" | "permute":
             return _one_way(size, reach, links)
         case _:  # one to all, or all to one: through the ring, piece by piece
             return _ring(1, size, reach, links)

@@ -157,7 +157,9 @@ class _Queues:
         ops = len(trace.ops)
         queues = [op.queue for op in trace.ops] * 2
         waits_for = {n: list(op.waits_for) for n, op in enumerate(trace.ops) if op.waits_for}
-        waits_for |= {n + ops: [other + ops for other in others] for n, others in waits_for.items()}
+        later = {n + ops: [other + ops for other in others] for n, others in waits_for.items()}
+        # Before the first of the two there was none.
+        waits_for = {n: [other for other in others if other >= 0] for n, others in waits_for.items()} | later
         changes = (n for n in range(1, 2 * ops) if queues[n] != queues[n - 1])
         awaited = (n + 1 for n in np.flatnonzero(np.tile(_waits(trace), 2)).tolist())
         starts = sorted(n for n in {0, *changes, *waits_for, *awaited} if n < 2 * ops)

@@ -23,6 +23,7 @@ class OperatorTime:
     calls: int
     seconds: float
     share: float
+    """Of what all queues together are busy for: communication may take longer than what it runs beside."""
     flops: int
     bound: str
     """What limits it for most of its time: `compute`, `memory`, `latency` or `nothing`."""
@@ -167,7 +168,7 @@ def _operators(schedule: Schedule) -> tuple[OperatorTime, ...]:
     for number, signature in enumerate(trace.signatures):
         if not signature.view and calls[number]:
             by_name[signature.name].append(number)
-    busy = schedule.busy_seconds or 1.0
+    everything = float(seconds.sum()) or 1.0
     found: list[OperatorTime] = []
     for name, members in by_name.items():
         longest = max(members, key=lambda number: seconds[number])
@@ -178,7 +179,7 @@ def _operators(schedule: Schedule) -> tuple[OperatorTime, ...]:
                 name=name,
                 calls=int(calls[members].sum()),
                 seconds=total,
-                share=total / busy,
+                share=total / everything,
                 flops=int(sum(trace.signatures[n].flops * int(calls[n]) for n in members)),
                 bound=cost.bound,
                 source=cost.source,

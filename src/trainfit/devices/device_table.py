@@ -90,6 +90,8 @@ class Device:
 
     context_bytes: int | None = None
     """What the CUDA context and the loaded kernels were seen to take; None if nobody has looked."""
+    communicator_bytes: int | None = None
+    """What NCCL's communicators take in a job of several ranks; None: what is assumed of those in use."""
     spreads: dict[str, float] = field(default_factory=dict, hash=False)
     """How far measurements of a figure or constant were apart, relative to it, where it was measured."""
 
@@ -118,9 +120,11 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What is left for tensors: on a GPU the CUDA context takes its part first."""
-        context = self.context_bytes or CONTEXT_BYTES
-        return max(self.memory_bytes - context, 0) if self.kind == "cuda" else self.memory_bytes
+        """What is left for tensors: on a GPU the CUDA context takes its part first, and so does NCCL."""
+        if self.kind != "cuda":
+            return self.memory_bytes
+        outside = (self.context_bytes or CONTEXT_BYTES) + (self.communicator_bytes or 0)
+        return max(self.memory_bytes - outside, 0)
 
     @property
     def margin_bytes(self) -> int:

@@ -31,13 +31,13 @@ class RankPeak:
 Mesh = Sequence[tuple[str, int]]
 
 
-def distinct_ranks(cluster: Cluster, first_trace: Trace) -> tuple[int, ...]:
-    """Return the ranks to look at beside rank 0, whose trace is given, in ascending order.
+def distinct_ranks(cluster: Cluster, *traces: Trace) -> tuple[int, ...]:
+    """Return the ranks to look at beside rank 0, in ascending order; `traces` are of some, rank 0 first.
 
-    With a mesh, its dimension `pp` is the pipeline. Without one, the groups that rank 0 communicates in say
-    what there is: a pipeline is a group in which it sends or receives.
+    With a mesh, its dimension `pp` is the pipeline. Without one, the groups that these ranks communicate in
+    say what there is: a pipeline is a group in which they send or receive, and every other group a dimension.
     """
-    found = _of_mesh(cluster.mesh) if cluster.mesh else _of_groups(cluster, first_trace)
+    found = _of_mesh(cluster.mesh) if cluster.mesh else _of_groups(cluster, traces)
     return tuple(rank for rank in _fewer(sorted(found)) if rank)
 
 
@@ -52,11 +52,31 @@ def _of_mesh(mesh: Mesh) -> set[int]:
     return {stage * step + elsewhere for stage in range(stages) for elsewhere in (0, last_elsewhere)}
 
 
-def _of_groups(cluster: Cluster, trace: Trace) -> set[int]:
-    collectives = [signature.collective for signature in trace.signatures if signature.collective is not None]
-    stages = {rank for one in collectives if one.kind in _POINT_TO_POINT for rank in one.members}
-    ends = {max(one.members) for one in collectives if one.ranks and one.kind not in _POINT_TO_POINT}
-    return stages | ends | {cluster.world_size - 1}
+def _of_groups(cluster: Cluster, traces: Sequence[Trace]) -> set[int]:
+    """Return the last rank of each group of rank 0, and of each stage the first rank and the last."""
+    stages, ends = {0}, {cluster.world_size - 1}
+    for trace in traces:
+        collectives = [one for signature in trace.signatures if (one := signature.collective) and one.ranks]
+        stages |= {rank for one in collectives if one.kind in _POINT_TO_POINT for rank in one.members}
+        ends |= {one.ranks[-1][1] for one in collectives if one.kind not in _POINT_TO_POINT}
+    elsewhere = _last_elsewhere(traces[0]) if traces else 0
+    lasts = {stage + elsewhere for stage in stages}
+    return stages | ends | {rank for rank in lasts if rank < cluster.world_size}
+
+
+def _last_elsewhere(first_trace: Trace) -> int:
+    """Return how far the rank that is last in all groups but a pipeline's is from the one that is first.
+
+    Groups of rank 0 with equal steps lie within each other, as a world does around all: the smallest is a
+    dimension.
+    """
+    dimensions: dict[int, int] = {}
+    for signature in first_trace.signatures:
+        one = signature.collective
+        if one is not None and len(one.ranks) == 1 and one.kind not in _POINT_TO_POINT:
+            _, last, step = one.ranks[0]
+            dimensions[step] = min(last, dimensions.get(step, last))
+    return sum(dimensions.values())
 
 
 def _fewer(ranks: Sequence[int]) -> Iterable[int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.allocator.allocator_options import INTERVALS, AllocatorOptions
-from trainfit.allocator.placed_blocks import PlacedRequest, PlacedSegment, PlacedStep
+from trainfit.allocator.placed_blocks import PlacedBlock, PlacedRequest, PlacedSegment, PlacedStep
 from trainfit.allocator.placed_step import placed_step
 from trainfit.basics.sealed_files import write_whole
 from trainfit.exports.op_frames import OpFrames, frame
@@ -64,7 +64,7 @@ class _History:
         for segment in placed.before:
             for block in segment.blocks:
                 if block.storage is not None:
-                    there = PlacedRequest(-1, block.storage, block.address, block.requested)
+                    there = PlacedRequest(-1, block.storage, block.address, block.requested, segment.stream)
                     yield self._allocation(there)
         segments, marked = placed.before, False
         peak_op = self._step.timeline.peak_op
@@ -99,13 +99,13 @@ class _History:
 
     def _allocation(self, request: PlacedRequest) -> Entry:
         stack = self._frames.of_storage(request.storage, request.op)
-        entry = self._entry("alloc", request.op, request.address, request.bytes, stack)
+        entry = self._entry("alloc", request.op, request.address, request.bytes, stack, request.stream)
         return {**entry, "category": self._frames.category(request.storage)}
 
     def _release(self, request: PlacedRequest) -> Iterator[Entry]:
         stack = self._frames.of_op(request.op)
         for action in ("free_requested", "free_completed"):
-            yield self._entry(action, request.op, request.address, -request.bytes, stack)
+            yield self._entry(action, request.op, request.address, -request.bytes, stack, request.stream)
 
     def _moved(
         self, before: Sequence[PlacedSegment], after: Sequence[PlacedSegment], op: int
@@ -134,12 +134,14 @@ class _History:
         entry = self._entry("snapshot", peak_op, 0, timeline.peak_bytes, stack)
         return {**entry, "category": "unknown"}
 
-    def _entry(self, action: str, op: int, address: int, size: int, stack: list[dict[str, Any]]) -> Entry:
+    def _entry(
+        self, action: str, op: int, address: int, size: int, stack: list[dict[str, Any]], stream: int = 0
+    ) -> Entry:
         return {
             "action": action,
             "addr": address,
             "size": size,
-            "stream": 0,
+            "stream": stream,
             "time_us": self._time(op),
             "pool_id": _POOL,
             "frames": stack,
@@ -179,7 +181,7 @@ def _segment(segment: PlacedSegment, frames: OpFrames) -> Entry:
         "allocated_size": allocated,
         "active_size": allocated,
         "requested_size": sum(block.requested for block in used),
-        "stream": 0,
+        "stream": segment.stream,
         "segment_type": "small" if segment.small else "large",
         "segment_pool_id": _POOL,
         "is_expandable": segment.expandable,
@@ -189,12 +191,18 @@ def _segment(segment: PlacedSegment, frames: OpFrames) -> Entry:
                 "address": block.address,
                 "size": block.size,
                 "requested_size": block.requested,
-                "state": "inactive" if block.storage is None else "active_allocated",
+                "state": _state(block),
                 "frames": [] if block.storage is None else frames.of_storage(block.storage, -1),
             }
             for block in segment.blocks
         ],
     }
+
+
+def _state(block: PlacedBlock) -> str:
+    if block.storage is not None:
+        return "active_allocated"
+    return "active_pending_free" if block.waits else "inactive"
 
 
 def _settings(options: AllocatorOptions | None) -> dict[str, Any]:

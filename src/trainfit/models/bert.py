@@ -37,8 +37,9 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(config.hidden, eps=1e-12)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
         summed = self.token(tokens) + self.token_type(torch.zeros_like(tokens)) + self.position(positions)
         embedded: Tensor = self.dropout(self.norm(summed))
         return embedded
@@ -101,7 +102,10 @@ class MaskedTokenHead(nn.Module):
 
 
 class Bert(nn.Module):
-    """Logits for `tokens`, or the mean loss over the positions whose label is not -100."""
+    """Logits for `tokens`, or the mean loss over the positions whose label is not -100.
+
+    `positions` says where in their sequence the tokens are, if they are not all of it.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -112,13 +116,15 @@ class Bert(nn.Module):
         self.apply(initialise)
         self.head.decoder.weight = self.embeddings.token.weight
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        logits = self.finish(self.through(self.begin(tokens), self.layers))
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        logits = self.finish(self.through(self.begin(tokens, positions), self.layers))
         return logits if labels is None else class_loss(logits, labels)
 
-    def begin(self, tokens: Tensor) -> Tensor:
+    def begin(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Do what comes before the layers."""
-        embedded: Tensor = self.embeddings(tokens)
+        embedded: Tensor = self.embeddings(tokens, positions)
         return embedded
 
     def through(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:

@@ -79,7 +79,10 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The language model: logits for `tokens`, or the mean next-token loss when `labels` are given."""
+    """The language model: logits for `tokens`, or the mean next-token loss when `labels` are given.
+
+    `positions` says where in their sequence the tokens are, if they are not all of it.
+    """
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -94,13 +97,16 @@ class GPT2(nn.Module):
         self._shrink_residual_projections()
         self.head.weight = self.token_embedding.weight
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
-        logits = self.finish(self.through(self.begin(tokens), self.blocks))
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        logits = self.finish(self.through(self.begin(tokens, positions), self.blocks))
         return logits if labels is None else next_token_loss(logits, labels)
 
-    def begin(self, tokens: Tensor) -> Tensor:
+    def begin(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Do what comes before the blocks."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
         embedded: Tensor = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
         return embedded
 

@@ -48,11 +48,10 @@ class Rotation:
     sine: Tensor
 
     @staticmethod
-    def of_positions(seq: int, head_size: int, theta: float, like: Tensor) -> Rotation:
+    def of_positions(positions: Tensor, head_size: int, theta: float, like: Tensor) -> Rotation:
         """Compute the angles in float32: bfloat16 cannot tell neighbouring positions apart."""
         exponents = torch.arange(0, head_size, 2, device=like.device, dtype=torch.float32) / head_size
-        positions = torch.arange(seq, device=like.device, dtype=torch.float32)
-        angles = torch.outer(positions, theta**-exponents)
+        angles = torch.outer(positions.to(torch.float32), theta**-exponents)
         return Rotation(angles.cos().to(like.dtype), angles.sin().to(like.dtype))
 
     def apply(self, vectors: Tensor) -> Tensor:
@@ -119,7 +118,10 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """The language model: logits for `tokens`, or the mean next-token loss when `labels` are given."""
+    """The language model: logits for `tokens`, or the mean next-token loss when `labels` are given.
+
+    `positions` says where in their sequence the tokens are, if they are not all of it.
+    """
 
     block_class: type[nn.Module] = Block
 
@@ -132,19 +134,24 @@ class Llama(nn.Module):
         self.head = nn.Linear(config.hidden, config.vocab_size, bias=False)
         self.apply(initialise)
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, labels: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         hidden = self.begin(tokens)
-        logits = self.finish(self.through(hidden, self.blocks, self.rotation(tokens.shape[1], hidden)))
+        rotation = self.rotation(tokens.shape[1], hidden, positions)
+        logits = self.finish(self.through(hidden, self.blocks, rotation))
         return logits if labels is None else next_token_loss(logits, labels)
 
-    def begin(self, tokens: Tensor) -> Tensor:
+    def begin(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Do what comes before the blocks."""
         embedded: Tensor = self.token_embedding(tokens)
         return embedded
 
-    def rotation(self, seq: int, like: Tensor) -> Rotation:
+    def rotation(self, seq: int, like: Tensor, positions: Tensor | None = None) -> Rotation:
         """Return how the positions of a sequence are turned, in the dtype and on the device of a tensor."""
-        return Rotation.of_positions(seq, self.config.head_size, self.config.rope_theta, like=like)
+        if positions is None:
+            positions = torch.arange(seq, device=like.device, dtype=torch.float32)
+        return Rotation.of_positions(positions, self.config.head_size, self.config.rope_theta, like=like)
 
     def through(self, hidden: Tensor, blocks: Iterable[nn.Module], rotation: Rotation) -> Tensor:
         """Run some of the blocks: all, or those of a pipeline's stage."""

@@ -24,5 +24,10 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     The labels are shifted, not the logits: a slice of the logits would have to be copied to be flattened,
     and they are often the largest activation of the step.
     """
+    return class_loss(logits, of_next_tokens(labels))
+
+
+def of_next_tokens(labels: Tensor) -> Tensor:
+    """Return labels (batch, sequence) such that each position has that of the next; the last has none."""
     last = torch.full_like(labels[:, :1], IGNORED_LABEL)
-    return class_loss(logits, torch.cat((labels[:, 1:], last), dim=1))
+    return torch.cat((labels[:, 1:], last), dim=1)

@@ -24,7 +24,7 @@ _MOVES = """
     resize_ set_ unfold_backward im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle
     repeat_interleave reflection_pad1d_backward reflection_pad2d_backward replication_pad2d_backward
     as_strided_scatter _copy_from nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
-    _pack_padded_sequence _pad_packed_sequence
+    _pack_padded_sequence _pad_packed_sequence split_with_sizes_copy split_copy _chunk_cat
 """
 _SIMPLE = """
     add add_ sub sub_ rsub mul mul_ div div_ neg neg_ abs abs_ sign sgn maximum minimum clamp clamp_ clamp_min

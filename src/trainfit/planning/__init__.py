@@ -7,10 +7,10 @@ calls may be regions, `regions.py` what is inside of one, `groups.py` which of i
 alone can carry out, `effects.py` what a point changes in memory; `rewrite.py` writes the trace that a choice
 results in, and `replay.py` has its memory and time.
 `options.py` lists what can be chosen, `master.py` is the program that chooses, `planner.py` asks it, and
-`certify.py` makes the choice a plan that promises what came out. Where an allocator hands memory out,
-`budget_search.py` finds the plan: `planned_columns.py` has what the allocator is asked for under a choice,
-`trials.py` whether that runs, `uniform_choices.py` choices to try, and `trial_search.py` tries and mixes
-them. `baselines.py` replays the usual ways.
+`certify.py` makes the choice a plan that promises what came out; `plan_replay.py` says what that plan needs
+on another rank. Where an allocator hands memory out, `budget_search.py` finds the plan: `planned_columns.py`
+has what the allocator is asked for under a choice, `trials.py` whether that runs, `uniform_choices.py`
+choices to try, and `trial_search.py` tries and mixes them. `baselines.py` replays the usual ways.
 `plan_results.py` is what leaves, `infeasible.py` the message if nothing fits. `modules/` is PyTorch's
 formulation, by modules; `highs.py` solves the programs of both.
 """

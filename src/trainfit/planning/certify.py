@@ -15,7 +15,7 @@ from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
 from trainfit.planning.replay import replayed
-from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
+from trainfit.plans.plan import ModulePart, OpDecision, Plan, Region, RegionKind
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
 from trainfit.traces.trace_store import operators_hash
@@ -115,7 +115,7 @@ def certified(
     # The share of the summed seconds by which the step really gets longer.
     not_overlapped = min(max(added / summed_seconds, 0.0), 1.0) if summed_seconds else 1.0
     reserve = reserve_bytes(trace, timeline)
-    peak_bytes = timeline.peak_bytes + reserve + (_numbers_bytes(trace) if effects else 0)
+    peak_bytes = promised_peak(trace, timeline, bool(effects))
     plan = Plan(
         target=trace.target,
         device=step.costs.device.name,
@@ -134,6 +134,8 @@ def certified(
         reserve_bytes=reserve,
         world_size=step.world_size,
         settings=trace.settings,
+        cluster=trace.cluster,
+        parts=parts_of_rank(trace),
     )
     memory = StepMemory(timeline, step.costs.device, step.allocator)
     return Certified(plan, timeline, tuple(effects), memory, replay.times)
@@ -150,6 +152,12 @@ def host_warnings(plan: Plan, costs: CostTable) -> tuple[str, ...]:
         "device waits for the host: its ops are so short that checkpointing takes Python longer than them. A "
         "larger batch would hide some of that.",
     )
+
+
+def promised_peak(trace: Trace, timeline: Timeline, has_regions: bool) -> int:
+    """Return the peak of a replayed step with what a plan sets aside, and what a trace does not have."""
+    numbers = _numbers_bytes(trace) if has_regions else 0
+    return timeline.peak_bytes + reserve_bytes(trace, timeline) + numbers
 
 
 def reserve_bytes(trace: Trace, timeline: Timeline) -> int:
@@ -204,6 +212,24 @@ def _regions(trace: Trace, effects: Sequence[Effect]) -> tuple[tuple[Region, ...
                 region = replace(before, kept_bytes=kept, recompute_seconds=seconds)
             found[place] = region
     return tuple(found.values()), tuple(kinds)
+
+
+def parts_of_rank(trace: Trace) -> tuple[ModulePart, ...]:
+    """Return what the rank has of each module; nothing of a step of one process, which has everything."""
+    if trace.cluster is None:
+        return ()
+
+    def most_bytes(storages: Sequence[int]) -> int:
+        # What is gathered is freed by making its storage smaller.
+        found = (trace.storages[number] for number in storages)
+        return sum(max(one.bytes, *(size for _, size in one.resizes), 0) for one in found)
+
+    own = [module for number, module in enumerate(trace.modules) if number in trace.in_model]
+    return tuple(
+        ModulePart(module.name, most_bytes(module.parameters), most_bytes(module.gathered))
+        for module in own
+        if module.parameters
+    )
 
 
 def _kind(trace: Trace, effect: Effect, call: int) -> RegionKind:

@@ -19,11 +19,11 @@ def forward_ops(trace: Trace, call: int) -> range:
 def candidate_calls(trace: Trace) -> Iterator[int]:
     """Yield the module calls that may be regions: those of the model whose results backward needs.
 
-    A module outside of the model's tree (a loss of its own) is not reached when a plan is applied. A region
-    around a unit of FSDP would gather it again, or not, depending on how far backward is; a unit itself is
-    gathered around its region.
+    A module outside of the model's tree (a loss of its own) is not reached when a plan is applied. A unit of
+    FSDP is gathered around its region. Regions around units are left out: their recomputation would gather
+    the units inside before their own backward does, and so move gathers, not repeat them.
     """
-    around = _around_units(trace)
+    around = around_units(trace)
     for number, call in enumerate(trace.calls):
         worth = not call.recompute and call.backward_start >= 0 and bool(call.body)
         wraps = trace.modules[call.module].class_name in _WRAPPERS
@@ -31,7 +31,7 @@ def candidate_calls(trace: Trace) -> Iterator[int]:
             yield number
 
 
-def _around_units(trace: Trace) -> set[int]:
+def around_units(trace: Trace) -> set[int]:
     """Return the calls inside of which a unit of FSDP is called."""
     found: set[int] = set()
     for call in trace.calls:

@@ -30,6 +30,7 @@ class _Segment:
     """The time at which it is freed, of the original trace."""
     until_position: Numbers
     """The position at which it is freed, or -1 if `until` says it."""
+    streams: Numbers
     workspace_positions: Numbers
     workspace_sizes: Numbers
 
@@ -57,19 +58,23 @@ class PlannedColumns:
             return None
         new = Renumbering(self.trace, effects)
         start, end = new.starts(base.start), np.where(base.end == NEVER, NEVER, new.ends(base.end))
+        # What is emptied at some time is so after what runs again there, as what is filled.
+        filled = slice(*base.fillings)
+        end[filled] = new.starts(base.end[filled])
         for number, moment, effect in ends_of(self.trace, effects):
             time = new.after(moment, effect)
             end[number] = NEVER if time is None else max(time, int(start[number]) + 1)
-        starts, ends, sizes = [start], [end], [base.sizes]
+        starts, ends, sizes, streams = [start], [end], [base.sizes], [base.streams]
         ops, workspaces = [new.starts(base.workspace_ops)], [base.workspace_sizes]
         for effect in effects:
-            segment, first = self._segment(effect), new.segment_start[effect.region.start]
+            segment, first = self._segment(effect, base), new.segment_start[effect.region.start]
             made = first + segment.made
             inside = first + np.minimum(segment.until_position, len(effect.segment))
             freed = np.where(segment.until_position < 0, new.ends(segment.until), inside)
             starts.append(made)
             ends.append(np.maximum(freed, made + 1))
             sizes.append(segment.sizes)
+            streams.append(segment.streams)
             ops.append(first + segment.workspace_positions)
             workspaces.append(segment.workspace_sizes)
         for effect in effects:
@@ -79,6 +84,7 @@ class PlannedColumns:
             for column, values in zip((starts, ends, sizes), zip(*held)):
                 column.append(np.array(values, dtype=np.int64))
         more = sum(len(column) for column in starts[1:])
+        streams.append(np.zeros(more - sum(map(len, streams[1:])), dtype=np.int64))
         unseen, count = len(self.trace.releases), len(base.start)
         return replace(
             base,
@@ -89,6 +95,7 @@ class PlannedColumns:
             turn=np.concatenate([base.turn, unseen + np.arange(count, count + more)]),
             workspace_ops=np.concatenate(ops),
             workspace_sizes=np.concatenate(workspaces),
+            streams=np.concatenate(streams),
             kept=self._kept(new),
         )
 
@@ -104,15 +111,15 @@ class PlannedColumns:
                 found[one.name] = min(found.get(one.name, (NEVER, 0)), (first + one.first_op, one.bytes))
         return tuple(sorted(found.values()))
 
-    def _segment(self, effect: Effect) -> _Segment:
+    def _segment(self, effect: Effect, base: StepColumns) -> _Segment:
         """Return the columns of a region's segment, which are made once."""
         found = self._segments.get(id(effect))
         if found is None:
-            found = self._segments[id(effect)] = (effect, _segment_of(self.trace, effect))
+            found = self._segments[id(effect)] = (effect, _segment_of(self.trace, effect, base))
         return found[1]
 
 
-def _segment_of(trace: Trace, effect: Effect) -> _Segment:
+def _segment_of(trace: Trace, effect: Effect, base: StepColumns) -> _Segment:
     workspaces = [trace.signatures[trace.ops[op].signature].workspace_bytes for op in effect.segment]
     used = np.flatnonzero(workspaces)
     copies = [
@@ -125,6 +132,7 @@ def _segment_of(trace: Trace, effect: Effect) -> _Segment:
         sizes,
         until,
         position,
+        base.streams[list(effect.copies)],
         used,
         np.array(workspaces, dtype=np.int64)[used],
     )

@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from trainfit.operators.collectives import fills_outputs
+from trainfit.operators.collectives import collective_kind
 from trainfit.planning.groups import Group, groups_of, values_read
 from trainfit.planning.region_flow import RegionFlow, flow_of
 from trainfit.planning.weight_casts import is_kept_by_autocast
 from trainfit.plans.recomputation import copied_before_write
 from trainfit.traces.trace import Interval, Trace
+
+_ONCE = ("send", "recv", "barrier")
+"""Between ranks that need not run the same code: nobody would be there for a message that is repeated."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,7 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
         return None
     if any(trace.ops[op].phase != "forward" for op in range(start, end)):
         return None
-    if any(fills_outputs(trace.op_name(op)) for op in range(start, end)):
-        # Messages and barriers happen once, and other exchanges into given tensors are not known to repeat.
+    if any(collective_kind(trace.op_name(op)) in _ONCE for op in range(start, end)):
         return None
     if any(op.recompute for op in trace.ops[last.backward_start : first.backward_end]):
         # The step has a checkpoint of its own in there; what that holds the second time is not in the trace.

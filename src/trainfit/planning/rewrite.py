@@ -57,11 +57,16 @@ class Renumbering:
             self._before.append(self._before[-1] + len(effect.segment))
         self._shift = np.array(self._before, dtype=np.int64)
         self.ordered = ordered
+        self._ops = len(trace.ops)
         self.first_insert = min(self._inserts, default=len(trace.ops))
 
     def start(self, time: int) -> int:
         """Return the new number of an op: after the segments that are inserted before it; -1 stays -1."""
         return time + self._before[bisect.bisect_right(self._inserts, time)]
+
+    def waited_for(self, op: int) -> int:
+        """Return the new number of an op that another waits for; those of the step before are negative."""
+        return self.start(op) if op >= 0 else self.start(op + self._ops) - self._ops - self._before[-1]
 
     def end(self, time: int) -> int:
         """Return the new time of a release before an op: before the segments that are inserted there."""
@@ -99,6 +104,9 @@ def _moved(storage: Storage, new: Renumbering) -> Storage:
         tuple([_moved_hold(hold, new) for hold in storage.holders]),
         tuple([(new.start(time), size) for time, size in storage.resizes]),
         new.start(storage.born),
+        storage.gathered,
+        storage.stream,
+        storage.also_used_on,
     )
 
 
@@ -128,7 +136,9 @@ def _copies(
             end = max(end, made + 1)
             numbers[effect.region.start, number] = len(storages)
             held = (Interval("program", made, end),)
-            storages.append(Storage(trace.storages[number].bytes, "activation", made, made, end, held))
+            original = trace.storages[number]
+            again = Storage(original.bytes, "activation", made, made, end, held, stream=original.stream)
+            storages.append(again)
     return numbers
 
 
@@ -154,7 +164,7 @@ def _ops(
             effect = pending.pop()
             ops += _segment(trace, effect, new.segment_start[effect.region.start], copies)
         if op.waits_for:
-            op = replace(op, waits_for=tuple(new.start(other) for other in op.waits_for))
+            op = replace(op, waits_for=tuple(new.waited_for(other) for other in op.waits_for))
         effect_here = region_of.get(op.forward_op)
         if effect_here is not None:
             first = effect_here.region.start

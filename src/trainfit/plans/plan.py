@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes, format_seconds
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
 
 SAVE, RECOMPUTE, SKIP = DECISIONS = ("save", "recompute", "skip")
@@ -59,8 +61,18 @@ class Region:
     """Whether it keeps nothing and is recomputed as a whole: then torch alone can do it."""
 
 
+@dataclass(frozen=True, slots=True)
+class ModulePart:
+    """What a rank has of the parameters that a module owns itself, in bytes."""
+
+    module: str
+    bytes: int
+    gathered_bytes: int
+    """What FSDP gathers them into, beside that; 0 if it does not."""
+
+
 @dataclass(frozen=True)
-class Plan:
+class Plan(ShownInNotebooks):
     """Regions and decisions, what they promise, and the trace that they belong to."""
 
     target: str
@@ -89,11 +101,16 @@ class Plan:
     """Bytes are those of one of so many processes, which divide parameters, gradients and optimizer state."""
     settings: Settings = UNKNOWN_SETTINGS
     """Of the step that it was made for."""
+    cluster: Cluster | None = None
+    """Which rank of which processes it was made for; None for a step of one process."""
+    parts: tuple[ModulePart, ...] = ()
+    """Of a step of several processes: what this rank has of each module."""
 
     def __repr__(self) -> str:
         """One line: a plan decides about thousands of ops."""
+        of_rank = "" if self.cluster is None else f", {self.cluster.words}"
         return (
-            f"<Plan for {self.target} on {self.device}: {len(self.regions)} regions, peak "
+            f"<Plan for {self.target} on {self.device}{of_rank}: {len(self.regions)} regions, peak "
             f"{format_bytes(self.peak_bytes)} of {format_bytes(self.budget_bytes)}, "
             f"{format_seconds(self.step_seconds)} per step>"
         )

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from trainfit.basics.units import format_count
+from trainfit.basics.units import format_bytes, format_count
 from trainfit.devices.device_table import known_devices
-from trainfit.plans.plan import Plan
+from trainfit.plans.plan import ModulePart, Plan
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import Difference, Settings, differences
 from trainfit.traces.trace import Trace
 from trainfit.traces.trace_store import operators_hash
 
 _WORDS = {"model_class": "model", "seq": "sequence", "image_size": "image size"}
+_ANOTHER_SHARDING = (
+    "Results stay the same, but the peak and time that the plan promises do not hold: plan again with "
+    "trainfit plan --world-size or --mesh, as the model is divided now."
+)
 _COUNTS = ("parameters", "trainable_parameters", "modules")
 
 
 def plan_differences(plan: Plan, trace: Trace, device: str) -> tuple[Difference, ...]:
     """Return in what a step is not the one that a plan was made for; empty if its promise is about this."""
-    found = differences(plan.settings, trace.settings)
+    found = _other_clusters(plan.cluster, trace.cluster) + differences(plan.settings, trace.settings)
     here = operators_hash(trace)
     if not found and plan.device == device and plan.trace_hash != here:
         found = (Difference("operators", plan.trace_hash[:12], here[:12]),)
@@ -24,8 +29,25 @@ def plan_differences(plan: Plan, trace: Trace, device: str) -> tuple[Difference,
     return found
 
 
-def other_step(found: tuple[Difference, ...]) -> str:
-    """Say what a plan was made for where that is something else, and what that means for its figures."""
+def _other_clusters(planned: Cluster | None, here: Cluster | None) -> tuple[Difference, ...]:
+    """Return in what the processes differ; which of them it is makes no difference."""
+    one, other = planned or Cluster(), here or Cluster()
+    found = [
+        Difference("world_size", one.world_size, other.world_size),
+        Difference("mesh", _mesh(one), _mesh(other)),
+    ]
+    return tuple(pair for pair in found if pair.planned != pair.here)
+
+
+def _mesh(cluster: Cluster) -> str | None:
+    return ",".join(f"{name}={size}" for name, size in cluster.mesh) or None
+
+
+def other_step(found: tuple[Difference, ...], *, replayed: bool = False) -> str:
+    """Say what a plan was made for where that is something else, and what that means for its figures.
+
+    `replayed`: what is predicted is not what the plan promises, but its decisions on this step.
+    """
     if not found:
         return ""
     if [difference.name for difference in found] == ["operators"]:
@@ -36,6 +58,8 @@ def other_step(found: tuple[Difference, ...]) -> str:
     planned = ", ".join(_words(d.name, d.planned) for d in found)
     here = ", ".join(_words(d.name, d.here) for d in found)
     meaning = "The promised peak and time are for that; the comparison of results is of this step."
+    if replayed:
+        meaning = "Its promised peak and time are for that; what is predicted here is for this step."
     return f"The plan was made for {planned}; this is {here}. {meaning}"
 
 
@@ -75,6 +99,30 @@ def _stored(dtype: str | None) -> str:
     return (stored or "fp32") if computed.endswith("-autocast") else dtype or ""
 
 
+def other_world(planned: Cluster | None, processes: int) -> str:
+    """Say that a model runs among another number of processes than its plan was made for; empty if not."""
+    if planned is None or planned.world_size == processes:
+        return ""
+    here = f"one of {processes} processes" if processes > 1 else "one process alone"
+    return f"the plan was made for {planned.words}, and this is {here}. {_ANOTHER_SHARDING}"
+
+
+def other_part(planned: Cluster, part: ModulePart, here_bytes: int) -> str:
+    """Say that a rank has another part of a module than the one that its plan was made for."""
+    return (
+        f"the plan was made for {planned.words}, which has {format_bytes(part.bytes)} of the parameters of "
+        f"{part.module}, and here it has {format_bytes(here_bytes)}. {_ANOTHER_SHARDING}"
+    )
+
+
+def sharded_since() -> str:
+    """Say that a model is divided among processes, and its plan was made for one of them alone."""
+    return (
+        "the plan was made for a step of one process, and this model is divided among several. "
+        + _ANOTHER_SHARDING
+    )
+
+
 def device_kind(plan: Plan) -> str | None:
     """Return what torch calls the kind of device that a plan was made for; None if nobody knows it."""
     if plan.device == "cpu":
@@ -105,6 +153,8 @@ def _words(name: str, value: int | str | None) -> str:
         return f"no {label}"
     if name in _COUNTS:
         return f"{format_count(int(value))} {label}"
+    if name == "mesh" and value is None:
+        return "no mesh"
     if name == "device":
         return f"on {value}"
     return str(value) if name == "optimizer" else f"{label} {value}"

@@ -14,11 +14,13 @@ from typing import Any
 
 from trainfit.basics.decoding import Malformed, decode
 from trainfit.basics.sealed_files import FileKind, canonical, write_whole
-from trainfit.errors import FileFormatError
+from trainfit.errors import FileFormatError, OptionError
 from trainfit.plans.plan import DECISIONS, Plan
 from trainfit.traces.settings import is_sound
 
-FILE = FileKind("plan", schema=4, remedy="make it again with trainfit plan")
+FILE = FileKind("plan", schema=5, remedy="make it again with trainfit plan", older=(4,))
+_SINCE_5: dict[str, Any] = {"cluster": None, "parts": []}
+"""What plans of schema 4 do not say: for which rank of how many processes they were made."""
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
@@ -30,7 +32,9 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 
 def load_plan(path: str | Path) -> Plan:
     """Read a plan that `save_plan` wrote; anything else is one clear error."""
-    content = FILE.read(Path(path))
+    content, schema = FILE.read_any(Path(path))
+    if schema < FILE.schema and isinstance(content, dict):
+        content = {**_SINCE_5, **content}
     try:
         plan = decode(Plan, content)
         _check(plan)
@@ -56,6 +60,11 @@ def _check(plan: Plan) -> None:
     """Check that the parts of a plan fit together."""
     if not is_sound(plan.settings):
         raise Malformed("expected counts from zero on, sizes above, and values as JSON text", "settings")
+    if plan.cluster is not None:
+        try:
+            plan.cluster.check()
+        except OptionError as error:
+            raise Malformed(str(error).rstrip("."), "cluster") from None
     for number, kind in enumerate(plan.kinds):
         for op in kind.ops:
             if op.decision not in DECISIONS:

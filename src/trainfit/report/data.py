@@ -127,7 +127,11 @@ class EstimateData:
     expandable_saves_bytes: int
     """How much less memory would do with `expandable_segments:True`."""
     context_bytes: int
-    """What lies outside of the allocator."""
+    """What the CUDA context takes, outside of the allocator."""
+    communicator_bytes: int
+    """What NCCL keeps for the groups that the rank communicates in, outside of the allocator; assumed."""
+    communicators: int
+    """How many groups those are."""
     fits: bool
     verdict: Verdict
     spare_bytes: int

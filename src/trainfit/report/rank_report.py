@@ -9,32 +9,21 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
-from trainfit.plans.plan_origin import other_step
-from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
+from trainfit.report.amounts import Amount, at_most, verdict_alone
 from trainfit.report.data import Compared, Subject
 from trainfit.report.reading import subject_of
-from trainfit.report.tables import (
-    MOST_WARNINGS,
-    NumberTable,
-    indented,
-    percent,
-    safe,
-    settings_lines,
-    stacked,
-)
-from trainfit.report.text_verification import EQUALITY
+from trainfit.report.tables import NumberTable, indented, percent, safe
+from trainfit.report.text_verification import MOST_DIFFERENCES, equality_line, error_cell, verification_page
 from trainfit.traces.settings import Difference, settings_json
 from trainfit.traces.trace import PHASES
 
 if TYPE_CHECKING:
     from trainfit.verifying.rank_verification import RankFound, RankVerification
 
-_MOST_DIFFERENCES = 5
-
 
 @dataclass(frozen=True)
 class RankData:
-    """One rank: predicted against measured. What a plan does not promise, its phases, is None."""
+    """One rank: predicted against measured; with a plan, its decisions on the step of this rank."""
 
     rank: int
     peak_bytes: Compared[int]
@@ -123,20 +112,9 @@ def rank_verification_view(data: RankVerificationData, amount: Amount = "usual")
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} ops per "
         f"rank, measured in {format_seconds(subject.seconds['measure'])}, torch {subject.torch}"
     )
-    other = other_step(data.plan_differences)
-    verdict = [
-        _verdict(data),
-        *settings_lines(subject),
-        *([safe(other, "yellow")] if other else []),
-        *([] if data.plan_made_for is None else _same_results(data, at_most(_MOST_DIFFERENCES, amount))),
-    ]
-    return stacked(
-        verdict,
-        [_figures(data)],
-        stage_times(subject.seconds, amount),
-        warnings=subject.warnings,
-        footer=footer,
-        most_warnings=at_most(MOST_WARNINGS, amount),
+    results = _same_results(data, at_most(MOST_DIFFERENCES, amount))
+    return verification_page(
+        _verdict(data), data, results, _figures(data), footer=footer, amount=amount, replayed=True
     )
 
 
@@ -163,26 +141,18 @@ def _figures(data: RankVerificationData) -> NumberTable:
         for name, figure in rows.items():
             if figure.predicted is not None:
                 sizes = format_bytes(figure.predicted), format_bytes(figure.measured)
-                table.add_row(f"{rank.rank} {name}", *sizes, _error(figure))
+                table.add_row(f"{rank.rank} {name}", *sizes, error_cell(figure))
         if data.plan_made_for is not None:
             size = format_bytes(rank.baseline_measured_peak_bytes)
             table.add_row(f"{rank.rank} peak without the plan", "", size, "")
     return table
 
 
-def _error(figure: Compared[int]) -> Text:
-    if figure.exact:
-        return Text("exact", "green")
-    if figure.error is None:
-        return Text(f"+{format_count(figure.predicted)} B", "yellow")
-    return Text(f"{'+' if figure.error > 0 else '-'}{percent(abs(figure.error))}", "yellow")
-
-
 def _same_results(data: RankVerificationData, most: int) -> list[RenderableType]:
-    line = Text("With the plan, on all ranks, the loss is ").append(*EQUALITY[data.loss_equal])
-    line.append(", the gradients are ").append(*EQUALITY[data.gradients_equal])
-    line.append(", parameters and buffers afterwards are ").append(*EQUALITY[data.state_equal])
-    line.append(" (bit by bit, measured).")
     different = [f"not equal on rank {one.rank}: {text}" for one in data.ranks for text in one.differences]
     skipped = [f"not compared on rank {one.rank}: {text}" for one in data.ranks for text in one.not_compared]
-    return [line, *indented(different, most), *indented(skipped, most)]
+    return [
+        equality_line("With the plan, on all ranks,", data),
+        *indented(different, most),
+        *indented(skipped, most),
+    ]

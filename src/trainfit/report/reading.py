@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from trainfit.devices.communicator_buffers import communicators
 from trainfit.memory.advice import advice
 from trainfit.memory.gathered import gathered_bytes
 from trainfit.plans.plan import DECISIONS, Plan, Region
@@ -47,6 +48,7 @@ MOST_POINTS = 2000
 def estimate_data(estimate: Estimate) -> EstimateData:
     """Return what a reader sees of an estimate."""
     trace, peak = estimate.trace, estimate.peak_bytes
+    outside = estimate.device.memory_bytes - estimate.device.usable_bytes
     shares = [Share(name, size, size / peak) for name, size in estimate.by_category.items() if size]
     return EstimateData(
         subject=subject_of(trace, estimate.device, estimate.seconds, estimate.warnings),
@@ -57,7 +59,9 @@ def estimate_data(estimate: Estimate) -> EstimateData:
         smallest_memory_bytes=estimate.smallest_memory_bytes,
         libraries={one.name: one.bytes for one in estimate.memory.libraries},
         expandable_saves_bytes=estimate.expandable_saves_bytes,
-        context_bytes=estimate.device.memory_bytes - estimate.device.usable_bytes,
+        context_bytes=outside - (estimate.device.communicator_bytes or 0),
+        communicator_bytes=estimate.device.communicator_bytes or 0,
+        communicators=len(communicators(trace, estimate.device)),
         fits=estimate.fits,
         verdict=estimate.verdict,
         spare_bytes=estimate.spare_bytes,

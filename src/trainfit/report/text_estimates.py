@@ -49,6 +49,7 @@ def estimate_view(data: EstimateData, amount: Amount = "usual") -> RenderableTyp
         [_where(data)],
         [_rank(data)] if subject.world_size > 1 else [],
         [_device_memory(data)] if data.smallest_memory_bytes != data.peak_bytes else [],
+        [_communicators(data)] if data.communicator_bytes else [],
         [Sparkline(data.memory)] if data.memory.ops else [],
         [_shares(data)],
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
@@ -106,8 +107,10 @@ def _rank(data: EstimateData) -> Text:
         named = ", ".join(format_count(one.rank) for one in data.ranks[:_MOST_RANKS])
         more = len(data.ranks) - _MOST_RANKS
         named += f" and {more} more" if more > 0 else ""
+        # With a mesh it is known which can differ; without one, what rank 0 communicates in has to do.
+        which = "those that can differ" if mesh else "those looked at, the ends of its groups and all stages"
         line.append(
-            f" It needs the most of those that can differ ({named}), whose peaks are from "
+            f" It needs the most of {which} ({named}), whose peaks are from "
             f"{format_bytes(peaks[0])} to {format_bytes(peaks[-1])}."
         )
     return line
@@ -130,6 +133,15 @@ def _device_memory(data: EstimateData) -> Text:
             "yellow",
         )
     return line
+
+
+def _communicators(data: EstimateData) -> Text:
+    """Say what NCCL takes, which no tensor can have."""
+    groups = f"{data.communicators} group{'s' if data.communicators != 1 else ''}"
+    return Text(
+        f"NCCL's own buffers take about {format_bytes(data.communicator_bytes)} besides, for {groups} "
+        "(assumed, not measured; what fits is said of the rest)."
+    )
 
 
 def _library_names(data: EstimateData) -> str:
@@ -186,10 +198,12 @@ def _time(time: StepTime, device: str, *, divided: bool) -> Text:
         rates.append(f"MFU {time.model_flops_utilisation:.1%}")
     line.append(f" {', '.join(rates)}.")
     if time.communication_seconds:
-        line.append(
-            f" Communication takes {format_seconds(time.communication_seconds)}, and the step is "
-            f"{format_seconds(time.exposed_communication_seconds)} longer for it; the rest is hidden."
-        )
+        line.append(f" Communication takes {format_seconds(time.communication_seconds)}, ")
+        longer = time.exposed_communication_seconds
+        if longer < _NOTICEABLE * time.communication_seconds:
+            line.append("all of it hidden behind the rest of the step.")
+        else:
+            line.append(f"and the step is {format_seconds(longer)} longer for it; the rest is hidden.")
     if time.launch_bound:
         line.append(
             f" Launch-bound: {device} waits {time.waiting_share:.0%} of the step for the host to issue "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -19,8 +21,11 @@ from trainfit.report.tables import (
     stacked,
 )
 
-_MOST_DIFFERENCES = 5
-EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
+if TYPE_CHECKING:
+    from trainfit.report.rank_report import RankVerificationData
+
+MOST_DIFFERENCES = 5
+_EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
 
 
 def verification_view(data: VerificationData, amount: Amount = "usual") -> RenderableType:
@@ -33,18 +38,33 @@ def verification_view(data: VerificationData, amount: Amount = "usual") -> Rende
         f"ops, measured in {format_seconds(subject.seconds['measure'])} "
         f"({runs} run{'' if runs == 1 else 's'} of the step), torch {subject.torch}"
     )
-    other = other_step(data.plan_differences)
-    verdict = [
-        _verdict(data),
-        *settings_lines(subject),
+    results = _same_results(data, at_most(MOST_DIFFERENCES, amount))
+    return verification_page(_verdict(data), data, results, _figures(data), footer=footer, amount=amount)
+
+
+def verification_page(
+    verdict: Text,
+    data: VerificationData | RankVerificationData,
+    results: list[RenderableType],
+    figures: NumberTable,
+    *,
+    footer: str,
+    amount: Amount,
+    replayed: bool = False,
+) -> RenderableType:
+    """Put the verdict first, then what the step is, whether the plan is of another one, results, figures."""
+    other = other_step(data.plan_differences, replayed=replayed)
+    answer = [
+        verdict,
+        *settings_lines(data.subject),
         *([safe(other, "yellow")] if other else []),
-        *([] if data.plan_made_for is None else _same_results(data, at_most(_MOST_DIFFERENCES, amount))),
+        *([] if data.plan_made_for is None else results),
     ]
     return stacked(
-        verdict,
-        [_figures(data)],
-        stage_times(subject.seconds, amount),
-        warnings=subject.warnings,
+        answer,
+        [figures],
+        stage_times(data.subject.seconds, amount),
+        warnings=data.subject.warnings,
         footer=footer,
         most_warnings=at_most(MOST_WARNINGS, amount),
     )
@@ -54,7 +74,7 @@ def _figures(data: VerificationData) -> NumberTable:
     if data.compiled:
         table, compare = NumberTable("", "eager, predicted", "compiled, measured", "ratio"), _ratio
     else:
-        table, compare = NumberTable("", "predicted", "measured", "error"), _error
+        table, compare = NumberTable("", "predicted", "measured", "error"), error_cell
     peak, before, seconds = data.peak_bytes, data.persistent_bytes, data.seconds
     peak_error, ratio = compare(peak), 1.0 if seconds.ratio is None else seconds.ratio
     time_error = Text(f"{ratio:.2f} x" if data.compiled else f"{ratio - 1:+.1%}")
@@ -108,10 +128,7 @@ def _other_plan_verdict(data: VerificationData) -> Text:
 
 def _same_results(data: VerificationData, most: int) -> list[RenderableType]:
     """Say whether the plan changed the results, where, and what was not compared."""
-    line = Text("With the plan the loss is ").append(*EQUALITY[data.loss_equal])
-    line.append(", the gradients are ").append(*EQUALITY[data.gradients_equal])
-    line.append(", parameters and buffers afterwards are ").append(*EQUALITY[data.state_equal])
-    line.append(" (bit by bit, measured).")
+    line = equality_line("With the plan", data)
     if data.gradients_equal is False and data.relative_gradient_difference is not None:
         line.append(f" Gradients are up to {data.relative_gradient_difference:.1e} of the largest apart.")
     return [
@@ -121,11 +138,20 @@ def _same_results(data: VerificationData, most: int) -> list[RenderableType]:
     ]
 
 
+def equality_line(where: str, data: VerificationData | RankVerificationData) -> Text:
+    """Say which results are the same as without the plan."""
+    line = Text(f"{where} the loss is ").append(*_EQUALITY[data.loss_equal])
+    line.append(", the gradients are ").append(*_EQUALITY[data.gradients_equal])
+    line.append(", parameters and buffers afterwards are ").append(*_EQUALITY[data.state_equal])
+    return line.append(" (bit by bit, measured).")
+
+
 def _ratio(figure: Compared[int]) -> Text:
     return Text("-" if figure.ratio is None else f"{figure.ratio:.2f} x")
 
 
-def _error(figure: Compared[int]) -> Text:
+def error_cell(figure: Compared[int]) -> Text:
+    """Say how far off a figure is."""
     if figure.exact:
         return Text("exact", "green")
     if figure.error is None:

@@ -4,8 +4,9 @@
 - `parse`: which kind of target a text or an object is
 - `built_in`: names of built-in models; `inputs`: their random inputs
 - `huggingface`: configs of Hugging Face models; `huggingface_tasks`, `huggingface_inputs`: what they are
-  trained for, and on what; `huggingface_layout`: how they are divided over a mesh
-- `user_code`: functions of the user's own; `function_arguments`: what they are called with
+  trained for, and on what; `huggingface_layout`, `huggingface_stage`: how they are divided over a mesh
+- `user_code`: functions of the user's own; `executed_code`: their files, as each rank executes them;
+  `function_arguments`: what they are called with
 - `cluster_mesh`: the mesh of `--mesh`, for both; `divided`: models of ours over it
 - `given_values`: what `--set name=value` means
 """

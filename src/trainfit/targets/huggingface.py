@@ -47,7 +47,7 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
     config = _changed(transformers, _parse(transformers, file, _read_json_object(file)), file, options.set)
     chosen = choose_task(config, task, file)
     options = fill_sizes(config, chosen, _with_dtype(config, options))
-    make_step = step_maker(name, partial(_layout, name, config), options)
+    make_step = step_maker(name, partial(_layout, name, config, chosen.name), options)
 
     def build() -> Step:
         # Fitted anew each time, because transformers writes the dtype it was given into the config.
@@ -68,10 +68,10 @@ def load_config(name: str, options: StepOptions, task: str | None) -> Target:
     return Target(name, build, "hf", settings)
 
 
-def _layout(name: str, config: Any) -> Layout:
+def _layout(name: str, config: Any, task: str) -> Layout:
     from trainfit.targets.huggingface_layout import TransformersLayout  # takes seconds to load
 
-    return TransformersLayout(name, config)
+    return TransformersLayout(name, config, task)
 
 
 def _telling(config: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from trainfit.errors import StepError, TargetError
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets.cluster_mesh import device_mesh
+from trainfit.targets.executed_code import ExecutedCode
 from trainfit.targets.function_arguments import arguments_of, settings_of
 from trainfit.targets.target import Kind, Target
 
@@ -34,6 +36,12 @@ def load_file(path: str, function: str, options: StepOptions) -> Target:
         raise TargetError(_missing_file(path, file))
     # As `python file.py` does, so that the file can import its neighbours.
     _make_importable(str(file.resolve().parent))
+    execute = partial(_execute_file, path, file, function)
+    code = ExecutedCode(str(file.resolve()), execute, str(file.resolve().parent))
+    return _found_in(code, path, function, options, "file")
+
+
+def _execute_file(path: str, file: Path, function: str) -> ModuleType:
     name = f"_trainfit_target_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None:
@@ -48,7 +56,7 @@ def load_file(path: str, function: str, options: StepOptions) -> Target:
         del sys.modules[name]
         _refuse_relative_import(error, file, function)
         raise_as_user_error(error, f"importing {path}")
-    return _found_in(module, path, function, options, "file")
+    return module
 
 
 def load_module(name: str, function: str, options: StepOptions) -> Target:
@@ -57,10 +65,15 @@ def load_module(name: str, function: str, options: StepOptions) -> Target:
         raise TargetError(f"{name!r} is neither a file that ends in .py nor the dotted name of a module.")
     # As `python -m` does, so that a package in the current folder is found.
     _make_importable(os.getcwd())
+    code = ExecutedCode(name, partial(_import_module, name), os.getcwd())
+    return _found_in(code, name, function, options, "module")
+
+
+def _import_module(name: str) -> ModuleType:
     importlib.invalidate_caches()  # or a file written a moment ago may not be seen
     try:
         with _as_a_plain_script(name):
-            module = importlib.import_module(name)
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise TargetError(
@@ -70,7 +83,6 @@ def load_module(name: str, function: str, options: StepOptions) -> Target:
         raise_as_user_error(error, f"importing {name}")
     except (Exception, SystemExit) as error:
         raise_as_user_error(error, f"importing {name}")
-    return _found_in(module, name, function, options, "module")
 
 
 def load_function(function: Callable[..., Any], options: StepOptions) -> Target:
@@ -81,29 +93,45 @@ def load_function(function: Callable[..., Any], options: StepOptions) -> Target:
             f"got {type(function).__name__}."
         )
     name = getattr(function, "__name__", "step")
-    return _target(function, name, f"{name}()", options, "function")
+    return _target(function, lambda: function, name, f"{name}()", options, "function")
 
 
-def _found_in(module: ModuleType, place: str, function: str, options: StepOptions, kind: Kind) -> Target:
+def _found_in(code: ExecutedCode, place: str, function: str, options: StepOptions, kind: Kind) -> Target:
+    module = code.module
     target = getattr(module, function, None)
     if target is None and not hasattr(module, function):
         raise TargetError(_missing_function(module, place, function))
     if not callable(target):
         raise TargetError(f"{function!r} in {place} is of type {type(target).__name__}, not a function.")
-    return _target(target, f"{place}:{function}", f"{function}() in {place}", options, kind)
+    label = f"{function}() in {place}"
+    current = partial(_current, code, function)
+    return _target(target, current, f"{place}:{function}", label, options, kind)
 
 
-def _target(function: Callable[..., Any], name: str, label: str, options: StepOptions, kind: Kind) -> Target:
+def _current(code: ExecutedCode, function: str) -> Any:
+    return getattr(code.current(), function)
+
+
+def _target(
+    function: Callable[..., Any],
+    current: Callable[[], Callable[..., Any]],
+    name: str,
+    label: str,
+    options: StepOptions,
+    kind: Kind,
+) -> Target:
+    """Return the target that a function is; `current` returns it as it is when the step is built."""
     arguments = arguments_of(function, label, options)
     place, _, in_place = name.rpartition(":")
 
     def build() -> Step:
         # A function that Python code passes is part of a program, whose command line is its own.
         script = place if kind != "function" else None
+        now = current()
         mesh = {"mesh": device_mesh(options)} if options.cluster is not None and options.cluster.mesh else {}
         try:
             with _as_a_plain_script(script):
-                step = function(**arguments | mesh)
+                step = now(**arguments | mesh)
         except (Exception, SystemExit) as error:
             if kind == "file":
                 _refuse_relative_import(error, Path(place), in_place)

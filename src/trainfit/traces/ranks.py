@@ -44,6 +44,12 @@ class Cluster:
         """How many nodes there are."""
         return -(-self.world_size // self.gpus_per_node)
 
+    @property
+    def words(self) -> str:
+        """The rank and the mesh as people say them: `rank 3 of 8 (dp=4, tp=2)`."""
+        mesh = ", ".join(f"{name}={size}" for name, size in self.mesh)
+        return f"rank {self.rank} of {self.world_size}" + (f" ({mesh})" if mesh else "")
+
     def check(self) -> None:
         """Raise one `OptionError` that says what makes no sense."""
         for name, number in (
@@ -88,7 +94,7 @@ class Collective:
     """What an operator exchanges with other processes."""
 
     kind: str
-    """`all_gather`, `reduce_scatter`, `all_reduce`, ..."""
+    """`all_gather`, `reduce_scatter`, `all_reduce`, ...; `permute`: each sends all it has to one other."""
     group_size: int
     group: str
     """The communication group; each has a queue of its own."""

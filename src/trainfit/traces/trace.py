@@ -90,7 +90,7 @@ class Op:
     queue: str = COMPUTE
     """What runs in order: `compute`, or another stream, or a communication group's."""
     waits_for: tuple[int, ...] = ()
-    """Ops of other queues that are done before this one begins."""
+    """Ops of other queues that are done before this one begins; -1 is the last op of the step before."""
     host_waits: bool = False
     """Whether the host goes on only when this op, and so all before it on its queue, is done."""
     reads_value: bool = False
@@ -125,6 +125,8 @@ class Storage:
     """Whether it holds parameters that are gathered from other ranks, beside this rank's part of them."""
     stream: str = COMPUTE
     """The queue that it was allocated on: a GPU's memory is kept apart by it."""
+    also_used_on: tuple[str, ...] = ()
+    """Queues that `record_stream` named: its memory is not used again before they are done with it."""
 
     @property
     def persistent(self) -> bool:
@@ -149,6 +151,8 @@ class Event:
     """-1: the workspace of the op's kernel."""
     bytes: int
     """What is asked for; negative where as much is freed."""
+    stream: str = COMPUTE
+    """Where it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

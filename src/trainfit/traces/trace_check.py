@@ -137,7 +137,7 @@ def _op(trace: Trace, number: int, op: Op) -> None:
     _require(only_reads or not op.reads_value, "what shows values to Python does nothing else")
     _require(bool(op.queue), "its queue has a name")
     for other in op.waits_for:
-        before = 0 <= other < number and trace.ops[other].queue != op.queue
+        before = -len(trace.ops) <= other < number and trace.ops[other].queue != op.queue
         _require(before, "what it waits for is on another queue, and was issued before it")
     for storage in (*op.reads, *op.writes, *op.creates):
         _require(_in_table(storage, trace.storages), "its storages are in the table")
@@ -164,6 +164,7 @@ def _storage(trace: Trace, number: int, storage: Storage) -> None:
         _require(min(size for _, size in storage.resizes) >= 0, "its new sizes are not negative")
     _require(storage.category == "parameter" or not storage.gathered, "what is gathered is a parameter")
     _require(bool(storage.stream), "its stream has a name")
+    _require(storage.stream not in storage.also_used_on, "what else uses it are other streams")
     _require(bool(storage.holders), "somebody holds every storage")
     last = 0.0
     for interval in storage.holders:

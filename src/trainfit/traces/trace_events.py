@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from trainfit.traces.trace import Event, Trace
+from trainfit.traces.trace import COMPUTE, Event, Op, Trace
 
 _RELEASE, _GROW, _CREATE, _WORKSPACE = range(4)
 
@@ -26,7 +26,8 @@ def events_of(trace: Trace) -> tuple[Event, ...]:
     for number, storage in enumerate(trace.storages):
         last = storage.bytes
         if last:
-            found.append(((storage.start, _CREATE, number), Event(storage.start, number, last)))
+            first = Event(storage.start, number, last, storage.stream)
+            found.append(((storage.start, _CREATE, number), first))
         freed = {} if storage.end is None else {storage.end: 0}
         for time, size in (dict(storage.resizes) | freed).items():
             if not last and not size:
@@ -34,13 +35,20 @@ def events_of(trace: Trace) -> tuple[Event, ...]:
             key = (time, _GROW, number)
             if size < last:
                 key = (time, _RELEASE, turns[number].pop() if turns[number] else unseen + number)
-            if time == storage.start:
+            if time == storage.start and last:
                 key = (time, _CREATE, number)  # gone before the op that it was made in
-            found += [(key, Event(time, number, change)) for change in (size, -last) if change]
+            changes = (change for change in (size, -last) if change)
+            found += [(key, Event(time, number, change, storage.stream)) for change in changes]
             last = size
     for number, op in enumerate(trace.ops):
         size = trace.signatures[op.signature].workspace_bytes
         if size:
-            found += [((number, _WORKSPACE, 0), Event(number, -1, change)) for change in (size, -size)]
+            key = (number, _WORKSPACE, 0)
+            found += [(key, Event(number, -1, change, stream_of(trace, op))) for change in (size, -size)]
     found.sort(key=lambda entry: entry[0])
     return tuple(event for _, event in found)
+
+
+def stream_of(trace: Trace, op: Op) -> str:
+    """Return the stream that an op's kernel asks for memory on; a group is no stream."""
+    return COMPUTE if trace.signatures[op.signature].collective is not None else op.queue

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed.pipelining  # makes a tensor of four bytes when it is loaded: not while measuring
 from torch.autograd import graph
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -20,11 +21,12 @@ from trainfit.basics.doing import doing
 from trainfit.capturing.left_as_found import FoundState
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.replacing import replaced
+from trainfit.planning.plan_replay import replay_plan
 from trainfit.plans.plan import Plan
 from trainfit.steps.step import Step
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.step_runs import Steps
-from trainfit.traces.trace import PHASES
+from trainfit.traces.trace import PHASES, Trace
 from trainfit.verifying.plan_comparison import planned
 from trainfit.verifying.rank_control import RankControl
 from trainfit.workspace.profiler import AllocationLog, Span, no_cycle_collection, profile_allocations
@@ -57,6 +59,19 @@ def predicted_memory(timeline: Timeline) -> RankMemory:
             name = "forward" if phase == "forward" else "backward"
         found[name] = max(found[name], used)
     return RankMemory(timeline.peak_bytes, timeline.persistent_bytes, found)
+
+
+def planned_memory(plan: Plan, trace: Trace) -> RankMemory:
+    """Return what a rank's step is predicted to need with a plan, which may be that of another rank.
+
+    Raises `PlanDoesNotFit` if the plan's regions are not those of this rank.
+    """
+    timeline, peak_bytes = replay_plan(plan, trace)
+    found = predicted_memory(timeline)
+    # What is in no trace is kept by autograd, until backward is over.
+    besides = peak_bytes - timeline.peak_bytes
+    phases = {name: size + besides * (name != "optimizer") for name, size in found.phase_bytes.items()}
+    return RankMemory(peak_bytes, found.persistent_bytes, phases)
 
 
 def measure_rank(

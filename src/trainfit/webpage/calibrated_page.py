@@ -51,7 +51,7 @@ def calibration_sections(data: CalibrationData, result: Any, strings: Strings) -
     found.append(Section("constants", "Constants", "", (constants,), kept))
     if data.warnings:
         notes = tuple(dict.fromkeys(data.warnings))
-        found.append(Section("notes", "What went wrong meanwhile", "", (), notes))
+        found.append(Section("notes", "Notes", "", (), notes))
     return found
 
 

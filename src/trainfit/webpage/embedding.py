@@ -53,5 +53,5 @@ def content_policy(*inline: tuple[str, str]) -> str:
     for kind, text in inline:
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         allowed[kind].append(f"'sha256-{digest}'")
-    rules = ["default-src 'none'", "img-src data: blob:", "base-uri 'none'", "form-action 'none'"]
+    rules = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
     return "; ".join([*rules, *(" ".join(sources) for sources in allowed.values())])

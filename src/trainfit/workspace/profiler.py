@@ -87,7 +87,7 @@ class AllocationLog:
             elif event.name.startswith("trainfit:"):
                 span = (event.start_time_ns, event.end_time_ns)
                 self._ranges.setdefault(event.name.removeprefix("trainfit:"), []).append(span)
-            elif event.tag == _EventType.TorchOp:
+            elif event.tag == _EventType.TorchOp and event.name.removeprefix("aten::") not in _BOOKKEEPING:
                 self._operators.append(event.start_time_ns)
             pending.extend(event.children)
         self._operators.sort()
@@ -105,6 +105,10 @@ class AllocationLog:
             self._totals.append(total)
             if size > 0:
                 self._allocations.append(time)
+
+
+_BOOKKEEPING = ("detach", "detach_", "alias")
+"""Autograd's own, which a trace does not have: pipelines detach outputs when backward is done."""
 
 
 @contextlib.contextmanager

@@ -122,16 +122,24 @@ def planned_compiled_sharded(apply_plan: ApplyPlan = _nothing) -> nn.Module:
     return _shard(model, mesh)
 
 
-def parallel_planned_sharded(apply_plan: ApplyPlan = _nothing) -> nn.Module:
-    """The order that torchtitan uses."""
-    mesh, model = _mesh(1, 2, names=("dp", "tp")), Transformer()
+def parallel_planned_sharded(apply_plan: ApplyPlan = _nothing, backend: str = "") -> nn.Module:
+    """The order that torchtitan uses; with a backend each block is compiled, too."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    mesh, model = _mesh(dist.get_world_size() // 2, 2, names=("dp", "tp")), Transformer()
     for layer in model.layers:
         styles: dict[str, Any] = {f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")}
         styles |= {"attention.wo": RowwiseParallel()}
         styles |= {"feed_forward.w1": ColwiseParallel(), "feed_forward.w2": RowwiseParallel()}
         parallelize_module(layer, mesh["tp"], styles)
     apply_plan(model)
+    for layer in model.layers if backend else ():
+        layer.compile(backend=backend)
     return _shard(model, mesh["dp"])
+
+
+def parallel_planned_compiled_sharded(apply_plan: ApplyPlan = _nothing) -> nn.Module:
+    return parallel_planned_sharded(apply_plan, "aot_eager")
 
 
 def step_of(model: nn.Module) -> trainfit.Step:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoints
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -50,9 +51,12 @@ def trained(arrangement: str, plan: trainfit.Plan | None) -> tuple[list[torch.Te
 def compared(file: Path) -> dict[str, Any]:
     arrangement = file.stem.partition("+")[0]
     expected, plain = trained(arrangement, None)
+    torch._dynamo.reset()
+    counters.clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         found, planned = trained(arrangement, trainfit.load_plan(file))
+        compiled = counters["stats"]["unique_graphs"]
     texts = [str(each.message) for each in seen]
     said = [text for text in texts if "its plan" in text or "the plan" in text]
     keys = [list(map(str, get_model_state_dict(model))) for model in (plain, planned)]
@@ -70,6 +74,7 @@ def compared(file: Path) -> dict[str, Any]:
         "keys": keys[0] == keys[1] and keys[0] == list(small_steps.Transformer().state_dict()),
         "loaded": all(torch.equal(one, other) for one, other in weights),
         "said": said,
+        "compiled": compiled,
     }
 
 

@@ -22,7 +22,8 @@ from trainfit.capturing.exchanges import collective_of, written_arguments
 from trainfit.capturing.metadata import call_key
 from trainfit.capturing.replacing import replaced, replaced_by_name
 from trainfit.capturing.schemas import describe
-from trainfit.operators.collectives import collective_kind
+from trainfit.operators.collectives import collective_kind, communicates
+from trainfit.operators.names import OperatorSet
 from trainfit.traces.ranks import Collective
 
 if TYPE_CHECKING:
@@ -46,10 +47,13 @@ def exchange(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywo
     known = all(live.known for live in lives if live not in written) and all(
         live.known for live in written if _is_input_too(func)
     )
+    for live in lives:
+        live.exchanged |= _is_made_for_exchange(live, received=live in written and not _is_input_too(func))
     mode.recorder.record(call, lives, written, ())
-    mode.recorder.queues.makes(written)
-    for live in written:
-        live.exchanged = True
+    asynchronous = any(
+        argument.name == "asyncOp" and value is True for argument, value in zip(func._schema.arguments, args)
+    )
+    mode.recorder.queues.makes(written, _stashed(mode, tensors) if asynchronous else ())
     collective = collective_of(call.operator.name, key[1:])
     if not (known and collective and _agree(collective, func, args, outputs, written)):
         for live in written:
@@ -74,8 +78,36 @@ def make(mode: CaptureMode, func: OpOverload, args: Arguments, kwargs: Keywords)
         result = mode.hollow(func, call, args, kwargs, tensors, lives)
     else:
         result = mode.adopted(call, values, lives)
-    mode.recorder.queues.makes([mode.live(tensor) for tensor in _tensors(result)])
+    made = [mode.live(tensor) for tensor in _tensors(result)]
+    mode.recorder.queues.makes(made, _stashed(mode, tensors))
     return result
+
+
+def _is_made_for_exchange(live: LiveStorage, *, received: bool) -> bool:
+    """Whether a storage that a collective uses is a buffer for that, and not a result that is exchanged.
+
+    It was made without values, and nothing but copies, or the collective, has written to it; or with values
+    that nobody used before it is received into.
+    """
+    if live.producer in _EMPTY:
+        return not live.first_writer or live.first_writer in _COPIES or communicates(live.first_writer)
+    return live.producer in _FILLED and received and not live.first_writer
+
+
+_EMPTY = OperatorSet.of("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
+_FILLED = OperatorSet.of("zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full")
+_COPIES = OperatorSet.of(
+    "copy_ _foreach_copy_ cat stack _chunk_cat split_with_sizes_copy mul div zero_ fill_"
+)
+"""What fills a buffer; DistributedDataParallel multiplies by a factor meanwhile."""
+
+
+def _stashed(mode: CaptureMode, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what an asynchronous collective keeps until it is waited for: NCCL's keep all they are given.
+
+    They run on a stream of their own, and do so instead of `record_stream`. Others run on the program's.
+    """
+    return [] if mode.streams is None else tensors
 
 
 def _is_input_too(func: OpOverload) -> bool:

@@ -37,6 +37,7 @@ def _of_many(session: Session) -> Iterator[None]:
 
     from trainfit.capturing.distributed.lazy_chunks import without_work_per_rank
     from trainfit.capturing.distributed.pipelines import stages_of
+    from trainfit.capturing.distributed.ring_attention import rings_left_as_found
     from trainfit.capturing.distributed.sharded_units import units_followed
     from trainfit.capturing.distributed.sharding_kernels import SHARDING_HANDLERS
     from trainfit.capturing.distributed.shared_strategies import strategies_shared
@@ -45,6 +46,7 @@ def _of_many(session: Session) -> Iterator[None]:
     session.mode.of_cluster = True
     session.mode.handlers = {**session.mode.handlers, **SHARDING_HANDLERS}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(rings_left_as_found())
         stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes))
         stack.enter_context(replaced(DeviceMesh, "__init__", lambda o: _of_device(session.device, o)))
         # What torch takes for a mesh without a device type.

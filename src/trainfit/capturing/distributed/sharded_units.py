@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPCommContext, FSDPParamGroup
 
 from trainfit.capturing.replacing import replaced
@@ -36,6 +37,9 @@ def units_followed(mode: CaptureMode) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in _EXCHANGING:
             stack.enter_context(replaced(FSDPParamGroup, name, lambda o: _of_unit(mode.recorder, o)))
+        stack.enter_context(
+            replaced(FSDPParam, "to_accumulated_grad_if_needed", lambda o: _accumulated(mode.recorder, o))
+        )
         stack.enter_context(replaced(FSDPCommContext, "lazy_init", lambda o: _named_streams(mode, o)))
         yield
 
@@ -48,6 +52,17 @@ def _named_streams(mode: CaptureMode, original: Any) -> Any:
                 mode.streams.rename(getattr(self, attribute), name)
 
     return lazy_init
+
+
+def _accumulated(recorder: Recorder, original: Any) -> Any:
+    """What a unit keeps of the gradients that it does not reduce yet is a gradient, in whichever dtype."""
+
+    def keep(self: FSDPParam) -> None:
+        original(self)
+        if self.unsharded_accumulated_grad is not None:
+            recorder.ledger.is_gradient(self.unsharded_accumulated_grad)
+
+    return keep
 
 
 def _of_unit(recorder: Recorder, original: Any) -> Any:

@@ -27,7 +27,7 @@ from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.retarget.gpu import Gpu, answers_of_accelerator, answers_of_cuda
 from trainfit.capturing.retarget.storages import made_on
-from trainfit.capturing.retarget.streams import Streams
+from trainfit.capturing.retarget.streams import Streams, record_stream_for
 from trainfit.capturing.values import user_line
 from trainfit.capturing.waiting import note_synchronisation
 from trainfit.errors import CaptureError
@@ -237,7 +237,7 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         stack.enter_context(replaced(torch, "Generator", _generator))
         stack.enter_context(replaced(torch._C._nn, "_parse_to", _parse_to))
         stack.enter_context(replaced(torch.Tensor, "_make_wrapper_subclass", _wrapping))
-        stack.enter_context(replaced(torch.Tensor, "record_stream", _constantly(_constantly(None))))
+        stack.enter_context(replaced(torch.Tensor, "record_stream", _constantly(record_stream_for(streams))))
         _patch_default_device(stack)
         for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
             stack.enter_context(replaced(torch.cuda.nvtx, name, _constantly(_constantly(None))))

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.distributed.tensor.parallel import loss
 
 from trainfit.capturing.replacing import replaced
@@ -28,11 +29,17 @@ def heard_in_distributed_tensors(heard: Hear) -> Iterator[None]:
         stack.enter_context(replaced(DTensor, "from_local", heard))
         for name in _CALLED_BACK:
             stack.enter_context(replaced(OpDispatcher, name, heard))
-        # Random numbers on the GPU would be drawn from a state of all ranks together, which is not there.
+        # A real run keeps the generators of all ranks in step around each draw. That takes no memory of the
+        # GPU and no time of it: the state is 16 bytes on the host. (Only the first draw of a process compares
+        # it with the other ranks'.) So the draw alone is recorded.
         for module in (_random, _dispatch):
             stack.enter_context(replaced(module, "is_rng_supported_mesh", lambda o: lambda mesh: False))
         stack.enter_context(replaced(_random, "_rng_tracker", lambda o: None))
-        for handlers in (dispatcher._custom_op_handlers, loss.customized_loss_ops):
+        for handlers in (
+            dispatcher._custom_op_handlers,
+            loss.customized_loss_ops,
+            _attention.custom_ops,
+        ):
             stack.enter_context(_values_heard(handlers, heard))
         yield
 

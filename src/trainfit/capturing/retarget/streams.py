@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainfit.capturing.own_gpu import own_device, own_number, refuse_second_gpu
+from trainfit.capturing.plain_tensors import strided_parts
+from trainfit.capturing.queues import QueueMoment
 from trainfit.traces.trace import COMPUTE
 
 if TYPE_CHECKING:
-    from trainfit.capturing.queues import Moment
     from trainfit.capturing.recorder import Recorder
 
 
@@ -96,7 +97,7 @@ class PretendedStream:
     def device_index(self) -> int:
         return own_number()
 
-    def moment(self) -> Moment:
+    def moment(self) -> QueueMoment:
         return self._streams.recorder.queues.moment(self.name)
 
     def wait_event(self, event: PretendedEvent) -> None:
@@ -132,7 +133,7 @@ class PretendedEvent:
     _streams: Streams
 
     def __init__(self, *flags: Any, **named: Any) -> None:
-        self.moment: Moment = ()
+        self.moment = QueueMoment()
         self.device = own_device()
 
     def record(self, stream: PretendedStream | None = None) -> None:
@@ -149,6 +150,18 @@ class PretendedEvent:
 
     def elapsed_time(self, other: Any) -> float:
         return 0.0
+
+
+def record_stream_for(streams: Streams) -> Any:
+    """Make `Tensor.record_stream`: the memory is not used again before that stream is done with it."""
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        for part in strided_parts(tensor):
+            live = streams.recorder.ledger.find(part)
+            if live is not None and stream.name not in (live.stream, *live.also_used_on):
+                live.also_used_on.append(stream.name)
+
+    return record_stream
 
 
 def answers_about_streams(streams: Streams) -> dict[str, Any]:

@@ -6,6 +6,7 @@
 - `tensor_styles`: ways to divide a module that torch does not have: fused projections, experts, copies
 - `tensor_plans`: the standard tensor-parallel plan of each built-in family
 - `built_in_layout`: the layouts of the built-in families
+- `divided_sequence`: sequences of which each rank has a part
 - `data_parallel`: FSDP2, HSDP, DDP
 - `pipeline`: stages of blocks, and the step that runs them one forward, one backward
 - `parallel_step`: all of it around a model, as one training step

@@ -13,10 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
+from trainfit.models.bert import BertConfig
 from trainfit.models.catalog import Config, Family
 from trainfit.models.losses import class_loss, next_token_loss
+from trainfit.models.parallel.divided_sequence import SequenceInputs, refuse_sequences
 from trainfit.models.parallel.layout import Layout, not_a_multiple
-from trainfit.models.parallel.pipeline import Handover
+from trainfit.models.parallel.pipeline import Handover, PairLoss, stage_blocks
 from trainfit.models.parallel.tensor_plans import (
     Plan,
     bert_plan,
@@ -47,10 +49,18 @@ class _Anatomy:
 
 _LLAMA = _Anatomy("blocks.*", llama_plan, ("token_embedding",), ("norm", "head"), sequence_divided=True)
 _ANATOMIES: dict[Family, _Anatomy] = {
-    "gpt2": _Anatomy("blocks.*", gpt2_plan, tied=("token_embedding", "head")),
+    "gpt2": _Anatomy(
+        "blocks.*",
+        gpt2_plan,
+        ("token_embedding", "position_embedding"),
+        ("norm", "head"),
+        tied=("token_embedding", "head"),
+    ),
     "llama": _LLAMA,
     "mixtral": _Anatomy("blocks.*", mixtral_plan, _LLAMA.first, _LLAMA.last, sequence_divided=True),
-    "bert": _Anatomy("layers.*", bert_plan, tied=("embeddings.token", "head.decoder")),
+    "bert": _Anatomy(
+        "layers.*", bert_plan, ("embeddings",), ("head",), tied=("embeddings.token", "head.decoder")
+    ),
     "vit": _Anatomy(
         "blocks.*",
         vit_plan,
@@ -68,6 +78,9 @@ class BuiltInLayout(Layout):
         self.name, self.config = name, config
         self._anatomy = _ANATOMIES[family]
         self.loss_in_parts = not isinstance(config, ViTConfig | ResNetConfig)
+        self.sequence = SequenceInputs("tokens", "positions", causal=not isinstance(config, BertConfig))
+        of_classes = isinstance(config, ViTConfig | ResNetConfig | BertConfig)
+        self.loss = class_loss if of_classes else next_token_loss
 
     def no_tensor_parallel(self, size: int, options: StepOptions) -> str | None:
         """Say why the layers cannot be divided among so many ranks; None if they can."""
@@ -84,17 +97,15 @@ class BuiltInLayout(Layout):
 
     def no_context_parallel(self, size: int, options: StepOptions) -> str | None:
         """Say why the sequence cannot be divided among so many ranks; None if it can."""
-        return "trainfit does not divide the sequences of built-in models yet"
+        if isinstance(self.config, ViTConfig | ResNetConfig):
+            return "it reads images, and has no sequences to divide; use dp, fsdp, replicate or tp"
+        causal, seq = self.sequence.causal, options.seq or 0
+        return refuse_sequences("tokens", seq, size, causal=causal, device=options.device_type)
 
     def no_pipeline(self, size: int, options: StepOptions) -> str | None:
         """Say why the model cannot be cut into so many stages; None if it can."""
-        if not self._anatomy.first and self._anatomy.tied is None:
+        if not self._anatomy.first:
             return "stages are cut between layers that are alike, which it does not have"
-        if self._anatomy.tied is not None:
-            return (
-                "its head shares the weight of its embedding, and the two would be on different stages; "
-                "use a model without tied weights (llama, mixtral, vit)"
-            )
         layers: int = getattr(self.config, "layers", 0)
         if layers < size:
             return f"it has {layers} layers, fewer than there are stages"
@@ -127,75 +138,92 @@ class BuiltInLayout(Layout):
         # Modules that another stage has are not there to be divided.
         there = {name for name, style in plan.items() if _has(whole, name)}
         parallelize_module(whole, mesh, {name: style for name, style in plan.items() if name in there})
-        if self._anatomy.tied is not None:
+        # In a pipeline the two are on different stages, each with a weight of its own.
+        if self._anatomy.tied is not None and not isinstance(model, PipelinePart):
             source, sharing = (whole.get_submodule(name) for name in self._anatomy.tied)
             sharing.register_parameter("weight", source.get_parameter("weight"))
 
-    def stage(self, model: nn.Module, number: int, stages: int, seq: int) -> nn.Module:
+    def stage(
+        self, model: nn.Module, number: int, stages: int, seq: int, places: dict[str, Tensor]
+    ) -> nn.Module:
         """Return what one stage of a pipeline runs; what other stages have is let go."""
         is_first, is_last = number == 0, number == stages - 1
         for names, stays in ((self._anatomy.first, is_first), (self._anatomy.last, is_last)):
             for name in names if not stays else ():
                 delattr(model, name)
-        return PipelinePart(
-            model, stage_blocks(len(self.blocks(model)), number, stages), is_first, is_last, seq
-        )
+        numbers = stage_blocks(len(self.blocks(model)), number, stages)
+        ends, container = (is_first, is_last), self._anatomy.blocks.partition(".")[0]
+        return PipelinePart(model, container, numbers, ends, seq, places.get("positions"))
 
-    def handover(self, tensor: DeviceMesh | None, options: StepOptions) -> Handover:
+    def tied_end(self, stage: nn.Module) -> nn.Module | None:
+        """Return the module of a stage whose weight the other end of the pipeline has, too; None if none."""
+        assert isinstance(stage, PipelinePart)
+        if self._anatomy.tied is None or not (stage.is_first or stage.is_last):
+            return None
+        return stage.model.get_submodule(self._anatomy.tied[0 if stage.is_first else 1])
+
+    def handover(self, tensor: DeviceMesh | None, options: StepOptions, loss: PairLoss) -> Handover:
         """Return what the stages of a pipeline hand to each other; `tensor` divides their layers."""
         assert not isinstance(self.config, ResNetConfig), "it has no stages"
         hidden, dtype = self.config.hidden, options.autocast_dtype or options.parameter_dtype
         if isinstance(self.config, ViTConfig):
             classes = self.config.classes
-            return Handover((1, self.config.patches + 1, hidden), (1, classes), dtype, class_loss)
+            return Handover((1, self.config.patches + 1, hidden), (1, classes), dtype, loss)
         seq, vocabulary = options.seq or 0, self.config.vocab_size
         if tensor is None:
-            return Handover((1, seq, hidden), (1, seq, vocabulary), dtype, next_token_loss)
+            return Handover((1, seq, hidden), (1, seq, vocabulary), dtype, loss)
         own, _ = Shard.local_shard_size_and_offset(vocabulary, tensor.size(), tensor.get_local_rank())
+        between = seq // tensor.size() if self._divides_sequence else seq
         return Handover(
-            (1, seq // tensor.size(), hidden),
+            (1, between, hidden),
             (1, seq, own),
             dtype,
-            partial(_loss_of_part, tensor, (1, seq, vocabulary)),
+            partial(_loss_of_part, tensor, (1, seq, vocabulary), loss),
         )
 
 
-def _loss_of_part(mesh: DeviceMesh, shape: tuple[int, ...], logits: Tensor, labels: Tensor) -> Tensor:
+def _loss_of_part(
+    mesh: DeviceMesh, shape: tuple[int, ...], loss: PairLoss, logits: Tensor, labels: Tensor
+) -> Tensor:
     """Return the loss, to which each rank brings its part of the vocabulary."""
     strides = (shape[1] * shape[2], shape[2], 1)
     whole = DTensor.from_local(logits, mesh, [Shard(-1)], shape=torch.Size(shape), stride=strides)
-    return next_token_loss(whole, labels)
-
-
-def stage_blocks(count: int, number: int, stages: int) -> range:
-    """Return the blocks of one stage; where they cannot be divided evenly, later stages have more.
-
-    The last stage also has the head, but the first has the embedding and holds the most micro-batches.
-    """
-    return range(count * number // stages, count * (number + 1) // stages)
+    return loss(whole, labels)
 
 
 class PipelinePart(nn.Module):
     """The part of a built-in transformer that one stage of a pipeline runs. Blocks keep their numbers."""
 
-    def __init__(self, model: nn.Module, numbers: range, is_first: bool, is_last: bool, seq: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        container: str,
+        numbers: range,
+        ends: tuple[bool, bool],
+        seq: int,
+        positions: Tensor | None,
+    ) -> None:
+        """Keep the blocks of these numbers. `ends` says whether it is the first stage, and the last one."""
         super().__init__()
-        self.model = model
-        self.is_first, self.is_last, self.seq = is_first, is_last, seq
-        blocks = model.get_submodule("blocks")
-        model.blocks = nn.ModuleDict({str(n): blocks.get_submodule(str(n)) for n in numbers})
+        self.model, self.container = model, container
+        self.is_first, self.is_last = ends
+        self.seq, self.positions = seq, positions
+        blocks = model.get_submodule(container)
+        own = nn.ModuleDict({str(n): blocks.get_submodule(str(n)) for n in numbers})
+        setattr(model, container, own)
 
     @property
     def own_blocks(self) -> list[nn.Module]:
         """The blocks of this stage."""
-        return list(self.model.get_submodule("blocks").children())
+        return list(self.model.get_submodule(self.container).children())
 
     def forward(self, received: Tensor) -> Tensor:
         """Run the stage on what the one before returned."""
         model: Any = self.model
-        hidden = model.begin(received) if self.is_first else received
+        positions = () if self.positions is None else (self.positions,)
+        hidden = model.begin(received, *positions) if self.is_first else received
         # Not the length at hand: tensor parallelism may divide the sequence between layers.
-        rotation = (model.rotation(self.seq, hidden),) if hasattr(model, "rotation") else ()
+        rotation = (model.rotation(self.seq, hidden, *positions),) if hasattr(model, "rotation") else ()
         hidden = model.through(hidden, self.own_blocks, *rotation)
         result: Tensor = model.finish(hidden) if self.is_last else hidden
         # Stages hand plain tensors on; the loss puts the parts of the logits together again.

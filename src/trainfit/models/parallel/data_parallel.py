@@ -31,9 +31,9 @@ def copies_share(
     if computes_in is None:
         policy = MixedPrecisionPolicy()
     in_pipeline = dimensions.size("pp") > 1
-    sharing = dimensions.of(mesh, "replicate", "fsdp")
+    sharing = dimensions.copies(mesh)
     assert sharing is not None, "nothing is shared without one of the two"
-    if dimensions.size("fsdp") > 1:
+    if dimensions.sharded:
         for block in blocks:
             fully_shard(block, mesh=sharing, mp_policy=policy, reshard_after_forward=not in_pipeline)
         fully_shard(

@@ -66,6 +66,23 @@ class MeshDimensions:
         """Return what the user calls these dimensions, of those that divide something."""
         return tuple(name for name, size in self.mesh if _ALIASES.get(name, name) in meanings and size > 1)
 
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 divides the parameters: among the ranks of `fsdp`, and of `cp` too."""
+        return self.size("fsdp") * self.size("cp") > 1
+
+    def copies(self, mesh: DeviceMesh) -> DeviceMesh | None:
+        """Return the ranks that have a copy of the model, or its shards, each with other data; None if one.
+
+        Ranks that have parts of a sequence are such copies: each has a gradient of its own.
+        """
+        shards, whole = self.names("fsdp", "cp"), self.of(mesh, "replicate")
+        if len(shards) < 2:
+            return self.of(mesh, "replicate", "fsdp", "cp")
+        # torch's trainers, too, make one dimension of the two.
+        flat = mesh[shards]._flatten("_".join(shards))
+        return flat if whole is None else type(mesh)._concatenate([whole, flat])
+
     def of(self, mesh: DeviceMesh, *meanings: str) -> DeviceMesh | None:
         """Return the part of the mesh that has these dimensions; None if none of them divides anything."""
         names = self.names(*meanings)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainfit.errors import OptionError
 from trainfit.models.parallel.dimensions import MeshDimensions
-from trainfit.models.parallel.pipeline import Handover
+from trainfit.models.parallel.divided_sequence import SequenceInputs
+from trainfit.models.parallel.pipeline import Handover, PairLoss
 from trainfit.models.recipe import StepOptions
 
 
@@ -21,13 +23,19 @@ class Layout(ABC):
     """As the user calls it."""
     loss_in_parts: bool
     """Whether tensor parallelism leaves the logits divided, so that the loss is computed in parts."""
+    sequence: SequenceInputs
+    """Its inputs, as far as they are sequences."""
+    loss: PairLoss
+    """Takes logits and labels, as the model itself does."""
 
     def check(self, dimensions: MeshDimensions, options: StepOptions) -> None:
         """Raise `OptionError` if the architecture cannot be divided so; says which dimension, and why."""
-        refusals = {"tp": self.no_tensor_parallel, "cp": self.no_context_parallel, "pp": self.no_pipeline}
+        refusals = {"cp": self.no_context_parallel, "tp": self.no_tensor_parallel, "pp": self.no_pipeline}
         for name, refusal in refusals.items():
             size = dimensions.size(name)
             reason = refusal(size, options) if size > 1 else None
+            if name == "cp" and options.seq:
+                options = replace(options, seq=options.seq // size)  # what the ranks of the others have
             if reason:
                 raise OptionError(f"{self.name} cannot be divided by --mesh {name}={size}: {reason}.")
 
@@ -52,16 +60,27 @@ class Layout(ABC):
         """Apply the standard tensor-parallel plan, in place."""
 
     @abstractmethod
-    def stage(self, model: nn.Module, number: int, stages: int, seq: int) -> nn.Module:
+    def stage(
+        self, model: nn.Module, number: int, stages: int, seq: int, places: dict[str, Tensor]
+    ) -> nn.Module:
         """Return what one stage of a pipeline runs, for sequences of that length.
+
+        `places` are inputs of the model that say which part of each sequence a rank has, if not all.
 
         The first takes the model's input, each further one what the one before returns; the last returns
         logits.
         """
 
     @abstractmethod
-    def handover(self, tensor: DeviceMesh | None, options: StepOptions) -> Handover:
-        """Return what the stages of a pipeline hand to each other; `tensor` divides their layers."""
+    def tied_end(self, stage: nn.Module) -> nn.Module | None:
+        """Return the module of a stage whose weight the other end of the pipeline has, too; None if none."""
+
+    @abstractmethod
+    def handover(self, tensor: DeviceMesh | None, options: StepOptions, loss: PairLoss) -> Handover:
+        """Return what the stages of a pipeline hand to each other; `tensor` divides their layers.
+
+        `loss` takes logits and labels, and the logits may be distributed.
+        """
 
 
 def not_a_multiple(what: str, count: int, size: int) -> str | None:

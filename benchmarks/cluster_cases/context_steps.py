@@ -1,0 +1,53 @@
+"""Context parallelism: each rank has a part of every sequence, and keys and values go around."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._context_parallel import _attention
+from torch.nn.parallel import DistributedDataParallel
+
+import trainfit
+
+from .fsdp_steps import flat_mesh, sharded, two_by
+from .processor_rings import divide_attention_of_processors
+from .small_transformer import Transformer, adamw, token_batch, token_loss
+
+
+def _step(model: nn.Module, context: DeviceMesh, method: str) -> trainfit.Step:
+    divide_attention_of_processors()
+    _attention.set_rotate_method(method)
+    optimizer, tokens = adamw(model), token_batch()
+    labels, places = tokens.clone(), torch.arange(tokens.shape[1])
+
+    def run() -> torch.Tensor:
+        buffers = [tokens, labels, places]
+        with context_parallel(context, buffers=buffers, buffer_seq_dims=[1, 1, 0]):
+            loss = token_loss(model(tokens, places), labels)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return trainfit.Step(model=model, optimizer=optimizer, run=run)
+
+
+def gathered() -> trainfit.Step:
+    """Keys and values of all ranks are gathered at once; DDP adds up the gradients."""
+    mesh = flat_mesh()
+    return _step(DistributedDataParallel(Transformer(), process_group=mesh.get_group()), mesh, "allgather")
+
+
+def around_the_ring() -> trainfit.Step:
+    """Keys and values go from rank to rank."""
+    mesh = flat_mesh()
+    return _step(DistributedDataParallel(Transformer(), process_group=mesh.get_group()), mesh, "alltoall")
+
+
+def with_fsdp() -> trainfit.Step:
+    """The ranks of a sequence are two, and FSDP divides the parameters among all ranks, as trainers do."""
+    mesh = two_by(2, ("dp", "cp"))
+    model = sharded(Transformer(), mesh["dp", "cp"]._flatten("dp_cp"))
+    return _step(model, mesh["cp"], "allgather")

@@ -1,0 +1,96 @@
+"""The decisions of a plan, replayed over another trace of the same step: that of another rank, for one.
+
+All ranks run the plan of one of them. Where their parts of the model are not equally large, each has a peak
+of its own under it, and that is what this finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainfit.errors import PlanDoesNotFit
+from trainfit.planning.certify import promised_peak
+from trainfit.planning.effects import Effect, effect_of
+from trainfit.planning.minimum_cut import Choice
+from trainfit.planning.model_calls import around_units, calls_in_pass, forward_ops
+from trainfit.planning.regions import RegionGraph, chain_graph
+from trainfit.planning.rewrite import rewritten
+from trainfit.plans.plan import RECOMPUTE, SAVE, Plan, Region
+from trainfit.traces.simulate import Timeline, simulate
+from trainfit.traces.trace import Trace
+
+_Calls = dict[tuple[str, int], list[int]]
+"""The calls of each module in a step, by which of its calls in one pass over the model it is."""
+
+
+def replay_plan(plan: Plan, trace: Trace) -> tuple[Timeline, int]:
+    """Return the memory of a step that runs a plan, and its peak with what a plan sets aside.
+
+    Raises `PlanDoesNotFit` where the step is not one that can run the plan as it was made.
+    """
+    effects = list(_effects(plan, trace))
+    timeline = simulate(rewritten(trace, effects) if effects else trace)
+    return timeline, promised_peak(trace, timeline, bool(effects))
+
+
+def _effects(plan: Plan, trace: Trace) -> Iterator[Effect]:
+    calls: _Calls = {}
+    for number, place in calls_in_pass(trace).items():
+        calls.setdefault((trace.module_name(trace.calls[number].module), place), []).append(number)
+    seconds, around = [0.0] * len(trace.ops), around_units(trace)
+    for row in _rows(plan):
+        found = [_calls_of(region, calls) for region in row]
+        # One region for each pass over the model: a plan decides the same for all of them.
+        for together in zip(*found):
+            if around.intersection(together):
+                raise PlanDoesNotFit(f"{row[0].module} is around FSDP units, and would not be recomputed.")
+            graph = chain_graph(trace, together, seconds)
+            if graph is None:
+                raise PlanDoesNotFit(f"{row[0].module} cannot be checkpointed in this step.")
+            yield effect_of(trace, graph, _choice(plan, trace, graph, row), by_torch=row[0].whole)
+
+
+def _rows(plan: Plan) -> Iterator[Sequence[Region]]:
+    """Yield the regions of a plan, several in a row that are recomputed together as one."""
+    row: list[Region] = []
+    for region in plan.regions:
+        if row and not region.continues:
+            yield row
+            row = []
+        row.append(region)
+    if row:
+        yield row
+
+
+def _calls_of(region: Region, calls: _Calls) -> list[int]:
+    found = calls.get((region.module, region.call))
+    if not found:
+        times = "" if region.call == 0 else f" {region.call + 1} times"
+        raise PlanDoesNotFit(f"it has a region {region.module}, which this step does not call{times}.")
+    return found
+
+
+def _choice(plan: Plan, trace: Trace, graph: RegionGraph, row: Sequence[Region]) -> Choice:
+    """Return what a plan decides about the groups of a region."""
+    kept: set[int] = set()
+    repeated: set[int] = set()
+    for call, region in zip(graph.calls, row):
+        numbers, decided = forward_ops(trace, call), plan.kind_of(region).ops
+        names = [op.name for op in decided]
+        here = [trace.op_name(number) for number in numbers]
+        if names != here:
+            raise PlanDoesNotFit(f"{region.module} {_first_difference(names, here)}.")
+        for number, op in zip(numbers, decided):
+            group = graph.group_of_op[number]
+            if op.decision == SAVE:
+                kept.add(group)
+            elif op.decision == RECOMPUTE and not graph.groups[group].free:
+                repeated.add(group)
+    return Choice(frozenset(kept), frozenset(repeated), bytes=0, seconds=0.0)
+
+
+def _first_difference(planned: list[str], here: list[str]) -> str:
+    for number, (one, other) in enumerate(zip(planned, here)):
+        if one != other:
+            return f"runs other operators in this step: op {number} is {other}, and {one} in the plan"
+    return f"runs {len(here)} operators in this step, and {len(planned)} in the plan"
