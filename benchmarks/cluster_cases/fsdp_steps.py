@@ -85,6 +85,19 @@ def uneven() -> trainfit.Step:
     return usual_step(model, adamw(model), token_batch(vocabulary=251))
 
 
+def uneven_blocks() -> trainfit.Step:
+    """Blocks of 97 rows: ranks differ in what they keep, and under one plan in their peaks."""
+    mesh = flat_mesh()
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(97, 97), nn.GELU(), nn.Tanh()) for _ in range(4)))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = adamw(model)
+    return trainfit.Step.of(
+        model, torch.randn(512, 97), loss=lambda output: output.square().mean(), optimizer=optimizer
+    )
+
+
 def prefetched() -> trainfit.Step:
     model = sharded(Transformer(layers=4), flat_mesh())
     layers = list(model.layers)

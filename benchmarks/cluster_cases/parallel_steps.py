@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -60,6 +66,49 @@ def ddp_no_sync() -> trainfit.Step:
         return total
 
     return trainfit.Step(model=model, optimizer=optimizer, run=run)
+
+
+def ddp_static_graph() -> trainfit.Step:
+    model = _ddp(static_graph=True)
+    return usual_step(model, adamw(model), token_batch())
+
+
+def ddp_find_unused() -> trainfit.Step:
+    model = _ddp(find_unused_parameters=True)
+    return usual_step(model, adamw(model), token_batch())
+
+
+def _hooked(hook: Callable[..., Any], state: Callable[[], Any] = lambda: None) -> trainfit.Step:
+    model = _ddp()
+    model.register_comm_hook(state(), hook)
+    return usual_step(model, adamw(model), token_batch())
+
+
+def ddp_fp16_hook() -> trainfit.Step:
+    """Gradients are exchanged in float16."""
+    return _hooked(default_hooks.fp16_compress_hook)
+
+
+def ddp_power_sgd() -> trainfit.Step:
+    """Gradients are exchanged as products of small matrices, from the second step on."""
+    make = partial(
+        power_sgd.PowerSGDState, process_group=None, start_powerSGD_iter=2, use_error_feedback=True
+    )
+    return _hooked(power_sgd.powerSGD_hook, make)
+
+
+def zero_optimizer() -> trainfit.Step:
+    """Each rank has the optimizer's state of some parameters."""
+    model = _ddp()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    return usual_step(model, optimizer, token_batch())
+
+
+def fsdp_of_old() -> trainfit.Step:
+    """FullyShardedDataParallel, the first."""
+    device = start()
+    model = FullyShardedDataParallel(Transformer().to(device), device_id=device)
+    return usual_step(model, adamw(model), token_batch())
 
 
 def _tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:

@@ -1,7 +1,7 @@
-"""The attention kernel of processors as a part of torch's `context_parallel`, which divides those of GPUs only.
+"""The attention kernel of processors as a part of torch's `context_parallel`, which has those of GPUs only.
 
-The templates that run the ring, the division of buffers and the exchange are torch's, as on a GPU: so there is
-a truth to compare with.
+The templates that run the ring, the division of buffers and the exchange are torch's, as on a GPU: so there
+is a truth to compare with.
 """
 
 from __future__ import annotations

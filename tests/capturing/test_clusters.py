@@ -149,14 +149,21 @@ def test_what_makes_no_sense_about_a_cluster_is_said(cluster: Cluster, says: str
         (lambda: init_device_mesh("cuda", (4,)), "mesh of cuda devices, but the capture is for cpu"),
         (lambda: init_device_mesh("cpu", (3, 2)), "bigger than default world size 4"),
         (lambda: (init_process_group("gloo"), dist.new_group([0, 9])), "Rank 9 is out of range"),
-        (lambda: dist.recv_object_list([None], src=1), "receives a Python object from another process"),
         (
-            lambda: (init_process_group("gloo"), dist.broadcast_object_list([None], src=1)),
-            "receives a Python object from another process",
+            lambda: (init_process_group("gloo"), dist.recv_object_list([None], src=1)),
+            "rank 1 of the step waits for what another rank says, which waits for it",
         ),
         (
-            lambda: (init_process_group("gloo"), dist.broadcast_object_list([None], group_src=2)),
-            "receives a Python object from another process",
+            lambda: (init_process_group("gloo"), dist.recv_object_list([None])),
+            r"from whichever rank sends first.*say from which, as in dist.recv_object_list\(..., src=0\)",
+        ),
+        (
+            lambda: (init_process_group("gloo"), dist.recv(torch.ones(2))),
+            r"say from which, as in dist.recv\(..., src=0\)",
+        ),
+        (
+            lambda: (init_process_group("gloo"), dist.broadcast_object_list([torch.ones(2)], src=1)),
+            "sends tensors as Python objects, which a capture cannot follow",
         ),
     ],
 )
@@ -175,6 +182,98 @@ def test_the_source_of_a_broadcast_keeps_its_objects() -> None:
 
     capture(small_step(begin), cluster=Cluster(4, 3))
     assert objects == ["mine"]
+
+
+def test_objects_of_another_rank_are_what_it_sends() -> None:
+    """In two builds and several runs, as many messages."""
+    seen: dict[str, Any] = {}
+
+    def begin() -> None:
+        init_process_group("gloo")
+        rank = dist.get_rank()
+        settings = [{"width": 8, "rank": rank}, None] if rank == 1 else [None, None]
+        dist.broadcast_object_list(settings, src=1)
+        again = ["second"] if rank == 1 else [None]
+        dist.broadcast_object_list(again, group_src=1)
+        own: list[Any] = [None]
+        dist.scatter_object_list(own, ["a", "b", "c", "d"] if rank == 0 else None, src=0)
+        sent: list[Any] = [None]
+        if rank == 0:
+            dist.send_object_list(["for 2"], dst=2)
+        elif rank == 2:
+            dist.recv_object_list(sent, src=0)
+        everyone: list[Any] = [None] * 4
+        dist.gather_object("me", everyone if rank == 2 else None, dst=2)
+        seen.update(settings=settings, again=again, own=own, sent=sent, everyone=everyone)
+
+    in_run: list[Any] = []
+
+    def each_time() -> None:
+        told = [len(in_run)] if dist.get_rank() == 3 else [None]
+        dist.broadcast_object_list(told, src=3)
+        in_run.append(told[0])
+
+    capture(small_step(begin, each_time), cluster=Cluster(4, 2))
+    assert seen == {
+        "settings": [{"width": 8, "rank": 1}, None],
+        "again": ["second"],
+        "own": ["c"],
+        "sent": ["for 2"],
+        "everyone": ["me"] * 4,
+    }
+    assert None not in in_run
+
+
+def test_other_ways_to_make_groups() -> None:
+    found: dict[str, Any] = {}
+
+    def begin() -> None:
+        init_process_group(backend="cpu:gloo,cuda:nccl", device_id=torch.device("cpu"))
+        found["backend"] = dist.get_backend()
+        group, groups = dist.new_subgroups(group_size=2)
+        found["subgroups"] = dist.get_process_group_ranks(group), len(groups)
+        group, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
+        found["enumerated"] = dist.get_process_group_ranks(group)
+        part = dist.split_group(split_ranks=[[0, 1], [2, 3]])
+        found["split"] = dist.get_process_group_ranks(part)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        flat = mesh["dp", "tp"]._flatten("both")
+        found["flat"] = dist.get_process_group_ranks(flat.get_group()), flat.get_local_rank()
+        dist.barrier()
+        dist.destroy_process_group()
+
+    capture(small_step(begin), cluster=Cluster(4, 3))
+    assert found == {
+        "backend": "cpu:gloo,cuda:nccl",
+        "subgroups": ([2, 3], 2),
+        "enumerated": [0, 3],
+        "split": [2, 3],
+        "flat": ([0, 1, 2, 3], 3),
+    }
+
+
+def test_tensors_between_ranks() -> None:
+    """Each collective of `torch.distributed` is recorded with what it is, and nothing waits for ever."""
+
+    def exchange() -> None:
+        ones, zeros = torch.ones(4), [torch.zeros(4) for _ in range(2)]
+        dist.reduce(ones, 0)
+        dist.gather(ones, zeros, dst=1)
+        dist.scatter(ones, None, src=0)
+        dist.all_to_all(zeros, [torch.ones(4), torch.ones(4)])
+        dist.all_to_all_single(torch.zeros(4), ones)
+        dist.send(ones, 0)
+        dist.recv(ones, 0)
+        for work in (dist.isend(ones, 0), dist.irecv(ones, 0)):
+            assert work is not None and work.wait()
+        ops = [dist.P2POp(dist.isend, ones, 0), dist.P2POp(dist.irecv, zeros[0], 0)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    trace = capture(small_step(lambda: init_process_group("gloo"), exchange), cluster=Cluster(2, 1))
+    kinds = [one.kind for op in trace.ops if (one := trace.signatures[op.signature].collective)]
+    together = ["reduce", "gather", "scatter", "all_to_all", "all_to_all"]
+    assert kinds == [*together, "send", "recv", "send", "recv", "send", "recv"]
 
 
 def test_a_mesh_of_the_cpu_is_refused_for_a_gpu() -> None:

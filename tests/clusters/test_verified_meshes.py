@@ -51,7 +51,7 @@ def test_a_mesh_of_another_size_is_one_message() -> None:
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with plans for both stages of a pipeline: they hold some activations, and not others."""
+    """Return a folder with plans for both stages of a pipeline."""
     folder = tmp_path_factory.mktemp("stages")
     for rank, budget in enumerate(("21MiB", "47MiB")):
         cluster = trainfit.Cluster(world_size=2, rank=rank, mesh=(("pp", 2),))

@@ -7,7 +7,7 @@ import json
 from option_values import CommandLine
 from workbench import Outcome, workbench
 
-EXIT_CODES = (0, 2, 3)
+EXIT_CODES = (0, 2, 3, 4)
 
 
 def check_command_line(line: CommandLine) -> None:
@@ -41,4 +41,5 @@ def _check_json(name: str, outcome: Outcome) -> None:
         text = (workbench().folder / name).read_text(encoding="utf-8")
     if text is not None:
         document = json.loads(text, parse_constant=lambda constant: 1 / 0)
-        assert document["schema"] and document.get("target", document["device"]) is not None
+        named = document.get("old", document)
+        assert document["schema"] and named.get("target", named["device"]) is not None

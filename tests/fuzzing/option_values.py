@@ -69,6 +69,15 @@ WRITTEN = st.sampled_from([
     *("result.json", "-", "", " ", ".", "folder", "folder/x.json", "none/x.json", "/dev/null", "/dev/full"),
     *("x" * 300, "ü.json", "\ud800.json", "step.py/x", "--json", "a\nb.json", "[red].json", "link.json"),
 ])  # fmt: skip
+FOLDERS = st.sampled_from([
+    *("tables", "folder", "", "-", " ", ".", "step.py", "none/x", "step.py/x", "/dev/null", "x" * 300),
+    *("\ud800", "link.json", "a\nb", "[red]"),
+])  # fmt: skip
+COMPARED = st.sampled_from([
+    *("old.json", "old.json", "new.json", "new.json", "old-trace.json", "new-trace.json", "planned.json"),
+    *("plan.json", "broken.json", "device.json", "none.json", "folder", "", "/dev/null", "-", "x" * 300),
+    *("\ud800", "[red]", "step.py", "graph.json"),
+])  # fmt: skip
 PLANS = st.sampled_from(
     ["plan.json", "broken.json", "device.json", "none.json", "folder", "", "/dev/null", "-"]
 )
@@ -94,6 +103,7 @@ _STEP = {
     "--set": ASSIGNMENTS,
     "--task": WORDS,
     "--json": WRITTEN,
+    "--csv": FOLDERS,
 }
 ALLOCATORS = WORDS | st.sampled_from(
     [
@@ -116,10 +126,12 @@ _CLUSTER = {
     "--gpus-per-node": NUMBERS,
     "--network": SPEEDS,
 }
+_SHOWN = {"--snapshot": WRITTEN, "--perfetto": WRITTEN}
 _COSTS = {"--device": DEVICES, "--costs": WORDS, "--allocator": ALLOCATORS}
 COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
-    "estimate": {**_CAPTURED, **_COSTS, **_CLUSTER, "--refresh": None, "--save-trace": WRITTEN},
+    "estimate": {**_CAPTURED, **_COSTS, **_CLUSTER, **_SHOWN, "--refresh": None, "--save-trace": WRITTEN},
     "plan": {
+        **_SHOWN,
         **_CAPTURED,
         **_COSTS,
         **_CLUSTER,
@@ -143,12 +155,25 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--eager": None,
     },
     "order": {**_STEP, "--graph": WORDS, "--seconds": NUMBERS},
-    "calibrate": {"--device": DEVICES, "--output": WRITTEN, "--minutes": NUMBERS, "--json": WRITTEN},
+    "calibrate": {
+        "--device": DEVICES,
+        "--output": WRITTEN,
+        "--minutes": NUMBERS,
+        "--json": WRITTEN,
+        "--csv": FOLDERS,
+    },
+    "diff": {
+        "--max-peak": SIZES,
+        "--max-time": SIZES,
+        "--device": DEVICES,
+        "--json": WRITTEN,
+        "--csv": FOLDERS,
+    },
     "devices": {},
 }
 """Every option of every command, with what may follow it; None follows a flag."""
 
-_WRITES = ("--json", "--save-trace", "--output", "-o")
+_WRITES = ("--json", "--save-trace", "--output", "-o", "--csv", "--snapshot", "--perfetto")
 _NOT_AT_RANDOM = (*_WRITES, "--device", "--plan")
 
 
@@ -181,7 +206,9 @@ def command_lines(draw: st.DrawFn) -> CommandLine:
     target = draw(st.one_of(TARGETS, TARGETS, TARGETS, ANY_TEXT.filter(lambda text: ":" not in text)))
     # This machine has nothing to be asked about a step.
     words = [command] if command == "calibrate" else [command, target]
-    if "--device" in options and draw(st.booleans()):
+    if command == "diff":
+        words = [command, draw(COMPARED), draw(COMPARED)]
+    elif "--device" in options and draw(st.booleans()):
         words += ["--device", "cpu" if command == "calibrate" else "h100"]
     json = None
     for name in draw(st.lists(st.sampled_from(sorted(options)), max_size=4)):

@@ -121,11 +121,24 @@ class Workbench:
             self.plan = small_plan(self.traces["h100"], self.h100)
             plan_store.save_plan(self.plan, folder / "plan.json")
             save_graph(trace_graph(self.traces["cpu"]), folder / "graph.json")
+            self._save_compared()
             self.joint = joint.joint_graph_without_memory(self.build)
             self.verified = {
                 with_plan: prove.verify(self.build, plan=self.plan if with_plan else None, costs="roofline")
                 for with_plan in (False, True)
             }
+
+    def _save_compared(self) -> None:
+        """Write results and traces for `diff`: of the step, and of one with a larger batch."""
+        larger = load(str(self.folder / "step.py") + ":build", trainfit.StepOptions(batch=512)).build
+        for name, trace in (
+            ("old", self.traces["h100"]),
+            ("new", capturing.capture(larger, device=self.h100)),
+        ):
+            trainfit.save_trace(trace, self.folder / f"{name}-trace.json")
+            trainfit.save_result(trainfit.estimate(trace, device=self.h100), self.folder / f"{name}.json")
+        planned = choose.plan_step(Request(self.traces["h100"], self.h100))
+        trainfit.save_result(planned, self.folder / "planned.json")
 
     def run(self, words: tuple[str, ...], *, real: bool) -> Outcome:
         """Run a command in the folder, as from a shell."""

@@ -45,16 +45,16 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
         )
     if _CPU_ATTENTION in str(error) and "sharding strategy" in str(error):
         return CaptureError(
-            f"{user_line_of(error)} calls attention on distributed tensors, as context parallelism does. torch "
-            f"has a way to divide it for GPUs only, and raises on a CPU, too ({_one_line(error)}): name a GPU, "
-            "as in --device h100."
+            f"{user_line_of(error)} calls attention on distributed tensors, as context parallelism does. "
+            "torch has a way to divide it for GPUs only, and raises on a CPU, too "
+            f"({_one_line(error)}): name a GPU, as in --device h100."
         )
     if _MIXED in str(error) and any("_context_parallel" in frame for frame in _files(error)):
         return CaptureError(
             f"{user_line_of(error)} calls attention for which the GPU has no fused kernel (in float32 with "
             "fewer heads of keys than of queries, with a mask, or in bfloat16 on an older GPU). torch runs a "
-            f"formula in its place, which context parallelism cannot divide ({_one_line(error)}): use bfloat16 "
-            "or float16, and no mask."
+            f"formula in its place, which context parallelism cannot divide ({_one_line(error)}): use "
+            "bfloat16 or float16, and no mask."
         )
     if _DISTRIBUTED_REDUCER in str(error):
         return CaptureError(

@@ -91,6 +91,8 @@ class Session:
         self.categories_at_start: dict[int, str] = {}
         self.messages = Messages()
         self.listener: int | None = None
+        self.waiting: tuple[int, ...] = ()
+        """The ranks that wait, each for the next one, for what this one says."""
         """The rank for which this one is run, if only for what it says."""
         self.disk = Disk(self)
         self.before_operators: Guard = lambda needed_bytes: None
@@ -104,6 +106,7 @@ class Session:
         other.values.know_everything = self.values.know_everything
         other.ledger.host_by_default = self.ledger.host_by_default
         other.messages, other.listener = self.messages, self.cluster.rank
+        other.waiting = (*self.waiting, self.cluster.rank)
         return other
 
     @contextlib.contextmanager
@@ -213,8 +216,8 @@ def capture(
         _captures_now = threading.get_ident()
         oracle, messages = MetadataOracle(kind), Messages()
         found = FoundState()
-        architecture_mattered = False
-        for _ in range(_MOST_CORRECTIONS):
+        architecture_mattered, corrections = False, 0
+        while corrections < _MOST_CORRECTIONS:
             session = Session(device, oracle, settings, cluster)
             session.messages = messages
             # What the oracle remembers may have been decided by it in an attempt before.
@@ -223,6 +226,7 @@ def capture(
             session.ledger.host_by_default = host_by_default
             session.before_operators = guard or session.before_operators
             traces = _attempt(build, session, target, limits, found, steps)
+            corrections += not messages.asked_meanwhile()
             architecture_mattered = session.gpu.architecture_mattered
             if traces is None:
                 host_by_default = host_by_default and not session.names_no_device
@@ -278,6 +282,10 @@ def _attempt(
 
 def _hear(build: Build, session: Session, rank: int, target: str, limits: Limits, found: FoundState) -> None:
     """Run the step as another rank until it has said what this one needs to know."""
+    assert session.cluster is not None
+    if rank in (session.cluster.rank, *session.waiting):
+        raise CaptureError(f"rank {rank} of the step waits for what another rank says, which waits for it.")
+    session.messages.ask(rank)
     doing(f"asking rank {rank}")
     try:
         while _attempt(build, session.as_rank(rank), target, limits, found) is None:

@@ -1,7 +1,7 @@
 """The module that a target names, executed as the process that it is loaded in.
 
-Code at the top level of a file may read RANK, or make the process group. Where a step is built as another rank
-than its file was executed as, or where the group that the file made is gone, the file is executed again.
+Code at the top level of a file may read RANK, or make the process group. Where a step is built as another
+rank than its file was executed as, or where the group that the file made is gone, it is executed again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The part of a transformers model that one stage of a pipeline runs.
 
 The model stays as it is, with its own forward; layers of other stages let pass what they are given, so that
-those that are there keep their numbers and names. The first stage has the embedding, the last one the norm and
-the head: so transformers' own plan for pipelines says (`base_model_pp_plan`).
+those that are there keep their numbers and names. The first stage has the embedding, the last one the norm
+and the head: so transformers' own plan for pipelines says (`base_model_pp_plan`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIRST, _LAYERS, _LAST = "embed_tokens", "layers", "norm"
 
 
 def stages_are_known(config: Any) -> bool:
-    """Whether transformers has a plan for pipelines of the architecture, of the kind that is followed here."""
+    """Whether transformers has a plan for pipelines of the architecture, of the usual kind."""
     plan = getattr(config.get_text_config(), "base_model_pp_plan", None) or {}
     return config.get_text_config() is config and set(plan) == {_FIRST, _LAYERS, _LAST}
 

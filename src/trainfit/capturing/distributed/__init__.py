@@ -10,5 +10,6 @@ ring_attention    context parallelism
 lazy_chunks       no work per rank
 shared_strategies  no work per parameter for what is the same for all of a kind
 rank_messages     what ranks say to each other
+object_messages   Python objects that they send
 pipelines         stages of a pipeline, which do
 """

@@ -36,6 +36,7 @@ def _of_many(session: Session) -> Iterator[None]:
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     from trainfit.capturing.distributed.lazy_chunks import without_work_per_rank
+    from trainfit.capturing.distributed.object_messages import objects_exchanged
     from trainfit.capturing.distributed.pipelines import stages_of
     from trainfit.capturing.distributed.ring_attention import rings_left_as_found
     from trainfit.capturing.distributed.sharded_units import units_followed
@@ -56,14 +57,32 @@ def _of_many(session: Session) -> Iterator[None]:
         stack.enter_context(without_work_per_rank())
         stack.enter_context(strategies_shared())
         stack.enter_context(units_followed(session.mode))
-        stack.enter_context(stages_of(session.cluster.rank, session.messages, session.listener))
+        spoken = session.cluster.rank, session.messages, session.listener
+        stack.enter_context(stages_of(*spoken))
+        stack.enter_context(objects_exchanged(*spoken))
         # It compares the models of all processes, of which there is one.
         stack.enter_context(
             replaced(
                 torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda o: _nothing
             )
         )
+        if session.device == "cuda":
+            ddp = torch.nn.parallel.DistributedDataParallel
+            stack.enter_context(replaced(ddp, "_check_comm_hook", _as_with_nccl))
         yield
+
+
+def _as_with_nccl(original: Any) -> Any:
+    """Allow the hooks that a build for GPUs allows: torch asks which CUDA it was built with."""
+
+    def check(self: Any, hook: Any) -> None:
+        try:
+            original(self, hook)
+        except TypeError as error:
+            if "NCCL" not in str(error):
+                raise
+
+    return check
 
 
 def _of_device(kind: str, original: Any) -> Any:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
+
+from trainfit.errors import CaptureError
+
+_MOST_QUESTIONS = 100
 
 
 class NeedsRank(BaseException):
@@ -18,18 +23,35 @@ class RankHasSpoken(BaseException):
 
 
 class Messages:
-    """What stages of a pipeline said, by the rank that says it and the rank that hears it."""
+    """What ranks said, by the rank that says it, the rank that hears it, and which message it is."""
 
     def __init__(self) -> None:
         """Begin with nothing said."""
-        self._said: dict[tuple[int, int], Any] = {}
+        self._questions = self._counted = 0
+        self._said: dict[tuple[int, int, Hashable], Any] = {}
 
-    def say(self, rank: int, to: int, message: Any) -> None:
-        """Keep a message."""
-        self._said[rank, to] = message
+    def ask(self, rank: int) -> None:
+        """Count that a rank is run for what it says."""
+        self._questions += 1
+        if self._questions > _MOST_QUESTIONS:
+            raise CaptureError(
+                f"the step receives Python objects from rank {rank}, and from others, again and again, and "
+                "each time that rank has to be run for them: let each process make them itself."
+            )
 
-    def hear(self, rank: int, by: int) -> Any:
+    def asked_meanwhile(self) -> bool:
+        """Whether a rank was asked since this was called last."""
+        before, self._counted = self._counted, self._questions
+        return self._questions > before
+
+    def say(self, rank: int, to: int, which: Hashable, message: Any) -> bool:
+        """Keep a message; return whether it is new."""
+        is_new = (rank, to, which) not in self._said
+        self._said[rank, to, which] = message
+        return is_new
+
+    def hear(self, rank: int, by: int, which: Hashable) -> Any:
         """Return what a rank said to another; `NeedsRank` if that is not known yet."""
-        if (rank, by) not in self._said:
+        if (rank, by, which) not in self._said:
             raise NeedsRank(rank)
-        return self._said[rank, by]
+        return self._said[rank, by, which]

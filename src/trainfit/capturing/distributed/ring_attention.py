@@ -1,4 +1,4 @@
-"""torch's `context_parallel`, which replaces attention and what distributed tensors know of it while it is on.
+"""torch's `context_parallel`, which replaces attention and what distributed tensors know of it.
 
 It needs no help to run: its rings are operators and collectives like others. What it sets for the whole
 process, or a step leaves switched on, is put back when the capture ends.
