@@ -44,17 +44,17 @@ class TradeOff {
     this.x = scale([...all.map((one) => one.memory), ...near.map((line) => line.bytes)], 64, this.wide - 24);
     this.y = scale(all.map((one) => one.seconds), this.high - 44, 22);
     this.boxes = all.map((one) => [this.x(one.memory) - 7, this.y(one.seconds) - 7, 14, 14]);
+    points.slice(1).forEach((point, number) => this.addStair(points[number], point));
     const label = `Memory against time of a step: ${points.length} plans and ${ways.length} usual ways, predicted`;
     const picture = drawing("svg", { width: this.wide, height: this.high, role: "img", "aria-label": label });
     this.drawAxes(picture);
     near.forEach((line) => this.drawLine(picture, line));
-    this.nameFar(picture, lines.filter((line) => !near.includes(line)));
     if (points.length > 1) {
       picture.append(drawing("polyline", { class: "tf-frontier", points: this.stairs(points) }));
     }
     ways.forEach((way) => this.drawWay(picture, way));
     points.forEach((point, number) => this.drawPoint(picture, point, number));
-    this.stage.replaceChildren(picture);
+    this.stage.replaceChildren(...[picture, this.far(lines.filter((line) => !near.includes(line)))].filter(Boolean));
     this.describe();
   }
 
@@ -64,6 +64,13 @@ class TradeOff {
       const [x, y] = [this.x(point.memory), this.y(point.seconds)];
       return number ? [`${x},${this.y(points[number - 1].seconds)}`, `${x},${y}`] : [`${x},${y}`];
     }).join(" ");
+  }
+
+  // Labels keep off the line, too.
+  addStair(from, to) {
+    const [x1, x2] = [this.x(from.memory), this.x(to.memory)];
+    const [y1, y2] = [this.y(from.seconds), this.y(to.seconds)];
+    this.boxes.push([x1, y1 - 2, x2 - x1, 4], [x2 - 2, Math.min(y1, y2), 4, Math.abs(y2 - y1)]);
   }
 
   drawAxes(picture) {
@@ -89,12 +96,10 @@ class TradeOff {
     this.boxes.push([x - 1, 16, 2, this.high - 56]);
   }
 
-  nameFar(picture, lines) {
-    lines.forEach((line, number) => {
-      const text = `${line.label} ${formatBytes(line.bytes)}, further right`;
-      picture.append(drawing("text", { class: "tf-label", x: this.wide - 26, y: 28 + 17 * number, "text-anchor": "end" }, text));
-      this.boxes.push([this.wide - 26 - text.length * 6.9, 16 + 17 * number, text.length * 6.9, 15]);
-    });
+  // Lines beyond the picture's edge are named below it.
+  far(lines) {
+    const names = lines.map((line) => `${line.label} ${formatBytes(line.bytes)}`);
+    return names.length ? element("p", { class: "tf-hint" }, `Further right: ${names.join("; ")}.`) : null;
   }
 
   drawWay(picture, way) {
@@ -121,7 +126,8 @@ class TradeOff {
       const box = [x + dx, y + dy - 12, wide, 15];
       const inside = box[0] >= 62 && box[0] + wide <= this.wide && box[1] >= 14 && box[1] + 15 <= this.high - 40;
       return inside && !this.boxes.some((other) => overlap(box, other));
-    }) || [x + off + wide > this.wide ? -off - wide : off, 4];
+    });
+    if (!free) return; // the point says its name when pointed at, and the table has it
     this.boxes.push([x + free[0], y + free[1] - 12, wide, 15]);
     picture.append(drawing("text", { class: `tf-label ${style}`, x: x + free[0], y: y + free[1] }, text));
   }
