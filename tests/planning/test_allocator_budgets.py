@@ -51,6 +51,19 @@ def test_a_plan_runs_within_its_budget(planner: Planner, share: float) -> None:
     assert found.promised().memory_bytes > found.plan.peak_bytes
 
 
+def test_what_runs_in_just_the_budget_and_not_in_more_does_not_fit() -> None:
+    """Where memory is of several streams, many choices run in 700 MiB and fail in a little more."""
+    device = find_device("h100-sxm-80gb")
+    cluster = trainfit.Cluster(2, mesh=(("dp", 2),))
+    options = trainfit.StepOptions(batch=32)
+    trace = trainfit.capture("llama-tiny", device=device, cluster=cluster, options=options)
+    planner = Planner(trace, roofline_costs(trace, device))
+    found = planner.plan(700 * MIB)
+    assert found.promised().memory_bytes <= 700 * MIB
+    assert found.fits  # also when the least memory is known
+    assert found.step_seconds <= planner.smallest().step_seconds
+
+
 def test_the_bytes_asked_for_are_not_enough(planner: Planner, trace: Trace, gpu: Device) -> None:
     """A budget of just the peak is too small for the step as it is; without an allocator it is enough."""
     peak = simulate(trace).peak_bytes

@@ -1,7 +1,7 @@
 """What people do without a solver, replayed on the same trace: what a plan is compared with.
 
 - `keep everything`: no checkpointing.
-- `full`: every block under `torch.utils.checkpoint`, as Hugging Face's `activation_checkpointing_enable` does.
+- `full`: every block under `torch.utils.checkpoint`, as transformers does when asked to checkpoint.
 - `every second block`: the same for half of the blocks.
 - `greedy`: blocks one after the other, by bytes freed per second added, until the step fits.
 

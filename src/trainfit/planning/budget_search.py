@@ -7,6 +7,7 @@ better. Otherwise it is asked for less, by what the allocator adds, and its answ
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,8 @@ _ROOM_SHARE = 0.005
 for."""
 _FEW_TRIALS = 30
 _MOST_CERTIFICATES = 4
+_MOST_CANDIDATES = 16
+"""How many that run in just the budget are asked for the least memory that they need."""
 _MOST_LEAST = 10
 """How many choices are looked at to find the one that needs the least memory."""
 
@@ -88,14 +91,16 @@ class BudgetSearch:
                     answers, bound = [self._combination(best), *answers], max(best.bound, bound)
             if trials.run(answers[0].effects, budget_bytes):
                 answers.sort(key=lambda one: one.seconds)
-                return self._first_that_fits(answers, budget_bytes, bound)
+                found = self._first_that_fits(trials, answers, budget_bytes, bound)
+                if found is not None:
+                    return found
         else:
             answers += self._smaller(trials, answers[0], budget_bytes, modelled)
         search = TrialSearch(
             self.choices, trials, budget_bytes, self.step.step_seconds, self.most_trials, deadline
         )
         running = search.search([*(known for _, known in self._remembered), *answers])
-        return self._first_that_fits(running, budget_bytes, bound)
+        return self._first_that_fits(trials, running, budget_bytes, bound)
 
     def least(self, smallest_peak: Solution, budget_bytes: int) -> Certified:
         """Return what runs in the least memory, of the choices that free most and the one with this peak."""
@@ -138,14 +143,18 @@ class BudgetSearch:
         return found
 
     def _first_that_fits(
-        self, combinations: Sequence[Combination], budget_bytes: int, bound: float
+        self, trials: Trials, combinations: Sequence[Combination], budget_bytes: int, bound: float
     ) -> Certified | None:
         """Certify combinations until one fits: trials are of few steps, the certificate is of all.
 
+        Some run in just the budget and not in a little more; those that do not are asked for no certificate.
         What ran within another budget and is faster is certified before: more memory never costs time.
         """
         found: Certified | None = None
-        for combination in combinations[:_MOST_CERTIFICATES]:
+        fitting = (
+            one for one in combinations[:_MOST_CANDIDATES] if trials.needed_bytes(one.effects) <= budget_bytes
+        )
+        for combination in itertools.islice(fitting, _MOST_CERTIFICATES):
             plan = self.certified(combination, budget_bytes, bound)
             if plan.fits:
                 self._remembered.append((plan.step_seconds, combination))
