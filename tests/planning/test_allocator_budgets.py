@@ -83,6 +83,13 @@ def test_a_frontier_is_sorted_by_what_it_needs(planner: Planner) -> None:
     assert all(plan.memory_bytes >= plan.peak_bytes for plan in plans)
 
 
+def test_a_frontier_without_time_says_so(trace: Trace, gpu: Device) -> None:
+    planner = Planner(trace, roofline_costs(trace, gpu))
+    assert len(planner.frontier(8, seconds_limit=0.0)) >= 2
+    (warning,) = planner.warnings
+    assert warning.startswith("the search ended after 0 µs, with 0 of 7 budgets")
+
+
 def test_the_usual_ways_are_judged_by_what_they_need(planner: Planner) -> None:
     budget = int(0.7 * planner.nothing().memory_bytes)
     ways = {way.name: way for way in baselines(planner.step, budget)}

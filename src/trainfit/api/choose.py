@@ -162,4 +162,5 @@ def frontier_step(request: Request, points: int) -> Frontier:
         ),
         baselines=baselines(planner.step, request.device.default_budget_bytes),
         seconds=request.watch.seconds,
+        warnings=trace.warnings + table.warnings + planner.warnings,
     )

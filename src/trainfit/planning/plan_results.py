@@ -76,6 +76,7 @@ class Frontier(ShownInNotebooks):
     points: tuple[FrontierPoint, ...]
     baselines: tuple[Baseline, ...]
     seconds: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """One line; the points have the rest."""

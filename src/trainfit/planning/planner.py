@@ -11,6 +11,7 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.doing import in_turn
+from trainfit.basics.units import format_seconds
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
@@ -151,19 +152,26 @@ class Planner:
     def frontier(self, points: int, *, seconds_limit: float = 60.0) -> list[Plan]:
         """Return plans from the smallest reachable peak to none at all, none of them beaten by another.
 
-        The curves and the master problem are those of one plan; only the budget changes.
+        The curves and the master problem are those of one plan; only the budget changes. Budgets that are
+        far apart come first: if time runs out, those between are missing, and a warning says so.
         """
         deadline = time.monotonic() + seconds_limit
         smallest = self.smallest()
         nothing = self.nothing(self.step.peak_bytes)
         found = [smallest.promised(), nothing.promised()]
         span = nothing.memory_bytes - smallest.memory_bytes
-        for number in in_turn("solving for budget", range(1, points)):
+        # Halves, then quarters, and so on: by the largest power of two that divides the number.
+        numbers = sorted(range(1, points), key=lambda number: -(number & -number))
+        for done, number in enumerate(in_turn("solving for budget", numbers)):
             budget = smallest.memory_bytes + span * number // points
             left = deadline - time.monotonic()
             if left <= 0:
+                self.warnings += (
+                    f"the search ended after {format_seconds(seconds_limit)}, with {done} of {points - 1} "
+                    "budgets: between two plans there may be others. A single plan has its own time.",
+                )
                 break
-            planned = self.plan(budget, seconds_limit=max(left / (points - number), 1.0))
+            planned = self.plan(budget, seconds_limit=max(left / (points - 1 - done), 1.0))
             found += [planned.promised()] if planned.fits else []
         tightest = self.plan(smallest.memory_bytes, seconds_limit=5.0)
         return _not_beaten([*found, tightest.promised()] if tightest.fits else found)

@@ -189,7 +189,7 @@ def frontier_data(frontier: Frontier) -> FrontierData:
         for point in frontier.points
     )
     return FrontierData(
-        subject=subject_of(frontier.trace, device, frontier.seconds, frontier.trace.warnings),
+        subject=subject_of(frontier.trace, device, frontier.seconds, frontier.warnings),
         points=points,
         margin_bytes=device.margin_bytes,
         baselines=frontier.baselines,
