@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import trainfit
 from trainfit import Cluster, StepOptions
@@ -132,6 +133,21 @@ def test_what_is_said_about_a_rank() -> None:
     (root,) = (module for module in found["modules"] if module["depth"] == 0)
     assert root["whole_parameter_bytes"] == 4 * 1_787_008
     assert root["parameter_bytes"] == pytest.approx(root["whole_parameter_bytes"] / 8, rel=0.05)
+
+
+def build_with_own_mesh() -> trainfit.Step:
+    torch.distributed.init_process_group("gloo")
+    mesh = torch.distributed.init_device_mesh("cpu", (2, 3), mesh_dim_names=("replica", "shard"))
+    model = fully_shard(nn.Linear(64, 64), mesh=mesh)
+    batch = torch.ones(4, 64)
+    return trainfit.Step(model=model, optimizer=None, run=lambda: model(batch).sum().backward())
+
+
+def test_the_mesh_that_a_step_makes_itself_is_shown() -> None:
+    estimate = trainfit.estimate(build_with_own_mesh, cluster=Cluster(6, 1))
+    found = result_json(estimate_data(estimate))
+    assert (found["mesh"], found["own_mesh"]) == ({}, {"replica": 2, "shard": 3})
+    assert estimate_data(estimate).subject.mesh_words == "replica=2, shard=3"
 
 
 def test_a_step_of_one_process_says_so() -> None:

@@ -59,11 +59,18 @@ class Subject:
     """Which of so many processes the step is; 0 of 1 for a step of one."""
     mesh: dict[str, int]
     """The sizes of the mesh's dimensions by name, outermost first; empty if none was given."""
+    own_mesh: dict[str, int]
+    """The same of the mesh that the step's own code made, where none was given."""
     gpus_per_node: int | None
     captured_for: str
     """The kind of device."""
     description: str
     """The settings in one line."""
+
+    @property
+    def mesh_words(self) -> str:
+        """The mesh as people write it: `dp=8, tp=4`."""
+        return ", ".join(f"{name}={size}" for name, size in (self.mesh or self.own_mesh).items())
 
 
 @dataclass(frozen=True)

@@ -287,6 +287,7 @@ def subject_of(trace: Trace, device: Device, seconds: dict[str, float], warnings
         world_size=cluster.world_size if cluster is not None else 1,
         rank=cluster.rank if cluster is not None else 0,
         mesh=dict(cluster.mesh) if cluster is not None else {},
+        own_mesh=dict(cluster.own_mesh) if cluster is not None else {},
         gpus_per_node=cluster.gpus_per_node if cluster is not None else None,
         captured_for=trace.device,
         description=describe(trace.settings),

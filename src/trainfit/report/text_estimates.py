@@ -94,7 +94,7 @@ def _where(data: EstimateData) -> Text:
 def _rank(data: EstimateData) -> Text:
     """Say which rank it is, and what it has at the peak because it is one of several."""
     subject = data.subject
-    mesh = " x ".join(f"{name}={size}" for name, size in subject.mesh.items())
+    mesh = subject.mesh_words
     line = Text("Rank ").append(format_count(subject.rank), "bold")
     line.append(f" of {format_count(subject.world_size)}, {subject.gpus_per_node} per node")
     line.append_text(safe(f", mesh {mesh}" if mesh else ""))
@@ -108,7 +108,8 @@ def _rank(data: EstimateData) -> Text:
         more = len(data.ranks) - _MOST_RANKS
         named += f" and {more} more" if more > 0 else ""
         # With a mesh it is known which can differ; without one, what rank 0 communicates in has to do.
-        which = "those that can differ" if mesh else "those looked at, the ends of its groups and all stages"
+        looked_at = "those looked at, the ends of its groups and all stages"
+        which = "those that can differ" if subject.mesh else looked_at
         line.append(
             f" It needs the most of {which} ({named}), whose peaks are from "
             f"{format_bytes(peaks[0])} to {format_bytes(peaks[-1])}."

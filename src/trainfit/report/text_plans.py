@@ -79,7 +79,7 @@ def _plan_headline(data: PlanData) -> Text:
     line = safe(data.subject.target, "bold").append(f" on {data.subject.device}")
     if data.subject.world_size > 1:
         line.append(f", rank {format_count(data.subject.rank)} of {format_count(data.subject.world_size)}")
-        mesh = ", ".join(f"{name}={size}" for name, size in data.subject.mesh.items())
+        mesh = data.subject.mesh_words
         line.append_text(safe(f" ({mesh})" if mesh else ""))
     elif data.world_size > 1:
         line.append(f", in each of {data.world_size} processes")

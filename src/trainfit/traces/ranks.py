@@ -23,6 +23,8 @@ class Cluster:
     """Names and sizes of the dimensions, outermost first: `(("dp", 8), ("tp", 4))`."""
     network_bytes_per_second: float | None = None
     """What one GPU gets of the network between nodes; None: what the device says."""
+    own_mesh: tuple[tuple[str, int], ...] = ()
+    """Of a captured step without `mesh`: the first mesh of all ranks that its own code made."""
 
     @property
     def node(self) -> int:
@@ -47,7 +49,7 @@ class Cluster:
     @property
     def words(self) -> str:
         """The rank and the mesh as people say them: `rank 3 of 8 (dp=4, tp=2)`."""
-        mesh = ", ".join(f"{name}={size}" for name, size in self.mesh)
+        mesh = ", ".join(f"{name}={size}" for name, size in self.mesh or self.own_mesh)
         return f"rank {self.rank} of {self.world_size}" + (f" ({mesh})" if mesh else "")
 
     def check(self) -> None:

@@ -99,7 +99,7 @@ def _time(time: StepTime) -> Section:
 
 def _cluster(data: EstimateData) -> Section:
     subject = data.subject
-    mesh = ", ".join(f"{name}={size}" for name, size in subject.mesh.items())
+    mesh = subject.mesh_words
     lead = (
         f"This is rank {format_count(subject.rank)} of {format_count(subject.world_size)}, "
         f"{subject.gpus_per_node} per node{f', mesh {mesh}' if mesh else ''}. At the peak it has "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +50,7 @@ def _of_many(session: Session) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(rings_left_as_found())
         stack.enter_context(replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", _without_modes))
-        stack.enter_context(replaced(DeviceMesh, "__init__", lambda o: _of_device(session.device, o)))
+        stack.enter_context(replaced(DeviceMesh, "__init__", lambda o: _meshes_noted(session, o)))
         # What torch takes for a mesh without a device type.
         stack.enter_context(
             replaced(torch._C, "_get_accelerator", lambda o: lambda *_: torch.device(session.device))
@@ -85,8 +86,9 @@ def _as_with_nccl(original: Any) -> Any:
     return check
 
 
-def _of_device(kind: str, original: Any) -> Any:
-    """Refuse meshes of another kind of device: what they hold would count as somewhere else."""
+def _meshes_noted(session: Session, original: Any) -> Any:
+    """Note the mesh of all ranks; refuse those of another kind of device, whose memory would be elsewhere."""
+    kind = session.device
 
     def __init__(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
         if device_type not in (kind, "meta"):
@@ -96,6 +98,11 @@ def _of_device(kind: str, original: Any) -> Any:
                 f"which gets {kind!r} here."
             )
         original(self, device_type, *args, **kwargs)
+        cluster = session.cluster
+        if cluster is None or cluster.mesh or cluster.own_mesh or self.size() != cluster.world_size:
+            return
+        names = self.mesh_dim_names or tuple(f"dim{number}" for number in range(self.ndim))
+        session.cluster = replace(cluster, own_mesh=tuple(zip(names, self.shape)))
 
     return __init__
 
