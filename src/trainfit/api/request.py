@@ -14,7 +14,7 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.named_options import named_options
 from trainfit.api.ranks_compared import check_cluster, worst_of
 from trainfit.api.stopwatch import Stopwatch
-from trainfit.capturing.distributed.fake_groups import rank_of
+from trainfit.capturing.importing import imported_for
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
 from trainfit.devices.architectures import same_kernels
@@ -25,6 +25,7 @@ from trainfit.errors import OptionError, StepError
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets import Target, load
+from trainfit.targets.executed_code import executed_for
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
 from trainfit.workspace.gpu_workspaces import with_gpu_workspaces
@@ -104,17 +105,19 @@ class Request:
         return trace
 
     def _captured(self, cluster: Cluster | None, **how: Any) -> Trace:
-        with rank_of(cluster):  # a file may read RANK, or make the process group, when it is imported
-            target = self.resolved
-        return capturing.capture(
-            target.build,
-            device=self.device,
-            target=target.name,
-            settings=target.settings,
-            steps=self._steps,
-            cluster=cluster,
-            **how,
-        )
+        with executed_for(self.device.kind):
+            # A file may read RANK, ask for a GPU, or make the process group, when it is imported.
+            with imported_for(self.device, cluster):
+                target = self.resolved
+            return capturing.capture(
+                target.build,
+                device=self.device,
+                target=target.name,
+                settings=target.settings,
+                steps=self._steps,
+                cluster=cluster,
+                **how,
+            )
 
     def price(self, trace: Trace) -> CostTable:
         """Return what every distinct operator of the trace costs on the device."""

@@ -250,10 +250,11 @@ def user_line() -> str:
 
 def script_line() -> str:
     """Return `file:line` of the innermost frame of the user's own code, if possible not of a library."""
-    return _first_line(traceback.walk_stack(sys._getframe(1)), _is_script) or user_line()
+    return _first_line(traceback.walk_stack(sys._getframe(1)), is_script) or user_line()
 
 
-def _is_script(filename: str) -> bool:
+def is_script(filename: str) -> bool:
+    """Whether a file is the user's own, and neither torch's nor ours nor of a library."""
     installed = "site-packages" in filename or filename.startswith(_STANDARD_LIBRARY)
     return is_user_file(filename) and not installed
 

@@ -17,8 +17,6 @@ from trainfit.report.data import (
     EstimateData,
     FrontierData,
     MemoryCurve,
-    OrderData,
-    OrderRow,
     PlanData,
     PointRow,
     RegionGroup,
@@ -29,6 +27,7 @@ from trainfit.report.data import (
     Way,
 )
 from trainfit.report.module_rows import largest_rows
+from trainfit.report.ordered_data import OrderData, OrderRow
 from trainfit.traces.settings import describe, settings_json
 from trainfit.traces.trace import CATEGORIES, Trace
 

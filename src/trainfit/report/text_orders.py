@@ -7,7 +7,7 @@ from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
-from trainfit.report.data import OrderData
+from trainfit.report.ordered_data import OrderData
 from trainfit.report.tables import MOST_WARNINGS, NumberTable, safe, stacked
 
 _SOURCES = {"joint": "the joint graph's", "eager": "the eager step's"}

@@ -1,14 +1,16 @@
 """The module that a target names, executed as the process that it is loaded in.
 
-Code at the top level of a file may read RANK, or make the process group. Where a step is built as another
-rank than its file was executed as, or where the group that the file made is gone, it is executed again.
+Code at the top level of a file may read RANK, ask for a GPU, or make the process group. Where a step is built
+as another rank or for another kind of device than its file was executed for, or where the group that the file
+made is gone, it is executed again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -39,7 +41,7 @@ class ExecutedCode:
         module = self._execute()
         near = {name for name in set(sys.modules) - before if self._is_near(sys.modules[name])}
         made_group = _has_group() and not had_group
-        _executions[self._name] = _Execution(os.environ.get("RANK"), made_group, near | kept)
+        _executions[self._name] = _Execution(os.environ.get("RANK"), _kind, made_group, near | kept)
         return module
 
     def _is_near(self, module: ModuleType) -> bool:
@@ -50,13 +52,30 @@ class ExecutedCode:
 @dataclass(frozen=True)
 class _Execution:
     rank: str | None
+    kind: str
     made_group: bool
     modules: set[str]
     """It and those of its folder that it imported."""
 
     @property
     def is_over(self) -> bool:
-        return os.environ.get("RANK") != self.rank or (self.made_group and not _has_group())
+        other = (os.environ.get("RANK"), _kind) != (self.rank, self.kind)
+        return other or (self.made_group and not _has_group())
+
+
+_kind = "cpu"
+"""Of the device that files are executed for."""
+
+
+@contextlib.contextmanager
+def executed_for(kind: str) -> Iterator[None]:
+    """Execute files for a kind of device, those again that were executed for another one."""
+    global _kind
+    before, _kind = _kind, kind
+    try:
+        yield
+    finally:
+        _kind = before
 
 
 _executions: dict[str, _Execution] = {}

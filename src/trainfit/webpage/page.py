@@ -10,15 +10,9 @@ from trainfit import __version__
 from trainfit.basics.sealed_files import write_whole
 from trainfit.basics.units import format_count, format_seconds
 from trainfit.report.calibrations import CalibrationData
-from trainfit.report.data import (
-    EstimateData,
-    FrontierData,
-    OrderData,
-    PlanData,
-    Subject,
-    VerificationData,
-)
+from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
 from trainfit.report.diff_data import DiffData
+from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace

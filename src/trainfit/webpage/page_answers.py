@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
-from trainfit.report.data import (
-    EstimateData,
-    FrontierData,
-    OrderData,
-    PlanData,
-    Subject,
-    VerificationData,
-)
+from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
+from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.webpage.module_columns import NO_MODULE, LargestPart
 

@@ -13,7 +13,8 @@ from trainfit.costs.summary import StepTime, summarise
 from trainfit.memory.advice import advice
 from trainfit.memory.module_stats import ModuleStats, module_stats
 from trainfit.ordering.order_timeline import OrderTimeline, order_timeline
-from trainfit.report.data import EstimateData, FrontierData, OrderData, PlanData, Subject, VerificationData
+from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
+from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.webpage import page_tables as tables

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainfit.report.data import Compared, FrontierData, OrderData, PlanData, PointRow, VerificationData
+from trainfit.report.data import Compared, FrontierData, PlanData, PointRow, VerificationData
+from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.trace import PHASES
 from trainfit.webpage.page_parts import Part, column, table
