@@ -144,7 +144,7 @@ def test_ignored_labels_do_not_count() -> None:
 
 
 def test_rotation_keeps_scores_that_depend_on_distance_only() -> None:
-    rotation = Rotation.of_positions(8, 16, 10000.0, like=torch.zeros(1))
+    rotation = Rotation.of_positions(torch.arange(8), 16, 10000.0, like=torch.zeros(1))
     query = rotation.apply(torch.randn(16).expand(1, 1, 8, 16))
     key = rotation.apply(torch.randn(16).expand(1, 1, 8, 16))
     scores = (query @ key.transpose(-1, -2))[0, 0]
@@ -159,7 +159,7 @@ def test_rotation_agrees_with_complex_multiplication() -> None:
     angles = torch.arange(8.0)[:, None] * 10000.0 ** (-torch.arange(8.0) / 8)
     turned = pairs * torch.polar(torch.ones_like(angles), angles)
     expected = torch.cat((turned.real, turned.imag), dim=-1)
-    rotation = Rotation.of_positions(8, 16, 10000.0, like=vectors)
+    rotation = Rotation.of_positions(torch.arange(8), 16, 10000.0, like=vectors)
     torch.testing.assert_close(rotation.apply(vectors), expected)
 
 

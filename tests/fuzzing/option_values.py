@@ -104,6 +104,7 @@ _STEP = {
     "--task": WORDS,
     "--json": WRITTEN,
     "--csv": FOLDERS,
+    "--report": WRITTEN,
 }
 ALLOCATORS = WORDS | st.sampled_from(
     [
@@ -161,6 +162,7 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--minutes": NUMBERS,
         "--json": WRITTEN,
         "--csv": FOLDERS,
+        "--report": WRITTEN,
     },
     "diff": {
         "--max-peak": SIZES,
@@ -168,12 +170,15 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--device": DEVICES,
         "--json": WRITTEN,
         "--csv": FOLDERS,
+        "--report": WRITTEN,
     },
     "devices": {},
 }
+for _options in COMMANDS.values():
+    _options |= {"--quiet": None, "--verbose": None}
 """Every option of every command, with what may follow it; None follows a flag."""
 
-_WRITES = ("--json", "--save-trace", "--output", "-o", "--csv", "--snapshot", "--perfetto")
+_WRITES = ("--json", "--save-trace", "--output", "-o", "--csv", "--report", "--snapshot", "--perfetto")
 _NOT_AT_RANDOM = (*_WRITES, "--device", "--plan")
 
 

@@ -125,7 +125,7 @@ def test_gradients_that_a_step_leaves_are_freed_in_the_next(gpu: Device) -> None
 @pytest.fixture(scope="module")
 def rank(gpu: Device) -> Trace:
     """FSDP gives storages of gathered parameters their memory and takes it back."""
-    options = trainfit.StepOptions(batch=4, seq=64)
+    options = trainfit.StepOptions(batch=16, seq=128)
     cluster = trainfit.Cluster(world_size=4, mesh=(("fsdp", 4),))
     return trainfit.capture("llama-tiny", device=gpu, options=options, cluster=cluster)
 
@@ -153,8 +153,10 @@ def test_columns_of_gathered_parameters_under_plans(rank: Trace, gpu: Device) ->
 
 
 def test_a_plan_for_a_rank_of_a_gpu_cluster(rank: Trace, gpu: Device) -> None:
-    nothing = Planner(rank, roofline_costs(rank, gpu)).nothing()
-    found = trainfit.plan(rank, budget=round(0.9 * nothing.memory_bytes), device=gpu)
+    planner = Planner(rank, roofline_costs(rank, gpu))
+    nothing, smallest = planner.nothing(), planner.smallest()
+    budget = (nothing.memory_bytes + smallest.memory_bytes) // 2
+    found = trainfit.plan(rank, budget=budget, device=gpu)
     assert found.regions and found.cluster == rank.cluster
     assert found.memory_bytes <= found.budget_bytes < nothing.memory_bytes
     assert found.step_seconds >= nothing.step_seconds
