@@ -13,14 +13,15 @@ import trainfit
 
 from .fsdp_steps import flat_mesh, sharded, two_by
 from .processor_rings import divide_attention_of_processors
-from .small_transformer import Transformer, adamw, token_batch, token_loss
+from .small_transformer import Transformer, adamw, own_device, token_batch, token_loss
 
 
 def _step(model: nn.Module, context: DeviceMesh, method: str) -> trainfit.Step:
-    divide_attention_of_processors()
+    if own_device().type == "cpu":
+        divide_attention_of_processors()
     _attention.set_rotate_method(method)
     optimizer, tokens = adamw(model), token_batch()
-    labels, places = tokens.clone(), torch.arange(tokens.shape[1])
+    labels, places = tokens.clone(), torch.arange(tokens.shape[1], device=tokens.device)
 
     def run() -> torch.Tensor:
         buffers = [tokens, labels, places]
@@ -37,17 +38,25 @@ def _step(model: nn.Module, context: DeviceMesh, method: str) -> trainfit.Step:
 def gathered() -> trainfit.Step:
     """Keys and values of all ranks are gathered at once; DDP adds up the gradients."""
     mesh = flat_mesh()
-    return _step(DistributedDataParallel(Transformer(), process_group=mesh.get_group()), mesh, "allgather")
+    return _step(
+        DistributedDataParallel(Transformer().to(own_device()), process_group=mesh.get_group()),
+        mesh,
+        "allgather",
+    )
 
 
 def around_the_ring() -> trainfit.Step:
     """Keys and values go from rank to rank."""
     mesh = flat_mesh()
-    return _step(DistributedDataParallel(Transformer(), process_group=mesh.get_group()), mesh, "alltoall")
+    return _step(
+        DistributedDataParallel(Transformer().to(own_device()), process_group=mesh.get_group()),
+        mesh,
+        "alltoall",
+    )
 
 
 def with_fsdp() -> trainfit.Step:
     """The ranks of a sequence are two, and FSDP divides the parameters among all ranks, as trainers do."""
     mesh = two_by(2, ("dp", "cp"))
-    model = sharded(Transformer(), mesh["dp", "cp"]._flatten("dp_cp"))
+    model = sharded(Transformer().to(own_device()), mesh["dp", "cp"]._flatten("dp_cp"))
     return _step(model, mesh["cp"], "allgather")

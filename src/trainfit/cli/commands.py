@@ -7,6 +7,9 @@ the commands.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 from typing import Annotated
 
@@ -312,4 +315,14 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot show a sign gets a replacement instead of a traceback.
             stream.reconfigure(errors="replace")
-    app()
+    try:
+        app()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # Files say where they are; this was standard output.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
+        sys.stderr.write(f"error: cannot write to standard output: {error.strerror}.\n")
+        raise SystemExit(2) from None

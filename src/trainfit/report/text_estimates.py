@@ -232,7 +232,7 @@ def _uncalibrated(time: StepTime) -> str:
 
 
 def _operators(time: StepTime, most: int) -> NumberTable:
-    table = NumberTable("longest operators (predicted)", "calls", "time", "share", "bound by", "figure")
+    table = NumberTable("longest operators (predicted)", "calls", "time", "of busy", "bound by", "figure")
     for operator in time.operators[:most]:
         if operator.seconds:
             name = operator.name.removeprefix("aten.").removesuffix(".default")

@@ -77,7 +77,7 @@ def advice_table(advice: Sequence[Advice], forward_seconds: float | None) -> Par
 
     def seconds_of(one: Advice) -> str:
         if one.kind == "plan" and forward_seconds is not None:
-            return f"at most the forward again, {forward_seconds * 1000:.3g} ms"
+            return f"of computing, at most the forward again, {forward_seconds * 1000:.3g} ms"
         return _NOT_PREDICTED
 
     return table(

@@ -122,6 +122,8 @@ def _both_ends(tied: nn.Module | None, mesh: DeviceMesh) -> Callable[[], None]:
     if tied is None:
         return lambda: None
     ranks = dist.get_process_group_ranks(mesh.get_group())
+    # Without the other ranks, of which there may be thousands. torch finds such a group by how many groups a
+    # rank has: both ends have to have as many, as they do unless the process had other models before.
     group = dist.new_group(
         [ranks[0], ranks[-1]], use_local_synchronization=True, group_desc="first and last stage"
     )
