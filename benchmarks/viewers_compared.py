@@ -96,7 +96,8 @@ def pictures(folder: Path, names: list[str]) -> dict[str, tuple[int, str]]:
         browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         for name in names:
             context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
-            page, wrong = context.new_page(), []
+            page = context.new_page()
+            wrong: list[str] = []
             page.on("requestfailed", lambda request, wrong=wrong: wrong.append(request.url))
             page.on("pageerror", lambda error, wrong=wrong: wrong.append(str(error)))
             page.goto((folder / f"{name}.html").resolve().as_uri())
