@@ -152,7 +152,10 @@ class BudgetSearch:
         """
         found: Certified | None = None
         fitting = (
-            one for one in combinations[:_MOST_CANDIDATES] if trials.needed_bytes(one.effects) <= budget_bytes
+            one
+            for number, one in enumerate(combinations[:_MOST_CANDIDATES])
+            # The first is certified anyway, in most cases as the only one.
+            if number == 0 or trials.needed_bytes(one.effects) <= budget_bytes
         )
         for combination in itertools.islice(fitting, _MOST_CERTIFICATES):
             plan = self.certified(combination, budget_bytes, bound)
