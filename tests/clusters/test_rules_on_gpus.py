@@ -96,13 +96,14 @@ QUEUES = {
     "fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
     "hsdp": {COMPUTE, "copy-in", "reduce-scatter", "all-reduce", "group"},
     "fsdp-of-old": {COMPUTE, "stream", "stream 2", "group"},
-    "context-fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
     "hf-llama-fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
     "tp-fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
     "experts-fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
 }
 
 
+# Those of context parallelism, in float32, raise an error about shapes for a GPU, whose cause is not known;
+# test_context_parallel.py has steps that are captured for one.
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("context")])
 def test_every_variant_is_captured_for_a_gpu(name: str) -> None:
     trace = on_gpu(name)
