@@ -261,7 +261,7 @@ def test_one_rank_of_a_mesh_is_estimated() -> None:
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     written = json.loads(Path("out.json").read_text())
-    assert f"Rank {written['rank']} of 4, 8 per node, mesh pp=2 x dp=2. At the peak it has " in text
+    assert f"Rank {written['rank']} of 4, 8 per node, mesh pp=2, dp=2. At the peak it has " in text
     assert "It needs the most of those that can differ (0, 1, 2, 3), whose peaks are from " in text
     assert "Communication takes " in text
     assert (written["world_size"], written["mesh"]) == (4, {"pp": 2, "dp": 2})

@@ -50,7 +50,7 @@ def plans() -> list[trainfit.Plan]:
 def test_the_replay_of_a_plan_on_its_own_step_is_its_promise() -> None:
     assert len(plans()) >= 3
     for plan in plans():
-        assert plan.cluster == Cluster(world_size=2, rank=0)
+        assert plan.cluster == Cluster(world_size=2, rank=0, own_mesh=(("dim0", 2),))
         timeline, peak_bytes = replay_plan(plan, of_rank(0))
         assert peak_bytes == plan.peak_bytes
         assert timeline.persistent_bytes == of_rank(0).persistent_bytes

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trainfit.capturing.compiler import eager_only
 from trainfit.capturing.distributed.fake_groups import rank_of
 from trainfit.capturing.own_gpu import gpu_of
 from trainfit.capturing.replacing import replaced
@@ -33,7 +34,8 @@ def imported_for(device: Device, cluster: Cluster | None) -> Iterator[None]:
         stack.enter_context(rank_of(cluster))
         if device.kind == "cuda":
             stack.enter_context(gpu_of(cluster))
-            session = Session(device)
+            with eager_only():  # fake tensors read settings of the compiler, which a file need not load
+                session = Session(device)
             streams = Streams(session.recorder)
             answers = {
                 torch.cuda: answers_of_cuda(session.gpu, streams),
