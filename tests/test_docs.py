@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,14 @@ PYTHON_BLOCKS = [
 @pytest.mark.parametrize("code", PYTHON_BLOCKS)
 def test_python_in_the_documentation_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})
+    names: dict[str, object] = {"__name__": "documentation"}
+    try:
+        exec(compile(code, "documentation", "exec"), names)
+    except AssertionError as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)]
+        line = code.splitlines()[(lines[-1] or 1) - 1]
+        values = {name: names[name] for name in re.findall(r"\w+", line) if name in names}
+        raise AssertionError(f"{line.strip()}, where {values}") from error
 
 
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
