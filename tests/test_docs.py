@@ -8,9 +8,11 @@ import runpy
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from markdown_it import MarkdownIt
 
 import trainfit
@@ -32,6 +34,14 @@ PYTHON_BLOCKS = [
 ]
 
 
+@pytest.fixture
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads_as_before")
 @pytest.mark.parametrize("code", PYTHON_BLOCKS)
 def test_python_in_the_documentation_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
