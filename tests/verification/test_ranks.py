@@ -86,7 +86,8 @@ def test_every_rank_is_compared_with_the_plan_on_its_own_step(tmp_path: Path) ->
 
 def test_a_plan_of_ranks_is_not_verified_in_one_process() -> None:
     plan = trainfit.plan(f"{STEPS}:build", cluster=Cluster(world_size=2))
-    with pytest.raises(PlanError, match=r"was made for rank 0 of 2 \(dim0=2\), and this is one process: write torchrun"):
+    message = r"was made for rank 0 of 2 \(dim0=2\), and this is one process: write torchrun"
+    with pytest.raises(PlanError, match=message):
         verify("gpt2-tiny", plan=plan)
 
 
