@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Progress, doing, heard_by
+from trainfit.basics.units import format_bytes
 from trainfit.changes.change import Change, NotPossible
 from trainfit.changes.changed_steps import made_to, options_with
 from trainfit.changes.kinds import changes_of
 from trainfit.changes.situation import Situation
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
-from trainfit.errors import OptionError, TrainfitError
+from trainfit.errors import BudgetTooSmall, OptionError, TrainfitError
 from trainfit.fitting.candidates import Candidates
 from trainfit.fitting.fit_results import FitResult
 from trainfit.fitting.way_search import WaySearch
@@ -49,6 +50,18 @@ def fit(
     with heard_by(progress):
         asked = Ask(target, device, options or StepOptions(), task, allocator)
         return fit_step(asked, budget, keep_numerics, seconds_limit)
+
+
+def refuse_nothing_fits(result: FitResult) -> None:
+    """Raise `BudgetTooSmall` if no way fits."""
+    if result.ways:
+        return
+    least = min((result.as_it_is, *result.nearest), key=lambda way: way.memory_bytes)
+    raise BudgetTooSmall(
+        f"nothing that was tried fits into {format_bytes(result.budget_bytes)}. The least without a plan is "
+        f"{format_bytes(least.memory_bytes)}, with {least.words}.",
+        least.memory_bytes,
+    )
 
 
 @dataclass
@@ -132,6 +145,7 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
         as_it_is=base,
         fits=candidates.fits(base),
         ways=tuple(ways),
+        nearest=() if ways else tuple(search.not_fitting),
         impossible=tuple(asked.impossible.items()),
         looked_at=search.looked_at,
         complete=search.complete,

@@ -20,6 +20,7 @@ from trainfit.basics.doing import doing
 from trainfit.cli import cli_options as given
 from trainfit.cli.amount_options import amount_now
 from trainfit.cli.cli_running import command, present, working
+from trainfit.cli.fit_commands import fit
 from trainfit.cli.help_text import HELP
 
 app = typer.Typer(
@@ -124,6 +125,9 @@ def plan(
         plan_store.save_plan(result.plan, output)
     present(outputs, plan_data(result), plan_view, result)
     choose.refuse_infeasible(result)
+
+
+command(app)(fit)
 
 
 @command(app)

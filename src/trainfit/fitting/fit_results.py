@@ -25,6 +25,8 @@ class FitResult(ShownInNotebooks):
     fits: bool
     """Whether the step fits as it is."""
     ways: tuple[Way, ...]
+    nearest: tuple[Way, ...] = ()
+    """If nothing fits: what was looked at without a plan."""
     impossible: tuple[tuple[str, str], ...] = ()
     """Changes that cannot be made to this step, and why."""
     looked_at: int = 0

@@ -39,6 +39,7 @@ class WaySearch:
     base: Way
     seconds_limit: float
     found: list[Way] = field(default_factory=list)
+    not_fitting: list[Way] = field(default_factory=list)
     looked_at: int = 1
     complete: bool = True
     _alone: dict[str, Way] = field(default_factory=dict)
@@ -78,8 +79,7 @@ class WaySearch:
                 continue
             self.looked_at += 1
             self._alone[change.name] = way
-            if self.candidates.fits(way):
-                self.found.append(way)
+            (self.found if self.candidates.fits(way) else self.not_fitting).append(way)
 
     def _combinations(self) -> Iterator[Combination]:
         """Yield every choice of at most one change of each kind that helps at all when it is alone."""
@@ -129,6 +129,7 @@ class WaySearch:
         if self.candidates.fits(unplanned):
             self.found.append(unplanned)
             return
+        self.not_fitting.append(unplanned)
         figures = unplanned.exactness, unplanned.count + 1, unplanned.step_seconds
         if any(is_beaten_by(way, *figures) for way in self.found):
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfit.changes.change import Change
-from trainfit.changes.kinds.optimizer_kernels import HAS_FUSED, with_kernels
+from trainfit.changes.kinds.optimizer_kernels import FUSED, HAS_FUSED, use_kernels
 from trainfit.changes.situation import Situation
 from trainfit.changes.updates_in_backward import PER_PARAMETER, update_in_backward
 from trainfit.plans.ways import APPLIED_WITH_OPTIMIZER, BIT_EQUAL, SAME_ARITHMETIC, ChangeMade
@@ -38,4 +38,5 @@ def _in_backward(step: Step) -> Step:
 
 
 def _fused_in_backward(step: Step) -> Step:
-    return _in_backward(with_kernels(step, {"fused": True, "foreach": False}))
+    use_kernels(step.optimizers, FUSED)
+    return _in_backward(step)

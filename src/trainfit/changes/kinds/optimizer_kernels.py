@@ -6,8 +6,11 @@ fused kernel makes none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
+
+import torch
 
 from trainfit.changes.change import Change, NotPossible
 from trainfit.changes.situation import Situation
@@ -20,8 +23,9 @@ _HAS_FOREACH = (
     *HAS_FUSED,
     *("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "Adafactor"),
 )
+FUSED = {"fused": True, "foreach": False}
 _FLAGS = {
-    "fused": {"fused": True, "foreach": False},
+    "fused": FUSED,
     "foreach": {"fused": False, "foreach": True},
     "for-loop": {"fused": False, "foreach": False},
 }
@@ -44,20 +48,32 @@ def changes(situation: Situation) -> Iterator[Change]:
         code = f"optimizer = torch.optim.{names[0]}(..., {shown})"
         yield Change(
             ChangeMade("optimizer", value, code, SAME_ARITHMETIC),
-            make=partial(with_kernels, flags=flags),
+            make=partial(_with_kernels, flags=flags),
         )
 
 
-def with_kernels(step: Step, flags: dict[str, bool]) -> Step:
-    """Let the step's optimizers go over the parameters so."""
-    for optimizer in step.optimizers:
+def _with_kernels(step: Step, flags: dict[str, bool]) -> Step:
+    use_kernels(step.optimizers, flags)
+    return step
+
+
+def use_kernels(optimizers: Iterable[torch.optim.Optimizer], flags: dict[str, bool]) -> Callable[[], None]:
+    """Let optimizers go over the parameters so; returns what undoes it."""
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for optimizer in optimizers:
         for name in flags:
             if flags[name] and name not in optimizer.defaults:
                 raise NotPossible(f"{type(optimizer).__name__} has no {name}=True")
         for group in (*optimizer.param_groups, optimizer.defaults):
+            before.append((group, {name: group[name] for name in flags if name in group}))
             group.update({name: flag for name, flag in flags.items() if name in optimizer.defaults})
         if flags["fused"]:
             # What their constructors do with fused=True: the kernel takes GradScaler's scale itself.
             optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
             optimizer._need_device_dtype_check_for_fused = True  # type: ignore[attr-defined]
-    return step
+
+    def undo() -> None:
+        for group, values in before:
+            group.update(values)
+
+    return undo
