@@ -1,4 +1,4 @@
-"""Updates in backward give the parameters that updates after it give, bit by bit; what cannot be is refused."""
+"""Updates in backward give the parameters that updates after it give, bit by bit, or are refused."""
 
 from __future__ import annotations
 
