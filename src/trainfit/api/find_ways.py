@@ -112,9 +112,11 @@ class Ask:
 def _reason(error: BaseException) -> str:
     """Return why a change cannot be made: what it says itself, or the first line of what went wrong."""
     found: BaseException | None = error
-    while found is not None:
+    seen: set[int] = set()  # what was raised in turn may lead back to itself
+    while found is not None and id(found) not in seen:
         if isinstance(found, NotPossible):
             return str(found)
+        seen.add(id(found))
         found = found.__cause__ or found.__context__
     return str(error).splitlines()[0]
 
@@ -131,7 +133,7 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     doing("judging the step as it is")
     base = candidates.unplanned(())
     assert base is not None, "it has just been captured"
-    changes = changes_of(Situation(trace, device, asked.takes))
+    changes = changes_of(Situation(trace, device, request.resolved.kind, asked.takes))
     if keep_numerics:
         changes = [change for change in changes if change.made.exactness != OTHER_NUMERICS]
     search = WaySearch(candidates, changes, base, seconds_limit)

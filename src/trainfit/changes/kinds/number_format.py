@@ -25,9 +25,9 @@ def changes(situation: Situation) -> Iterator[Change]:
     if now in _AUTOCAST:
         wanted = ("bf16",)
     for value in wanted:
-        if value == "fp16-autocast" and (kind != "cuda" or not situation.takes({"dtype": value})):
+        takes = situation.is_recipe
+        if value == "fp16-autocast" and (kind != "cuda" or not takes):
             continue  # needs a GradScaler, which a loop of the user's own has to have
-        takes = situation.takes({"dtype": value})
         if value == "bf16":
             code, make = "model.to(torch.bfloat16)", in_bfloat16
         else:

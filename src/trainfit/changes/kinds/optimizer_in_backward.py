@@ -24,6 +24,8 @@ def changes(situation: Situation) -> Iterator[Change]:
     names = set(situation.optimizers)
     if not names or not names <= set(PER_PARAMETER) or situation.passes != 1:
         return
+    if situation.rewrites_gradients:
+        return
     code = APPLIED_WITH_OPTIMIZER
     made = ChangeMade("optimizer", IN_BACKWARD, code, BIT_EQUAL, by_apply=True)
     yield Change(made, make=_in_backward, excludes=_ACCUMULATED)
