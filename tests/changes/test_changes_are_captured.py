@@ -10,9 +10,9 @@ from torch import nn
 
 import trainfit
 from trainfit.api.find_ways import Ask
-from trainfit.changes.change import Change
+from trainfit.changes.change import StepChange
 from trainfit.changes.kinds import changes_of
-from trainfit.changes.situation import Situation
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.devices.device_table import find_device
 from trainfit.models.recipe import StepOptions
 from trainfit.traces.simulate import simulate
@@ -51,11 +51,11 @@ def asked(target: Any = build, device: str = "h100", options: StepOptions | None
     return Ask(target, device, options or StepOptions(), None, "default")
 
 
-def offered(ask: Ask) -> dict[str, Change]:
+def offered(ask: Ask) -> dict[str, StepChange]:
     found = ask.captured(())
     assert found is not None
-    situation = Situation(found[0], find_device(str(ask.device)), "function", ask.takes)
-    return {change.name: change for change in changes_of(situation)}
+    step = UnchangedStep(found[0], find_device(str(ask.device)), "function", ask.takes)
+    return {change.name: change for change in changes_of(step)}
 
 
 def ops_of(trace: Trace) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from trainfit.changes.change import Change
+from trainfit.changes.change import StepChange
 from trainfit.fitting.way_ranking import not_beaten, rank
 from trainfit.fitting.way_search import WaySearch
 from trainfit.plans.ways import EXACTNESS, ChangeMade, Way
@@ -25,7 +25,7 @@ class Invented:
     together: dict[frozenset[str], float]
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
-    def unplanned(self, changes: Sequence[Change]) -> Way | None:
+    def unplanned(self, changes: Sequence[StepChange]) -> Way | None:
         names = [change.name for change in changes]
         self.asked.append(tuple(names))
         memory, seconds = 1000.0, 1.0
@@ -37,7 +37,7 @@ class Invented:
         made = tuple(change.made for change in changes)
         return Way("x", "d", made, None, int(memory), int(memory), seconds, 1, None)
 
-    def planned(self, changes: Sequence[Change], seconds_limit: float) -> Way | None:
+    def planned(self, changes: Sequence[StepChange], seconds_limit: float) -> Way | None:
         way = self.unplanned(changes)
         assert way is not None
         if way.memory_bytes > 2 * self.budget_bytes:
@@ -54,10 +54,10 @@ class Invented:
         return way.memory_bytes <= self.budget_bytes
 
 
-def invented(seed: int) -> tuple[Invented, list[Change]]:
+def invented(seed: int) -> tuple[Invented, list[StepChange]]:
     rng = random.Random(seed)
     changes = [
-        Change(ChangeMade(kind, str(value), "", rng.choice(EXACTNESS)))
+        StepChange(ChangeMade(kind, str(value), "", rng.choice(EXACTNESS)))
         for kind in ("optimizer", "dtype", "loss", "batch")
         for value in range(rng.randint(1, 3))
     ]
@@ -71,8 +71,8 @@ def invented(seed: int) -> tuple[Invented, list[Change]]:
     ), changes
 
 
-def everything(candidates: Invented, changes: list[Change]) -> list[Way]:
-    kinds: dict[str, list[Change | None]] = {}
+def everything(candidates: Invented, changes: list[StepChange]) -> list[Way]:
+    kinds: dict[str, list[StepChange | None]] = {}
     for change in changes:
         kinds.setdefault(change.kind, [None]).append(change)
     found = []
@@ -112,8 +112,8 @@ def test_no_way_that_is_shown_is_beaten_by_another(seed: int) -> None:
 def test_changes_that_exclude_each_other_are_not_combined() -> None:
     candidates, _ = invented(0)
     changes = [
-        Change(ChangeMade("optimizer", "0", "", "bit-equal"), excludes=frozenset({"batch"})),
-        Change(ChangeMade("batch", "0", "", "bit-equal")),
+        StepChange(ChangeMade("optimizer", "0", "", "bit-equal"), excludes=frozenset({"batch"})),
+        StepChange(ChangeMade("batch", "0", "", "bit-equal")),
     ]
     candidates.memory = {change.name: 0.5 for change in changes}
     candidates.time = {change.name: 1.0 for change in changes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,15 +10,15 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Progress, doing, heard_by
 from trainfit.basics.units import format_bytes
-from trainfit.changes.change import Change, NotPossible
+from trainfit.changes.change import NotPossible, StepChange
 from trainfit.changes.changed_steps import made_to, options_with
 from trainfit.changes.kinds import changes_of
-from trainfit.changes.situation import Situation
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
 from trainfit.errors import BudgetTooSmall, OptionError, TrainfitError
-from trainfit.fitting.candidates import Candidates
 from trainfit.fitting.fit_results import FitResult
+from trainfit.fitting.way_candidates import Candidates
 from trainfit.fitting.way_search import WaySearch
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.requests import bytes_of_budget
@@ -81,14 +82,14 @@ class Ask:
         if isinstance(self.target, Trace):
             raise OptionError("fit captures the step with every change, and a trace is captured already.")
 
-    def request(self, changes: Sequence[Change] = ()) -> Request:
+    def request(self, changes: Sequence[StepChange] = ()) -> Request:
         """Return the question about the step with these changes."""
         options = options_with(self.options, changes)
         return Request(
             self.target, self.device, options, self.task, allocator=self.allocator, changed=made_to(changes)
         )
 
-    def captured(self, changes: Sequence[Change]) -> tuple[Trace, CostTable] | None:
+    def captured(self, changes: Sequence[StepChange]) -> tuple[Trace, CostTable] | None:
         """Capture and price the step with changes; None if they cannot be made, and why is remembered."""
         request = self.request(changes)
         try:
@@ -123,6 +124,8 @@ def _reason(error: BaseException) -> str:
 
 def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_limit: float) -> FitResult:
     """Capture the step, then look for what to change."""
+    if not 0 < seconds_limit < math.inf:
+        raise OptionError(f"--seconds must be above zero, got {seconds_limit}.")
     request = asked.request()
     bytes_of_budget(budget, request.device)  # refused before anything is captured
     trace = request.trace()
@@ -133,7 +136,7 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     doing("judging the step as it is")
     base = candidates.unplanned(())
     assert base is not None, "it has just been captured"
-    changes = changes_of(Situation(trace, device, request.resolved.kind, asked.takes))
+    changes = changes_of(UnchangedStep(trace, device, request.resolved.kind, asked.takes))
     if keep_numerics:
         changes = [change for change in changes if change.made.exactness != OTHER_NUMERICS]
     search = WaySearch(candidates, changes, base, seconds_limit)

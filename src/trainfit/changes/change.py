@@ -1,4 +1,4 @@
-"""`Change`: one thing that can be done differently in a step, with the code that does it."""
+"""`StepChange`: one thing that can be done differently in a step, with the code that does it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainfit.steps.step import Step
 
 
 @dataclass(frozen=True)
-class Change:
+class StepChange:
     """One value of one kind of change, and how it is made. A step has at most one change of each kind."""
 
     made: ChangeMade

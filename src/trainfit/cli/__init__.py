@@ -8,5 +8,6 @@ completions      what a shell offers when Tab is pressed
 cli_options      every option once, in objects
 cli_running      the one way in which a command runs: errors, progress, output
 help_text        what `trainfit --help` says
-commands         the commands
+fit_commands     the command that looks for what to change
+commands         the other commands
 """

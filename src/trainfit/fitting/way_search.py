@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainfit.basics.doing import doing
-from trainfit.changes.change import Change
-from trainfit.fitting.candidates import Candidates
+from trainfit.changes.change import StepChange
+from trainfit.fitting.way_candidates import Candidates
 from trainfit.fitting.way_ranking import is_beaten_by, not_beaten, rank
 from trainfit.plans.ways import BIT_EQUAL, EXACTNESS, Exactness, Way
 
@@ -27,7 +27,7 @@ _LEAST_PLAN_SECONDS = 2.0
 _FREED_SHARE = 0.35
 """Of a step, at most: what computing everything again adds to it."""
 
-Combination = tuple[Change, ...]
+Combination = tuple[StepChange, ...]
 
 
 @dataclass
@@ -35,7 +35,7 @@ class WaySearch:
     """Searches among the combinations of changes of one step."""
 
     candidates: Candidates
-    changes: Sequence[Change]
+    changes: Sequence[StepChange]
     base: Way
     seconds_limit: float
     found: list[Way] = field(default_factory=list)
@@ -83,7 +83,7 @@ class WaySearch:
 
     def _combinations(self) -> Iterator[Combination]:
         """Yield every choice of at most one change of each kind that helps at all when it is alone."""
-        kinds: dict[str, list[Change | None]] = {}
+        kinds: dict[str, list[StepChange | None]] = {}
         for change in self.changes:
             if change.name in self._alone and self._helps(change):
                 kinds.setdefault(change.kind, [None]).append(change)
@@ -93,7 +93,7 @@ class WaySearch:
             if not any(change.excludes & present for change in combination):
                 yield combination
 
-    def _helps(self, change: Change) -> bool:
+    def _helps(self, change: StepChange) -> bool:
         alone = self._alone[change.name]
         return alone.memory_bytes < self.base.memory_bytes or alone.step_seconds < self.base.step_seconds
 

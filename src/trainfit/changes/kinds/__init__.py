@@ -17,14 +17,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from trainfit.changes.change import Change
-from trainfit.changes.situation import Situation
+from trainfit.changes.change import StepChange
+from trainfit.changes.unchanged_step import UnchangedStep
 
 
-def changes_of(situation: Situation) -> list[Change]:
+def changes_of(step: UnchangedStep) -> list[StepChange]:
     """Return everything that may be done to a step, kind by kind."""
-    found: list[Change] = []
+    found: list[StepChange] = []
     for file in pkgutil.iter_modules(__path__):
         kind = importlib.import_module(f"{__name__}.{file.name}")
-        found += kind.changes(situation)
+        found += kind.changes(step)
     return found

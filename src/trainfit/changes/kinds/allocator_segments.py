@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfit.changes.change import Change
-from trainfit.changes.situation import Situation
+from trainfit.changes.change import StepChange
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.plans.ways import BIT_EQUAL, ChangeMade
 
 EXPANDABLE = "expandable segments"
 
 
-def changes(situation: Situation) -> Iterator[Change]:
+def changes(step: UnchangedStep) -> Iterator[StepChange]:
     """Yield the setting, for a GPU."""
-    if situation.device.kind == "cuda":
+    if step.device.kind == "cuda":
         code = "PYTORCH_ALLOC_CONF=expandable_segments:True"
-        yield Change(ChangeMade("allocator", EXPANDABLE, code, BIT_EQUAL))
+        yield StepChange(ChangeMade("allocator", EXPANDABLE, code, BIT_EQUAL))

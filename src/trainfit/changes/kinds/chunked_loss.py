@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfit.changes.change import Change
+from trainfit.changes.change import StepChange
 from trainfit.changes.chunked_head import chunk_loss
-from trainfit.changes.situation import Situation
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.plans.ways import APPLIED, SAME_ARITHMETIC, ChangeMade
 from trainfit.steps.step import Step
 
@@ -17,11 +17,11 @@ IN_CHUNKS = "in chunks"
 _LOSSES = ("aten._log_softmax.default",)
 
 
-def changes(situation: Situation) -> Iterator[Change]:
+def changes(step: UnchangedStep) -> Iterator[StepChange]:
     """Yield it where the step has a cross-entropy."""
-    if any(signature.name in _LOSSES for signature in situation.trace.signatures):
+    if any(signature.name in _LOSSES for signature in step.trace.signatures):
         made = ChangeMade("loss", IN_CHUNKS, APPLIED, SAME_ARITHMETIC, by_apply=True)
-        yield Change(made, make=_in_chunks)
+        yield StepChange(made, make=_in_chunks)
 
 
 def _in_chunks(step: Step) -> Step:

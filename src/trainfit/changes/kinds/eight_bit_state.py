@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainfit.changes.change import Change
-from trainfit.changes.situation import Situation
+from trainfit.changes.change import StepChange
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.plans.ways import OTHER_NUMERICS, ChangeMade
 from trainfit.steps.step import Step
 
@@ -24,13 +24,13 @@ _SMALLEST = 4096
 _HAS_8_BIT = ("Adam", "AdamW")
 
 
-def changes(situation: Situation) -> Iterator[Change]:
+def changes(step: UnchangedStep) -> Iterator[StepChange]:
     """Yield it for Adam and AdamW on a GPU, which bitsandbytes has kernels for."""
-    names = situation.optimizers
-    if situation.device.kind != "cuda" or not names or not set(names) <= set(_HAS_8_BIT):
+    names = step.optimizers
+    if step.device.kind != "cuda" or not names or not set(names) <= set(_HAS_8_BIT):
         return
     code = f"optimizer = bitsandbytes.optim.{names[0]}8bit(model.parameters(), ...)"
-    yield Change(ChangeMade("optimizer", "8-bit state", code, OTHER_NUMERICS), make=with_8_bit_state)
+    yield StepChange(ChangeMade("optimizer", "8-bit state", code, OTHER_NUMERICS), make=with_8_bit_state)
 
 
 def with_8_bit_state(step: Step) -> Step:

@@ -10,22 +10,22 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from trainfit.changes.change import Change
-from trainfit.changes.situation import Situation
+from trainfit.changes.change import StepChange
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.plans.ways import OTHER_NUMERICS, ChangeMade
 from trainfit.steps.step import Step
 
 _AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 
 
-def changes(situation: Situation) -> Iterator[Change]:
+def changes(step: UnchangedStep) -> Iterator[StepChange]:
     """Yield the formats with fewer bits than the step has."""
-    now, kind = situation.settings.dtype, situation.device.kind
+    now, kind = step.settings.dtype, step.device.kind
     wanted = {"fp32": ("bf16-autocast", "fp16-autocast", "bf16")}.get(now or "", ())
     if now in _AUTOCAST:
         wanted = ("bf16",)
     for value in wanted:
-        takes = situation.is_recipe
+        takes = step.is_recipe
         if value == "fp16-autocast" and (kind != "cuda" or not takes):
             continue  # needs a GradScaler, which a loop of the user's own has to have
         if value == "bf16":
@@ -36,7 +36,7 @@ def changes(situation: Situation) -> Iterator[Change]:
             make = partial(in_autocast, kind=kind, dtype=_AUTOCAST[value])
         if not takes and value != "bf16":
             code = f'model.forward = torch.autocast("{kind}", {shown})(model.forward)'
-        yield Change(
+        yield StepChange(
             ChangeMade("dtype", value, code, OTHER_NUMERICS),
             make=None if takes else make,
             options={"dtype": value} if takes else {},

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import torch
 
-from trainfit.changes.change import Change
-from trainfit.changes.situation import Situation
+from trainfit.changes.change import StepChange
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.plans.ways import OTHER_NUMERICS, ChangeMade
 from trainfit.steps.step import Step
 
 
-def changes(situation: Situation) -> Iterator[Change]:
+def changes(step: UnchangedStep) -> Iterator[StepChange]:
     """Yield SGD, if the step's optimizer keeps state."""
-    if not any(storage.category == "optimizer_state" for storage in situation.trace.storages):
+    if not any(storage.category == "optimizer_state" for storage in step.trace.storages):
         return
     code = "optimizer = torch.optim.SGD(model.parameters(), lr=...)"
-    yield Change(ChangeMade("optimizer", "SGD without momentum", code, OTHER_NUMERICS), make=with_sgd)
+    yield StepChange(ChangeMade("optimizer", "SGD without momentum", code, OTHER_NUMERICS), make=with_sgd)
 
 
 def with_sgd(step: Step) -> Step:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfit.changes.change import Change
+from trainfit.changes.change import StepChange
 from trainfit.changes.kinds.optimizer_kernels import FUSED, HAS_FUSED, use_kernels
-from trainfit.changes.situation import Situation
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.changes.updates_in_backward import PER_PARAMETER, update_in_backward
 from trainfit.plans.ways import APPLIED_WITH_OPTIMIZER, BIT_EQUAL, SAME_ARITHMETIC, ChangeMade
 from trainfit.steps.step import Step
@@ -19,19 +19,19 @@ IN_BACKWARD, FUSED_IN_BACKWARD = "in backward", "in backward, fused"
 _ACCUMULATED = frozenset({"batch"})
 
 
-def changes(situation: Situation) -> Iterator[Change]:
+def changes(step: UnchangedStep) -> Iterator[StepChange]:
     """Yield it with the kernels of the step, and with fused ones."""
-    names = set(situation.optimizers)
-    if not names or not names <= set(PER_PARAMETER) or situation.passes != 1:
+    names = set(step.optimizers)
+    if not names or not names <= set(PER_PARAMETER) or step.passes != 1:
         return
-    if situation.rewrites_gradients:
+    if step.rewrites_gradients:
         return
     code = APPLIED_WITH_OPTIMIZER
     made = ChangeMade("optimizer", IN_BACKWARD, code, BIT_EQUAL, by_apply=True)
-    yield Change(made, make=_in_backward, excludes=_ACCUMULATED)
-    if names <= set(HAS_FUSED) and situation.settings.optimizer_kernels != "fused":
+    yield StepChange(made, make=_in_backward, excludes=_ACCUMULATED)
+    if names <= set(HAS_FUSED) and step.settings.optimizer_kernels != "fused":
         made = ChangeMade("optimizer", FUSED_IN_BACKWARD, code, SAME_ARITHMETIC, by_apply=True)
-        yield Change(made, make=_fused_in_backward, excludes=_ACCUMULATED)
+        yield StepChange(made, make=_fused_in_backward, excludes=_ACCUMULATED)
 
 
 def _in_backward(step: Step) -> Step:

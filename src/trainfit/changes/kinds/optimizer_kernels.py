@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from trainfit.changes.change import Change, NotPossible
-from trainfit.changes.situation import Situation
+from trainfit.changes.change import NotPossible, StepChange
+from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.plans.ways import SAME_ARITHMETIC, ChangeMade
 from trainfit.steps.step import Step
 
@@ -31,13 +31,13 @@ _FLAGS = {
 }
 
 
-def changes(situation: Situation) -> Iterator[Change]:
+def changes(step: UnchangedStep) -> Iterator[StepChange]:
     """Yield the ways to go over the parameters that the step does not use."""
-    names = situation.optimizers
+    names = step.optimizers
     if not names or not set(names) <= set(_HAS_FOREACH):
         return
     for value, flags in _FLAGS.items():
-        if value == situation.settings.optimizer_kernels:
+        if value == step.settings.optimizer_kernels:
             continue
         has_fused = set(names) <= set(HAS_FUSED)
         if value == "fused" and not has_fused:
@@ -46,7 +46,7 @@ def changes(situation: Situation) -> Iterator[Change]:
             continue  # one kernel is faster and makes no temporaries either
         shown = "fused=True" if value == "fused" else f"foreach={flags['foreach']}"
         code = f"optimizer = torch.optim.{names[0]}(..., {shown})"
-        yield Change(
+        yield StepChange(
             ChangeMade("optimizer", value, code, SAME_ARITHMETIC),
             make=partial(_with_kernels, flags=flags),
         )

@@ -13,7 +13,7 @@ from trainfit.traces.trace import Trace
 
 
 @dataclass(frozen=True)
-class Situation:
+class UnchangedStep:
     """A captured step and where it comes from."""
 
     trace: Trace
@@ -45,6 +45,6 @@ class Situation:
 
     @cached_property
     def rewrites_gradients(self) -> bool:
-        """Whether gradients are written to after backward, as clipping and scaling do; optimizers never do."""
+        """Whether gradients are written to after backward, as clipping and scaling do."""
         gradients = {n for n, storage in enumerate(self.trace.storages) if storage.category == "gradient"}
         return any(op.phase == "optimizer" and gradients.intersection(op.writes) for op in self.trace.ops)

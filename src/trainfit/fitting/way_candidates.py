@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
-from trainfit.changes.change import Change
+from trainfit.changes.change import StepChange
 from trainfit.changes.kinds.allocator_segments import EXPANDABLE
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
@@ -18,7 +18,7 @@ from trainfit.plans.ways import Way
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 
-Capture = Callable[[Sequence[Change]], tuple[Trace, CostTable] | None]
+Capture = Callable[[Sequence[StepChange]], tuple[Trace, CostTable] | None]
 """Captures and prices the step with changes; None if they cannot be made."""
 _PASSES = 2
 """How often forward and backward are captured where they run more often: the rest is like the second."""
@@ -33,11 +33,11 @@ class Candidates:
     allocator: AllocatorOptions | None
     _traces: dict[tuple[str, ...], tuple[Trace, CostTable] | None] = field(default_factory=dict)
 
-    def know(self, changes: Sequence[Change], trace: Trace, costs: CostTable) -> None:
+    def know(self, changes: Sequence[StepChange], trace: Trace, costs: CostTable) -> None:
         """Remember what was captured elsewhere."""
         self._traces[_key(changes)] = (trace, costs)
 
-    def unplanned(self, changes: Sequence[Change]) -> Way | None:
+    def unplanned(self, changes: Sequence[StepChange]) -> Way | None:
         """Return the step with changes and without a plan; None if they cannot be made."""
         found = self._captured(changes)
         if found is None:
@@ -49,7 +49,7 @@ class Candidates:
         peak, needed = timeline.peak_bytes + reserve, memory.smallest_bytes + reserve
         return _way(changes, schedule(trace, costs), peak, needed)
 
-    def planned(self, changes: Sequence[Change], seconds_limit: float) -> Way | None:
+    def planned(self, changes: Sequence[StepChange], seconds_limit: float) -> Way | None:
         """Return the step with changes and the fastest plan that fits; None if none does."""
         found = self._captured(changes)
         if found is None:
@@ -67,7 +67,7 @@ class Candidates:
         """Whether it runs within the budget."""
         return way.memory_bytes <= self.budget_bytes
 
-    def _captured(self, changes: Sequence[Change]) -> tuple[Trace, CostTable] | None:
+    def _captured(self, changes: Sequence[StepChange]) -> tuple[Trace, CostTable] | None:
         # The allocator's setting changes nothing about the step itself.
         own = [change for change in changes if change.made.value != EXPANDABLE]
         key = _key(own)
@@ -75,19 +75,23 @@ class Candidates:
             self._traces[key] = self.capture(own)
         return self._traces[key]
 
-    def _allocator(self, changes: Sequence[Change]) -> AllocatorOptions | None:
+    def _allocator(self, changes: Sequence[StepChange]) -> AllocatorOptions | None:
         expandable = any(change.made.value == EXPANDABLE for change in changes)
         if self.allocator is None or not expandable:
             return self.allocator
         return replace(self.allocator, expandable_segments=True)
 
 
-def _key(changes: Sequence[Change]) -> tuple[str, ...]:
+def _key(changes: Sequence[StepChange]) -> tuple[str, ...]:
     return tuple(sorted(change.name for change in changes))
 
 
 def _way(
-    changes: Sequence[Change], times: Schedule, peak_bytes: int, memory_bytes: int, plan: Plan | None = None
+    changes: Sequence[StepChange],
+    times: Schedule,
+    peak_bytes: int,
+    memory_bytes: int,
+    plan: Plan | None = None,
 ) -> Way:
     return Way(
         target=times.trace.target,
@@ -102,11 +106,11 @@ def _way(
     )
 
 
-def _repeats(changes: Sequence[Change]) -> int:
+def _repeats(changes: Sequence[StepChange]) -> int:
     return max((change.repeats for change in changes), default=1)
 
 
-def _times(count: int | None, changes: Sequence[Change]) -> int | None:
+def _times(count: int | None, changes: Sequence[StepChange]) -> int | None:
     """Return the samples or tokens of the whole step; two passes of it were captured."""
     repeats = _repeats(changes)
     return count if count is None or repeats == 1 else count * repeats // _PASSES
