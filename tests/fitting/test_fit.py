@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import trainfit
 from trainfit.cli import commands as cli
-from trainfit.plans.ways import BIT_EQUAL, Way
+from trainfit.plans.ways import BIT_EQUAL, ChangeMade, Way
 from trainfit.verifying.measuring import measure_step
 
 WIDTH, CLASSES, TOKENS = 64, 4096, 128
@@ -112,12 +112,32 @@ def test_a_file_that_is_no_way_is_one_message(text: str, tmp_path: Path) -> None
         trainfit.load_way(tmp_path / "way.json")
 
 
-def test_updates_in_backward_need_the_optimizer(found: Any) -> None:
-    way = next((way for way in found.ways if any("backward" in c.value for c in way.changes)), None)
-    if way is None:
-        pytest.skip("no such way was found")
+def of_changes(*changes: ChangeMade) -> Way:
+    return Way("step", "cpu", changes, None, 0, 0, 1.0, None, None)
+
+
+def test_updates_in_backward_need_the_optimizer_and_leave_it_as_it_was() -> None:
+    way = of_changes(ChangeMade("optimizer", "in backward, fused", "", BIT_EQUAL, by_apply=True))
     with pytest.raises(trainfit.PlanError, match="needs the optimizer"):
         trainfit.apply(build().model, way)
+    step = build()
+    before = [dict(group) for group in step.optimizers[0].param_groups]
+    with trainfit.applied(step.model, way, optimizer=step.optimizers):
+        step.run()
+        assert all(group["fused"] for group in step.optimizers[0].param_groups)
+    after = [dict(group) for group in step.optimizers[0].param_groups]
+    assert [{**group, "params": 0} for group in before] == [{**group, "params": 0} for group in after]
+
+
+def test_a_way_of_another_version_or_for_no_model_is_one_message() -> None:
+    unknown = of_changes(ChangeMade("loss", "by prayer", "", BIT_EQUAL, by_apply=True))
+    with pytest.raises(trainfit.PlanError, match="does not know the change 'loss: by prayer'"):
+        trainfit.apply(build().model, unknown)
+    with pytest.raises(trainfit.PlanError, match="a way is applied to a torch.nn.Module"):
+        trainfit.apply("model", unknown)  # type: ignore[arg-type]
+    headless = of_changes(ChangeMade("loss", "in chunks", "", BIT_EQUAL, by_apply=True))
+    with pytest.raises(trainfit.PlanError, match="cannot be done here: the model has no linear layer"):
+        trainfit.apply(nn.Linear(4, 4), headless)
 
 
 def test_the_command_shows_and_writes_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
