@@ -133,7 +133,7 @@ def test_a_way_of_another_version_or_for_no_model_is_one_message() -> None:
     unknown = of_changes(ChangeMade("loss", "by prayer", "", BIT_EQUAL, by_apply=True))
     with pytest.raises(trainfit.PlanError, match="does not know the change 'loss: by prayer'"):
         trainfit.apply(build().model, unknown)
-    with pytest.raises(trainfit.PlanError, match="a way is applied to a torch.nn.Module"):
+    with pytest.raises(trainfit.PlanError, match=r"a way is applied to a torch\.nn\.Module"):
         trainfit.apply("model", unknown)  # type: ignore[arg-type]
     headless = of_changes(ChangeMade("loss", "in chunks", "", BIT_EQUAL, by_apply=True))
     with pytest.raises(trainfit.PlanError, match="cannot be done here: the model has no linear layer"):

@@ -33,7 +33,8 @@ def chunked_cross_entropy(
     Products are computed in `computes_in`, the loss in `dtype`.
     """
     asked = (computes_in, dtype, ignore_index, reduction)
-    loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, bias, labels, asked)
+    function: Any = _ChunkedCrossEntropy.apply
+    loss: Tensor = function(hidden, weight, bias, labels, asked)
     return loss
 
 

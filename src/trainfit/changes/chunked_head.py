@@ -51,8 +51,9 @@ def chunk_loss(model: nn.Module) -> Callable[[], None]:
 def head_of(model: nn.Module) -> nn.Linear | None:
     """Return the layer that makes a model's logits, if it is one that is known."""
     found: Any = None
-    if callable(getattr(model, "get_output_embeddings", None)):
-        found = model.get_output_embeddings()
+    asked: Any = getattr(model, "get_output_embeddings", None)
+    if callable(asked):
+        found = asked()
     for name in _HEADS:
         found = found if found is not None else getattr(model, name, None)
     plain = type(found) is nn.Linear and found.out_features >= _SMALLEST_VOCABULARY

@@ -41,7 +41,7 @@ def with_8_bit_state(step: Step) -> Step:
     for optimizer in step.optimizers:
         small = _EightBitAdam(optimizer.param_groups)
         # The user's code holds the optimizer: it stays the same object.
-        optimizer.step = small.step  # type: ignore[method-assign]
+        optimizer.step = small.step  # type: ignore[method-assign, assignment]
         optimizer.state = small.state
     return step
 

@@ -21,8 +21,10 @@ _AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 def changes(step: UnchangedStep) -> Iterator[StepChange]:
     """Yield the formats with fewer bits than the step has."""
     now, kind = step.settings.dtype, step.device.kind
-    wanted = {"fp32": ("bf16-autocast", "fp16-autocast", "bf16")}.get(now or "", ())
-    if now in _AUTOCAST:
+    wanted: tuple[str, ...] = ()
+    if now == "fp32":
+        wanted = ("bf16-autocast", "fp16-autocast", "bf16")
+    elif now in _AUTOCAST:
         wanted = ("bf16",)
     for value in wanted:
         takes = step.is_recipe
