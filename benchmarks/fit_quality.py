@@ -131,8 +131,8 @@ def main() -> int:
             verdict = "ok" if row["never_slower"] else "SLOWER"
             best, other = (1e3 * row[key] for key in ("best_seconds", "random_best_seconds"))
             print(
-                f"{model:13} {device:10} {row['search_seconds']:6.1f} s, {row['looked_at']:3} looked at, best "
-                f"{best:9.3f} ms, random {other:9.3f} ms of {row['random_that_fit']:3}, {verdict}: "
+                f"{model:13} {device:10} {row['search_seconds']:6.1f} s, {row['looked_at']:3} looked at, "
+                f"best {best:9.3f} ms, random {other:9.3f} ms of {row['random_that_fit']:3}, {verdict}: "
                 f"{row['best_way']}",
                 flush=True,
             )
