@@ -15,8 +15,10 @@ from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
 
 _TELLING = 0.5
-"""What is inside a module is named instead of it if it has at least this share of it."""
+"""What is inside a module is named instead of it if it has more than this share of it."""
 _MOST_OPERATORS = 2
+_NAMED = 0.1
+"""An operator that made less of it than this share is not named."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def largest_part(timeline: Timeline) -> LargestPart | None:
     modules = timeline.trace.modules
     at = OUTSIDE
     while (inside := places.together(group := places.alike(at))) > places.own[at]:
-        if not places.is_model(at) and inside < _TELLING * places.whole[at]:
+        if not places.is_model(at) and inside <= _TELLING * places.whole[at]:
             return LargestPart(category, total, modules[at].name, places.whole[at], 1)
         if len(group) > 1:
             return LargestPart(category, total, joined_name(timeline.trace, group), inside, len(group))
@@ -98,7 +100,8 @@ def _places(trace: Trace, parts: Sequence[PeakPart]) -> _Places:
     for number in reversed(range(len(trace.modules))):
         parent = trace.modules[number].parent
         whole[parent if parent >= 0 else OUTSIDE] += whole[number]
-        children[parent if parent >= 0 else OUTSIDE].append(number)
+    for number, module in enumerate(trace.modules):
+        children[module.parent if module.parent >= 0 else OUTSIDE].append(number)
     return _Places(trace, own, whole, children)
 
 
@@ -108,7 +111,8 @@ def _makers(trace: Trace, parts: Sequence[PeakPart]) -> tuple[str, ...]:
     for part in parts:
         if part.producer >= 0:
             made[trace.op_name(part.producer)] += part.bytes
-    return tuple(name for name, _ in made.most_common(_MOST_OPERATORS))
+    worth = _NAMED * made.total()
+    return tuple(name for name, size in made.most_common(_MOST_OPERATORS) if size >= worth)
 
 
 def joined_name(trace: Trace, group: Sequence[int]) -> str:
