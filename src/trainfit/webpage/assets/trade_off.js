@@ -125,7 +125,7 @@ class TradeOff {
 
   // Write a label beside a point where it covers nothing that is there already.
   place(picture, text, x, y, off, style = "") {
-    const wide = text.length * LETTER;
+    const wide = text.length * LETTER * (style ? 1.12 : 1); // bold letters are wider
     const spots = [[off, 4], [-off - wide, 4], [-wide / 2, -off - 4], [-wide / 2, off + 12], [off, -14], [off, 22], [-off - wide, -14], [-off - wide, 22], [off, 40], [-off - wide, 40], [off, -32], [-off - wide, -32], [-wide / 2, -off - 24], [-wide / 2, off + 30], [off, -50], [off, 58]];
     const free = spots.find(([dx, dy]) => {
       const box = [x + dx, y + dy - 12, wide, 15];
