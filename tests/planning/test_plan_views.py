@@ -35,6 +35,12 @@ def found() -> tuple[Any, Any]:
     return plan, choose.frontier_step(Request(trace, "h100"), 3)
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is folded."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def test_every_region_is_listed_where_all_is_wanted(found: tuple[Any, Any]) -> None:
     data = reading.plan_data(found[0])
     modules = [region["module"] for region in data.regions]
