@@ -7,6 +7,7 @@ amount_options   those that say how much of it is shown
 completions      what a shell offers when Tab is pressed
 cli_options      every option once, in objects
 cli_running      the one way in which a command runs: errors, progress, output
+help_layout      help texts for the width that there is
 help_text        what `trainfit --help` says
 fit_commands     the command that looks for what to change
 commands         the other commands

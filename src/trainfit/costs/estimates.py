@@ -114,8 +114,8 @@ class Estimate(ShownInNotebooks):
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What would lower the peak, the most first; nothing if the step fits."""
-        return () if self.fits else advice(self.timeline)
+        """What would lower the peak, the most first, whether the step fits or not."""
+        return advice(self.timeline)
 
 
 def peak_of(timeline: Timeline) -> Peak:

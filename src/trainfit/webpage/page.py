@@ -19,9 +19,9 @@ from trainfit.traces.trace import Trace
 from trainfit.webpage import calibrated_page, diff_page, page_answers, page_sections
 from trainfit.webpage.embedding import asset, content_policy, embedded_json, escaped, script
 from trainfit.webpage.first_screen import first_screen_html
-from trainfit.webpage.module_columns import largest_part
 from trainfit.webpage.page_answers import FirstScreen
 from trainfit.webpage.page_parts import Section, Strings
+from trainfit.webpage.peak_places import largest_part
 from trainfit.webpage.static_picture import static_picture
 
 _LONGEST_TITLE = 120
