@@ -164,7 +164,7 @@ class EstimateData:
 
 
 @dataclass(frozen=True)
-class UsualWay:
+class ComparedWay:
     """A way to run the step beside others."""
 
     name: str
@@ -228,7 +228,7 @@ class PlanData:
     added: float
     groups: tuple[RegionGroup, ...]
     """The most regions first."""
-    ways: tuple[UsualWay, ...]
+    ways: tuple[ComparedWay, ...]
     """This plan, then the usual ways."""
     memory: MemoryCurve
 

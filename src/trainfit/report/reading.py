@@ -14,6 +14,7 @@ from trainfit.memory.gathered import gathered_bytes
 from trainfit.plans.plan import DECISIONS, Plan, Region
 from trainfit.report.data import (
     Compared,
+    ComparedWay,
     EstimateData,
     FrontierData,
     MemoryCurve,
@@ -172,12 +173,12 @@ def _groups(plan: Plan, decided: Sequence[dict[str, int]]) -> tuple[RegionGroup,
     )
 
 
-def _ways(plan: Plan, baselines: Sequence[Baseline]) -> tuple[UsualWay, ...]:
+def _ways(plan: Plan, baselines: Sequence[Baseline]) -> tuple[ComparedWay, ...]:
     rows = [("this plan", plan.peak_bytes, plan.memory_bytes, plan.step_seconds)]
     rows += [(way.name, way.peak_bytes, way.memory_bytes, way.step_seconds) for way in baselines]
     base = plan.baseline_step_seconds
     return tuple(
-        UsualWay(name, peak, memory, step, step / base - 1 if base else 0.0, memory <= plan.budget_bytes)
+        ComparedWay(name, peak, memory, step, step / base - 1 if base else 0.0, memory <= plan.budget_bytes)
         for name, peak, memory, step in rows
     )
 

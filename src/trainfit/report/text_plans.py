@@ -11,7 +11,7 @@ from rich.text import Text
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.added_words import SETTING, setting_of_plan, shows_waiting, waiting_name
 from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
-from trainfit.report.data import FrontierData, PlanData, RegionGroup, UsualWay
+from trainfit.report.data import ComparedWay, FrontierData, PlanData, RegionGroup
 from trainfit.report.sparkline import Sparkline
 from trainfit.report.tables import (
     MOST_WARNINGS,
@@ -122,7 +122,7 @@ def _checkpointed(data: PlanData, amount: Amount) -> list[RenderableType]:
     return [_every_region(data.regions) if amount == "all" else _regions(data.groups[:_MOST_GROUPS])]
 
 
-def _ways(ways: Sequence[UsualWay], *, on_gpu: bool) -> NumberTable:
+def _ways(ways: Sequence[ComparedWay], *, on_gpu: bool) -> NumberTable:
     """Compare ways; on a GPU the memory that they run in is more than their peak."""
     columns = ("peak", "runs in") if on_gpu else ("peak",)
     least = ("peak", "step", "runs in") if on_gpu else ("step", "peak")

@@ -14,6 +14,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "Estimate": reading.estimate_data,
     "PlanResult": reading.plan_data,
     "Frontier": reading.frontier_data,
+    "FitResult": fit_data,
     "Verification": reading.verification_data,
     "OrderResult": reading.order_data,
 }
