@@ -8,6 +8,7 @@ from typing import Any
 
 from trainfit.errors import OptionError
 from trainfit.report import json_result, reading
+from trainfit.report.fit_data import fit_data
 from trainfit.webpage.page import write_page
 
 _READERS: dict[str, Callable[[Any], Any]] = {
