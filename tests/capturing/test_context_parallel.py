@@ -147,8 +147,10 @@ def test_kernels_for_float32_take_part_in_rings() -> None:
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("tokens", [16, 32, 96])
 def test_rows_that_the_kernel_for_float32_rounds_up_are_refused_on_every_rank(rank: int, tokens: int) -> None:
-    """The kernel makes 32 rows of 16: torch cannot put rounds together. The last rank alone would not notice
-    that of 32 tokens the other ranks need the last 16 by themselves."""
+    """The kernel makes 32 rows of 16, and torch cannot put rounds together.
+
+    The last rank alone would not notice that of 32 tokens the other ranks need the last 16 by themselves.
+    """
     wanted = rf"test_context_parallel\.py:\d+ calls attention on {tokens} tokens of each of 4 ranks"
     with pytest.raises(CaptureError, match=rf"{wanted}.*multiple of 64 tokens.*multiple of 256, or use bf"):
         captured(4, rank, dtype=torch.float32, tokens=tokens)

@@ -91,7 +91,9 @@ SHARES = {
     **{name: 4 for name in CASES if name.startswith("fsdp")},
     **dict.fromkeys(("hsdp", "hsdp-pairs", "hsdp-bf16-reduce-fp32"), 2),
     **{name: 1 for name in CASES if name.startswith("ddp")},
-    **{"context-gathered": 1, "context-ring": 1, "context-fsdp": 4},
+    "context-gathered": 1,
+    "context-ring": 1,
+    "context-fsdp": 4,
 }
 """By what the parameters of all ranks are divided, where they are divided evenly."""
 QUEUES = {

@@ -1,8 +1,8 @@
 """torch's `context_parallel`, which replaces attention and what distributed tensors know of it.
 
 It needs no help to run: its rings are operators and collectives like others. What it sets for the whole
-process, or a step leaves switched on, is put back when the capture ends. What it cannot put together on a real
-GPU is refused, on every rank.
+process, or a step leaves switched on, is put back when the capture ends. What it cannot put together on a
+real GPU is refused, on every rank.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def rings_left_as_found() -> Iterator[None]:
 def padded_rows_refused(gpu: Gpu) -> Iterator[None]:
     """Refuse rings of NVIDIA's memory-efficient attention whose parts are no multiple of what it rounds to.
 
-    Each round returns a result per row and the logarithm of the row's sum, with more rows of the latter than of
-    the former: torch multiplies the two to put rounds together, and raises.
+    Each round returns a result per row and the logarithm of the row's sum, with more rows of the latter than
+    of the former: torch multiplies the two to put rounds together, and raises.
     """
 
     def checked(original: Any) -> Any:
@@ -76,9 +76,9 @@ def _refuse_padded_rows(rows: int, ranks: int) -> None:
     if rows % needed == 0:
         return
     raise CaptureError(
-        f"{user_line()} calls attention on {rows} tokens of each of {ranks} ranks, for which NVIDIA's GPUs run "
-        "the memory-efficient kernel, as they do in float32. It makes a multiple of "
-        f"{EFFICIENT_ROWS} rows, which torch's context_parallel cannot put together: it raises an error about "
-        f"shapes on a real GPU, too. Give each rank a multiple of {needed} tokens, so that sequences are a "
-        f"multiple of {needed * ranks}, or use bfloat16 or float16."
+        f"{user_line()} calls attention on {rows} tokens of each of {ranks} ranks, for which NVIDIA's GPUs "
+        "run the memory-efficient kernel, as they do in float32. It makes a multiple of "
+        f"{EFFICIENT_ROWS} rows, which torch's context_parallel cannot put together: it raises an error "
+        f"about shapes on a real GPU, too. Give each rank a multiple of {needed} tokens, so that sequences "
+        f"are a multiple of {needed * ranks}, or use bfloat16 or float16."
     )
