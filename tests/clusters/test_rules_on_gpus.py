@@ -124,8 +124,8 @@ def test_every_variant_is_captured_for_a_gpu(name: str) -> None:
         for _, op in collectives(trace, kind)
         if op.phase != "optimizer"
     )
-    # That runs of a schedule may differ is said of one that was captured after others.
-    assert not trace.warnings or name == "pipeline-zero-bubble-v"
+    # Setting up the stages of a pipeline does not count as another kind of run.
+    assert not trace.warnings and trace.steps.changing == ()
     assert simulate(trace).peak_bytes > max(own, MIB // 2)
 
 
