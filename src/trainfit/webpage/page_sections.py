@@ -189,8 +189,8 @@ def frontier_sections(data: FrontierData, result: Frontier, strings: Strings) ->
     limits = [line(f"{data.subject.device}: {format_bytes(usable)} for tensors", usable, "device")]
     part = memory_part([curve("without a plan", timeline, strings)], limits)
     lead = (
-        "Each point is the fastest plan for its memory (predicted). Move the slider to see what each "
-        "plan recomputes."
+        "Each point is the fastest plan that was found for its memory (predicted). Move the slider to see "
+        "what each plan recomputes."
     )
     parts = frontier_part(result, data), tables.points_table(data)
     return [
