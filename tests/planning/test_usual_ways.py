@@ -102,7 +102,7 @@ def test_where_nothing_else_is_found_a_usual_way_is_the_plan(monkeypatch: pytest
     assert planner.plan(budget).step_seconds <= greedy.baseline.step_seconds
 
 
-# What torch alone does not do as the step does ---------------------------------------------------------------
+# What torch alone does not do as the step does -------------------------------------------------------------
 
 
 def test_a_way_that_moves_statistics_twice_is_no_plan() -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.summary import StepTime, summarise
-from trainfit.memory.advice import advice
 from trainfit.memory.module_stats import ModuleStats, module_stats
 from trainfit.ordering.order_timeline import OrderTimeline, order_timeline
 from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
@@ -54,11 +53,10 @@ def estimate_sections(data: EstimateData, result: Estimate, strings: Strings) ->
     ]
     if data.time is not None:
         found.append(_time(data.time))
-    ranked = data.advice or advice(timeline)
+    ranked = data.advice or result.what_would_lower()
     if ranked:
-        forward = None if data.time is None else data.time.forward_seconds
         lead = "" if not data.fits else "The step fits as it is. This would lower its peak all the same."
-        found.append(Section("advice", "What would help", lead, (tables.advice_table(ranked, forward),)))
+        found.append(Section("advice", "What would help", lead, (tables.advice_table(ranked),)))
     if data.subject.world_size > 1:
         found.append(_cluster(data))
     return [*found, *_notes(data.subject)]
@@ -147,7 +145,7 @@ def plan_sections(data: PlanData, result: PlanResult, strings: Strings) -> list[
         found.append(Section("plan", "What the plan does", lead, (regions,)))
     found.append(_modules(planned, stats, strings, data.subject))
     if data.advice:
-        ranked = tables.advice_table(data.advice, None)
+        ranked = tables.advice_table(data.advice)
         found.append(Section("advice", "What would help", "", (ranked,)))
     return [*found, *_notes(data.subject)]
 
