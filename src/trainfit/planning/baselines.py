@@ -19,7 +19,6 @@ from functools import cached_property
 
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.basics.units import format_bytes, format_seconds
-from trainfit.costs.schedule import schedule
 from trainfit.operators.memory_use import moves_statistics
 from trainfit.planning.certify import Unplanned, reserve_bytes
 from trainfit.planning.effects import Effect, effect_of
@@ -86,7 +85,7 @@ class UsualWays:
     def _blocks(self) -> list[Block]:
         """The blocks, each recomputed as a whole, in all passes over the model alike."""
         trace = self.step.trace
-        seconds = schedule(trace, self.step.costs).marginal_seconds.tolist()
+        seconds = self.step.replay.times.marginal_seconds.tolist()
         places, found = calls_in_pass(trace), dict[tuple[int, int], list[Effect]]()
         for block in blocks_of(trace, seconds):
             effect = effect_of(trace, block, full_recompute(block), by_torch=True)
@@ -134,7 +133,7 @@ class UsualWays:
 
     def _replayed(self, name: str, blocks: Sequence[Block]) -> UsualWay:
         step, effects = self.step, _effects(blocks)
-        replay = replayed(step.trace, step.costs, effects)
+        replay = replayed(step.trace, step.costs, effects) if effects else step.replay
         peak_bytes = replay.timeline.peak_bytes + reserve_bytes(step.trace, replay.timeline)
         needed, differs = _needed(step, replay.timeline), _differs(step.trace, effects)
         found = Baseline(name, len(blocks), peak_bytes, needed, replay.step_seconds, differs)

@@ -12,7 +12,6 @@ from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.doing import in_turn
 from trainfit.basics.units import format_seconds
-from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
 from trainfit.planning.baselines import UsualWay, UsualWays, blocks_of
@@ -25,7 +24,6 @@ from trainfit.planning.options import options_of
 from trainfit.planning.planned_columns import PlannedColumns
 from trainfit.planning.uniform_choices import UniformChoices
 from trainfit.plans.plan import Plan
-from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 
 _MOST_ROUNDS = 8
@@ -59,7 +57,7 @@ class Planner:
         """Find the regions and their curves."""
         self.step = Unplanned.of(self.trace, self.costs, self.allocator)
         self.usual = UsualWays(self.step)
-        timeline, times = simulate(self.trace), schedule(self.trace, self.costs)
+        timeline, times = self.step.replay.timeline, self.step.replay.times
         options, exclusive = options_of(times, timeline.peak_bytes)
         # Where the host runs the kernels too, all that it does is in the options.
         spare_seconds = math.inf if self.costs.host.runs_kernels else times.spare_seconds
@@ -207,7 +205,7 @@ class Planner:
 
     def _all_blocks(self, budget_bytes: int) -> Certified:
         """Return the plan that computes every block again."""
-        seconds = schedule(self.trace, self.costs).marginal_seconds.tolist()
+        seconds = self.step.replay.times.marginal_seconds.tolist()
         effects = [effect_of(self.trace, b, full_recompute(b)) for b in blocks_of(self.trace, seconds)]
         return certify.certified(self.step, effects, budget_bytes, 0.0, method="regions")
 
