@@ -22,7 +22,7 @@ from trainfit.devices.communicator_buffers import with_communicators
 from trainfit.devices.device_table import Device, find_device
 from trainfit.devices.distinct_ranks import RankPeak
 from trainfit.errors import OptionError, StepError
-from trainfit.models.recipe import StepOptions
+from trainfit.models.recipe import Dtype, StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets import Target, load
 from trainfit.targets.executed_code import executed_for
@@ -124,6 +124,18 @@ class Request:
                 cluster=cluster,
                 **how,
             )
+
+    def with_dtype(self, dtype: Dtype) -> Request | None:
+        """Return the same question about the step in another dtype; None if a flag cannot change it."""
+        if isinstance(self.target, Trace) or self.cluster is not None:
+            return None
+        if self.resolved.kind not in ("built-in", "hf"):
+            return None
+        options = replace(self._options or StepOptions(), dtype=dtype)
+        return Request(
+            *(self.target, self.device, options, self._task, self._steps, self.costs, self._refresh),
+            self.allocator,
+        )
 
     def price(self, trace: Trace) -> CostTable:
         """Return what every distinct operator of the trace costs on the device."""

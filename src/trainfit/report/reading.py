@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainfit.devices.communicator_buffers import communicators
-from trainfit.memory.advice import advice
 from trainfit.memory.gathered import gathered_bytes
 from trainfit.plans.plan import DECISIONS, Plan, Region
 from trainfit.report.data import (
@@ -130,7 +129,7 @@ def plan_data(result: PlanResult) -> PlanData:
         regions=tuple({**asdict(region), "decisions": decided[region.kind]} for region in plan.regions),
         baselines=result.baselines,
         by_category=dict(result.timeline.peak_by_category),
-        advice=() if result.feasible else advice(result.timeline, planned=True),
+        advice=result.advice,
         minimum_peak_bytes=None if result.feasible else plan.peak_bytes,
         minimum_memory_bytes=None if result.feasible else plan.memory_bytes,
         expandable=_expandable(result),

@@ -73,7 +73,14 @@ def frontier_view(data: FrontierData, amount: Amount = "usual") -> RenderableTyp
     is_close = any(point.verdict == "too close to call" for point in data.points)
     footer = f"close: within {margin_words(data.margin_bytes)}" if is_close else ""
     times = stage_times(subject.seconds, amount)
-    return stacked([_frontier_headline(data), *settings_lines(subject)], [table], times, footer=footer)
+    return stacked(
+        [_frontier_headline(data), *settings_lines(subject)],
+        [table],
+        times,
+        warnings=subject.warnings,
+        most_warnings=at_most(MOST_WARNINGS, amount),
+        footer=footer,
+    )
 
 
 def _frontier_headline(data: FrontierData) -> Text:

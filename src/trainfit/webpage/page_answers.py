@@ -214,7 +214,9 @@ def frontier_answer(data: FrontierData, largest: LargestPart | None) -> FirstScr
     subject, best, least = data.subject, data.best, data.points[0]
     usable = format_bytes(subject.device_usable_bytes)
     figures = [
-        Figure("plans", format_count(len(data.points)), "none of them beaten in both memory and time"),
+        Figure(
+            "plans", format_count(len(data.points)), "none of them beaten by another in both memory and time"
+        ),
         Figure("least memory", format_bytes(least.smallest_memory_bytes), "predicted"),
         Figure("its step", format_seconds(least.step_seconds), f"predicted{_waits(data, least)}"),
         Figure("fastest step", format_seconds(data.points[-1].step_seconds), "predicted"),

@@ -57,9 +57,8 @@ def estimate_sections(data: EstimateData, result: Estimate, strings: Strings) ->
     if data.time is not None:
         found.append(_time(data.time))
     if data.advice:
-        forward = None if data.time is None else data.time.forward_seconds
         lead = "" if not data.fits else "The step fits as it is. This would lower its peak all the same. "
-        found.append(_help(lead, tables.advice_table(data.advice, forward), setting_of_estimate(data)))
+        found.append(_help(lead, tables.advice_table(data.advice), setting_of_estimate(data)))
     if data.subject.world_size > 1:
         found.append(_cluster(data))
     return [*found, *_notes(data.subject)]
@@ -152,7 +151,7 @@ def plan_sections(data: PlanData, result: PlanResult, strings: Strings) -> list[
         found.append(Section("plan", "What the plan does", lead, (regions,)))
     found.append(_modules(planned, stats, strings, data.subject))
     if data.advice:
-        found.append(_help("", tables.advice_table(data.advice, None), setting_of_plan(data)))
+        found.append(_help("", tables.advice_table(data.advice), setting_of_plan(data)))
     return [*found, *_notes(data.subject)]
 
 
@@ -193,8 +192,8 @@ def frontier_sections(data: FrontierData, result: Frontier, strings: Strings) ->
     limits = [line(f"{data.subject.device}: {format_bytes(usable)} for tensors", usable, "device")]
     part = memory_part([curve("without a plan", timeline, strings)], limits)
     lead = (
-        "Each point is the fastest plan for its memory (predicted). Move the slider to see what each "
-        "plan recomputes."
+        "Each point is the fastest plan that was found for its memory (predicted). Move the slider to see "
+        "what each plan recomputes."
     )
     parts = frontier_part(result, data), tables.points_table(data)
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainfit.basics.units import format_seconds
 from trainfit.basics.visible_text import short_operator
 from trainfit.report.added_words import shows_waiting, waiting_name
 from trainfit.report.data import FrontierData, PlanData, PointRow, UsualWay, VerificationData
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from trainfit.memory.advice import Advice
 
 _CERTAINTY = {
+    "captured": "captured: the changed step",
     "computed": "computed from this trace",
     "bound": "no plan gets below",
-    "about": "about: capture the changed step to know",
+    "about": "about: derived from this trace",
 }
 _FITS = {"fits": "yes", "too close to call": "close", "does not fit": "no"}
 _NOT_PREDICTED = "not predicted here"
@@ -66,13 +68,15 @@ def phases_bars(time: StepTime) -> Part:
     return bars("Time by phase (predicted)", "seconds", rows)
 
 
-def advice_table(advice: Sequence[Advice], forward_seconds: float | None) -> Part:
+def advice_table(advice: Sequence[Advice]) -> Part:
     """Return what would lower the peak, the most first."""
 
     def seconds_of(one: Advice) -> str:
-        if one.kind == "plan" and forward_seconds is not None:
-            return f"of computing, at most the forward again, {forward_seconds * 1000:.3g} ms"
-        return _NOT_PREDICTED
+        if one.step_seconds is None:
+            return _NOT_PREDICTED
+        most = one.kind == "plan" or one.kind.startswith("optimizer")
+        words = "at most " if most else "about " if one.certainty == "about" else ""
+        return words + format_seconds(one.step_seconds)
 
     return table(
         "What would lower the peak, the most first (predicted)",
@@ -80,7 +84,7 @@ def advice_table(advice: Sequence[Advice], forward_seconds: float | None) -> Par
         column("is about", "bytes", [one.freed_bytes for one in advice], "Of the bytes at the peak"),
         column("leaves a peak of", "bytes", [one.peak_bytes for one in advice]),
         column("how sure", "text", [_CERTAINTY[one.certainty] for one in advice]),
-        column("time it adds", "text", [seconds_of(one) for one in advice]),
+        column("step takes", "text", [seconds_of(one) for one in advice]),
         column("same results", "text", ["no" if one.changes_results else "yes" for one in advice]),
         column("in words", "text", [one.text for one in advice]),
         name="advice",
