@@ -6,7 +6,7 @@ from typing import Any
 
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.report.fit_data import FitData, WayRow
-from trainfit.webpage.page_answers import BAD, GOOD, Figure, FirstScreen
+from trainfit.webpage.page_answers import BAD, CLOSE, GOOD, Figure, FirstScreen
 from trainfit.webpage.page_parts import Part, Section, Strings, bar, bars, column, table
 
 
@@ -14,7 +14,7 @@ def fit_answer(data: FitData) -> FirstScreen:
     """Say whether the step fits, and what is fastest."""
     base, budget = data.as_it_is, format_bytes(data.budget_bytes)
     needs = format_bytes(base.smallest_memory_bytes)
-    verdict = "Fits as it is" if data.fits else "Does not fit as it is"
+    verdict = "Fits as it is" if data.fits else "Fits with changes"
     figures = [Figure("as it is", needs, f"of {budget}, {format_seconds(base.step_seconds)} per step")]
     if not data.ways_found:
         sentence = f"Nothing that was tried fits into {budget}; as it is the step needs {needs} (predicted)."
@@ -27,7 +27,7 @@ def fit_answer(data: FitData) -> FirstScreen:
     else:
         sentence = (
             f"The fastest way: {best.name}. It runs in {format_bytes(best.smallest_memory_bytes)} and takes "
-            f"{format_seconds(best.step_seconds)} per step (predicted); results are {best.results}."
+            f"{format_seconds(best.step_seconds)} per step (predicted); results: {best.results}."
         )
         place = f"{format_seconds(best.step_seconds)} per step"
         figures.append(Figure("the fastest way", format_bytes(best.smallest_memory_bytes), place))
@@ -35,7 +35,7 @@ def fit_answer(data: FitData) -> FirstScreen:
         data.subject.target,
         data.subject.device,
         verdict,
-        GOOD if data.fits else BAD,
+        GOOD if data.fits else CLOSE,
         sentence,
         tuple(figures),
         description=data.subject.description,
