@@ -27,7 +27,7 @@ from plans import as_a_whole, plan_for
 import trainfit
 from trainfit.allocator.step_columns import columns_of
 from trainfit.capturing import capture
-from trainfit.costs.pricing import price_trace
+from trainfit.costs.roofline import roofline_costs
 from trainfit.devices.device_table import find_device
 from trainfit.devices.library_handles import library_workspaces
 from trainfit.errors import PlanDoesNotFit
@@ -321,12 +321,11 @@ def test_regions_are_planned_around_units_and_inside() -> None:
     assert "Transformer.layers.0.1" in blocks and "Transformer.layers.0" not in blocks
 
 
-@pytest.mark.parametrize("device", ["cpu", "h100"])
-def test_what_is_promised_of_a_region_around_units_is_what_is_replayed(device: str) -> None:
+def test_what_is_promised_of_a_region_around_units_is_what_is_replayed() -> None:
     """Memory is also worked out without writing the trace: as a program of budgets, and as columns."""
-    trace = arranged("let go of after forward", checkpointed=False) if device == "cpu" else _on_gpu()
-    planner = Planner(trace, price_trace(trace, find_device(device)))
-    own = planner.costs.device
+    own = find_device("h100")
+    trace = _on_gpu()
+    planner = Planner(trace, roofline_costs(trace, own))
     around = [o for o in planner.problem.options if o.effects[0].region.gathers.ops]
     stages = [o for o in around if o.effects[0].region.module != trace.model]
     assert len(stages) > 10

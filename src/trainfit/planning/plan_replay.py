@@ -46,7 +46,7 @@ def _effects(plan: Plan, trace: Trace) -> Iterator[Effect]:
             graph = chain_graph(trace, together, seconds)
             if graph is None and has_units_inside(trace, together):
                 raise PlanDoesNotFit(
-                    f"{row[0].module} is around FSDP units, and what they gather when it is recomputed is not "
+                    f"{row[0].module} is around FSDP units, and what they gather if it is recomputed is not "
                     "known."
                 )
             if graph is None:
