@@ -180,9 +180,7 @@ class Recorder:
             row = Row(call, phase, module, module_call, recompute, sequence, *used, ledger.live_bytes)
             group = group_of(call.operator.name, call.key[1:]) if call.operator.collective else None
             row.queue, row.waits_for = self.queues.issue(group, (*reads, *writes))
-            row.exchange = self._exchange
-            if self.notes_lines and creates:
-                row.line = user_line()
+            row.exchange, row.line = self._exchange, user_line() if self.notes_lines and creates else ""
             self.rows.append(row)
             ledger.clock = number + 1
 
