@@ -42,12 +42,12 @@ class Gathers:
 NOTHING = Gathers()
 
 
-class _Unknown(Exception):
+class _NotKnown(Exception):
     """Torch may do something else than what is known here."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _ExchangeRun:
     """Ops in a row by which a unit gathers, or is filled."""
 
     exchange: str
@@ -60,12 +60,12 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Moved:
+class _GatheredAgain:
     """A unit that the recomputation fills: where, with what it was in backward and in forward."""
 
     call: ModuleCall
-    fill: _Block
-    gather: _Block | None
+    fill: _ExchangeRun
+    gather: _ExchangeRun | None
     """None: nothing has to be gathered, as among one rank."""
     fill_time: int
     gather_time: int
@@ -90,7 +90,7 @@ def gathers_again(trace: Trace, calls: Sequence[int], insert: int, stop: int) ->
         return None
     try:
         return _Recomputation(trace, trace.calls[calls[0]], inside, insert, stop).gathers()
-    except _Unknown:
+    except _NotKnown:
         return None
 
 
@@ -138,7 +138,7 @@ class _Recomputation:
             self._add(found, one, following)
         return replace(found, ops=tuple(sorted(place for one in moved for place in self._places(one))))
 
-    def _places(self, one: _Moved) -> Iterator[Place]:
+    def _places(self, one: _GatheredAgain) -> Iterator[Place]:
         """Yield where the ops run by which a unit is gathered and filled."""
         if one.gather is not None and one.gather.first >= self.insert:
             yield from ((one.gather_time, op) for op in one.gather.ops)
@@ -162,7 +162,7 @@ class _Recomputation:
         around = [unit for unit in self.units if unit.forward_start <= op < unit.body.start]
         return around[-1] if around else None
 
-    def _moved(self, unit: ModuleCall) -> _Moved | None:
+    def _moved(self, unit: ModuleCall) -> _GatheredAgain | None:
         """Return what the recomputation does for a unit; None if that is nothing."""
         trace = self.trace
         blocks = _blocks(trace, unit.module)
@@ -183,11 +183,13 @@ class _Recomputation:
         _demand(not self._reached(unit) and unit.forward_end <= self.stop)
         then = next((block for block in fills if block.first in unit_range(unit)), None)
         time = unit.forward_start if then is None else then.first
-        found = _Moved(unit, fill, _gather_of(blocks, fill), time, time)
+        found = _GatheredAgain(unit, fill, _gather_of(blocks, fill), time, time)
         before = None if then is None else _gather_of(blocks, then)
         return found if then is None or before is None else self._as_in_forward(found, then, before)
 
-    def _as_in_forward(self, found: _Moved, fill: _Block, gather: _Block) -> _Moved:
+    def _as_in_forward(
+        self, found: _GatheredAgain, fill: _ExchangeRun, gather: _ExchangeRun
+    ) -> _GatheredAgain:
         """Return a unit with what is known of how it was gathered in forward."""
         trace = self.trace
         buffers = _buffers(trace, gather, fill)
@@ -200,7 +202,7 @@ class _Recomputation:
         _demand(issuer is not None and not self._reached(issuer))
         return replace(found, gather_time=gather.first, holds_buffer=holds)
 
-    def _add(self, found: Gathers, one: _Moved, following: _Moved | None) -> None:
+    def _add(self, found: Gathers, one: _GatheredAgain, following: _GatheredAgain | None) -> None:
         """Note which storages a unit makes, fills and lets go of."""
         trace, fill, gather = self.trace, one.fill, one.gather
         moves = gather is not None and gather.first >= self.insert
@@ -223,7 +225,7 @@ class _Recomputation:
             else:
                 _demand(storage not in found.starts)
 
-    def _buffer_end(self, one: _Moved, following: _Moved | None) -> Place:
+    def _buffer_end(self, one: _GatheredAgain, following: _GatheredAgain | None) -> Place:
         if not one.holds_buffer:
             return one.fill_time, one.fill.end
         around = [unit for unit in self.units if one.call.forward_start in unit_range(unit)]
@@ -234,7 +236,7 @@ class _Recomputation:
 
 def _demand(known: bool) -> None:
     if not known:
-        raise _Unknown
+        raise _NotKnown
 
 
 def unit_range(call: ModuleCall) -> range:
@@ -242,31 +244,31 @@ def unit_range(call: ModuleCall) -> range:
     return range(call.forward_start, call.forward_end)
 
 
-def _blocks(trace: Trace, module: int) -> list[_Block]:
+def _blocks(trace: Trace, module: int) -> list[_ExchangeRun]:
     """Return what gathers or fills a unit, in the order of the step."""
-    found: list[_Block] = []
+    found: list[_ExchangeRun] = []
     for op in trace.unit_ops.get(module, ()):
         exchange = trace.ops[op].exchange
         if found and found[-1].exchange == exchange and found[-1].end == op:
             found[-1] = replace(found[-1], end=op + 1)
         else:
-            found.append(_Block(exchange, op, op + 1))
+            found.append(_ExchangeRun(exchange, op, op + 1))
     return found
 
 
-def _gather_of(blocks: list[_Block], fill: _Block) -> _Block | None:
+def _gather_of(blocks: list[_ExchangeRun], fill: _ExchangeRun) -> _ExchangeRun | None:
     """Return what was gathered to be filled in by a block."""
     before = blocks[: blocks.index(fill)]
     return before[-1] if before and before[-1].exchange == "gather" else None
 
 
-def _buffers(trace: Trace, gather: _Block, fill: _Block) -> set[int]:
+def _buffers(trace: Trace, gather: _ExchangeRun, fill: _ExchangeRun) -> set[int]:
     """Return what was gathered into."""
     made = {storage for op in gather.ops for storage in trace.ops[op].creates}
     return made & {storage for op in fill.ops for storage in trace.ops[op].reads}
 
 
-def _touched(trace: Trace, gather: _Block | None, fill: _Block) -> set[int]:
+def _touched(trace: Trace, gather: _ExchangeRun | None, fill: _ExchangeRun) -> set[int]:
     ops = (*(gather.ops if gather is not None else ()), *fill.ops)
     used = {s for op in ops for s in (*trace.ops[op].reads, *trace.ops[op].creates)}
     return {storage for storage in used if not trace.storages[storage].persistent}
