@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "applying"))
@@ -238,6 +239,7 @@ ARRANGED: dict[str, Arrange] = {
     "gathered ahead": functools.partial(_staged, prepare=functools.partial(_gathered_ahead, by=1)),
     "gathered ahead in backward": functools.partial(_staged, prepare=_gathered_ahead_in_backward),
     "among one": functools.partial(_staged, shape=(1,)),
+    "accumulated": _staged,
     "units in units": units_in_units,
     "more than units": more_than_units,
 }
@@ -253,21 +255,37 @@ NOT_KNOWN: dict[str, Arrange] = {
 def arranged(name: str, checkpointed: bool) -> Trace:
     arrange = (ARRANGED | NOT_KNOWN)[name]
     ranks = {"in smaller groups after forward": 4, "replicated": 4, "among one": 1}.get(name, 2)
-    return capture(
-        lambda: small_steps.step_of(arrange(checkpointed)), cluster=Cluster(world_size=ranks, rank=0)
-    )
+    step_of = accumulating if name == "accumulated" else small_steps.step_of
+    return capture(lambda: step_of(arrange(checkpointed)), cluster=Cluster(world_size=ranks, rank=0))
+
+
+def accumulating(model: Any) -> trainfit.Step:
+    """Two passes, of which the first reduces nothing."""
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    tokens = torch.randint(0, 32, (4, 8))
+
+    def run() -> torch.Tensor:
+        for last, part in zip((False, True), tokens.chunk(2)):
+            model.set_requires_gradient_sync(last)
+            loss = functional.cross_entropy(model(part).flatten(0, 1), part.flatten()) / 2
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return trainfit.Step(model=model, optimizer=optimizer, run=run)
 
 
 def around_stages(trace: Trace) -> list[RegionGraph | None]:
     calls = [n for n, call in enumerate(trace.calls) if trace.modules[call.module].class_name == "Stage"]
-    assert len(calls) == 2
+    assert len(calls) in (2, 4)
     return [region_graph(trace, call, [0.0] * len(trace.ops)) for call in calls]
 
 
 def recomputed(trace: Trace) -> Trace:
     """Return what the replay makes of a step with both stages recomputed as a whole."""
     regions = [region for region in around_stages(trace) if region is not None]
-    assert len(regions) == 2
+    assert len(regions) == len(around_stages(trace))
     return rewritten(trace, [effect_of(trace, r, full_recompute(r), by_torch=True) for r in regions])
 
 
