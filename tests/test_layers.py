@@ -40,6 +40,8 @@ LAYERS = (
     "verifying",
     "calibrating",
     "api",
+    "autoplanning",
+    "lightning",
     "compat",
     "report",
     "webpage",
@@ -53,7 +55,7 @@ LAYERS = (
 THIRD_PARTIES = {
     "torch": (
         "steps models targets workspace capturing applying comparing order_fronts timing verifying "
-        "calibrating api compat",
+        "calibrating api autoplanning lightning compat",
         "devices costs cli",
     ),
     "numpy": (
@@ -62,7 +64,8 @@ THIRD_PARTIES = {
     ),
     "rich": ("report", ""),
     "typer": ("cli", ""),
-    "transformers": ("applying.trainer_callback", "targets"),
+    "transformers": ("autoplanning.trainer_callback", "targets"),
+    "lightning": ("lightning", ""),
 }
 
 RANK = {part: rank for rank, part in enumerate(LAYERS)}

@@ -52,6 +52,7 @@ class PythonRollback:
     def __init__(self, *roots: tuple[str, object]) -> None:
         """Visit everything that is reached from the roots, which have names for messages."""
         self.tensors: dict[int, torch.Tensor] = {}
+        self.optimizers: list[torch.optim.Optimizer] = []
         self._undo: list[_Undo] = []
         self._locked: list[numpy.ndarray[Any, Any]] = []
         self._iterators = IteratorPlaces()
@@ -116,6 +117,8 @@ class PythonRollback:
         root = (type(value).__module__ or "").partition(".")[0]
         if root in _LEFT_ALONE or isinstance(value, Dataset):
             return []
+        if isinstance(value, torch.optim.Optimizer):
+            self.optimizers.append(value)
         return self._instance(name, value)
 
     def _instance(self, name: str, value: Any) -> Iterator[tuple[str, object]]:
