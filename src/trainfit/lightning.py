@@ -31,7 +31,7 @@ else:
     try:
         from lightning.pytorch.callbacks import Callback
     except ModuleNotFoundError as error:
-        if error.name != "lightning":
+        if (error.name or "").partition(".")[0] != "lightning":
             raise
         raise MissingExtra(
             "trainfit.lightning needs lightning, which is not installed:\n"
@@ -44,11 +44,11 @@ class LightningPlanCallback(Callback):
 
     `Trainer(..., callbacks=[LightningPlanCallback()])`
 
-    Without a plan, one is made where the training runs: before the first batch is trained on, the step that the
-    Trainer is about to run is captured with it (`training_step`, precision, accumulation, clipping, optimizer,
-    hooks), planned for the memory that is free, and applied. If it fits anyway, nothing is done. A line in the
-    log says which; `result` has it as an object. Losses and weights are those of a training without the
-    callback.
+    Without a plan, one is made where the training runs: before the first batch is trained on, the step that
+    the Trainer is about to run is captured with it (`training_step`, precision, accumulation, clipping,
+    optimizer, hooks), planned for the memory that is free, and applied. If it fits anyway, nothing is done. A
+    line in the log says which; `result` has it as an object. Losses and weights are those of a training
+    without the callback.
 
     `budget`, `device` and `reserve` are those of `trainfit.autoplan`.
     """
@@ -69,8 +69,8 @@ class LightningPlanCallback(Callback):
         self._wishes = Wishes(budget, device, reserve)
         if plan is not None and self._wishes != Wishes():
             raise OptionError(
-                "a plan is made for its own budget: give LightningPlanCallback a plan, or a budget, device or "
-                "reserve to make one for."
+                "a plan is made for its own budget: give LightningPlanCallback a plan, or a budget, device "
+                "or reserve to make one for."
             )
         self._plan = load_plan(plan) if isinstance(plan, str | Path) else plan
         self._planned: weakref.ref[nn.Module] | None = None

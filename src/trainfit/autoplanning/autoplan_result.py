@@ -34,7 +34,9 @@ class AutoPlan:
         took = f"(predicted in {format_seconds(self.seconds)})"
         if self.plan is None:
             needed = format_bytes(self.needed_bytes)
-            return f"trainfit: fits without a plan: nothing done. The step needs {needed}, with {there} {took}"
+            return (
+                f"trainfit: fits without a plan: nothing done. The step needs {needed}, with {there} {took}"
+            )
         added = self.plan.added_seconds / max(self.plan.baseline_step_seconds, 1e-12)
         count = len(self.plan.regions)
         return (

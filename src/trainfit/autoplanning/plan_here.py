@@ -1,4 +1,4 @@
-"""`autoplan`: the step of a loop that is about to run is captured, planned for this machine, and made to fit."""
+"""`autoplan`: the step of a loop that is about to run is captured, planned for this machine, made to fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from trainfit.applying import apply, runs_plan
 from trainfit.autoplanning.at_hand import Size, Wishes, allocator_setting, budget_for, device_for
 from trainfit.autoplanning.autoplan_result import AutoPlan
 from trainfit.capturing.lent_tensors import LentState
+from trainfit.capturing.random_stream import RandomState
 from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError, PlanError, StepError
 from trainfit.steps.step import Step, count_inputs
@@ -39,16 +41,16 @@ def autoplan(
     device: str | Device | None = None,
     reserve: Size | None = None,
 ) -> AutoPlan:
-    """Make a model that is about to be trained fit: look at one step, plan it for this machine, apply the plan.
+    """Make a model fit that is about to be trained: look at a step, plan it for this machine, apply the plan.
 
-    `step` runs one training step (forward, backward, optimizer, zeroing of gradients) on `model`, which is
-    called as `step(*batch)`; or it is a `Step`. It is executed on tensors without memory: nothing is computed,
-    and afterwards weights, gradients, optimizer state, random generators and all Python state that it can
-    reach are as before. If the step fits anyway, nothing is done; if no plan makes it fit, `BudgetTooSmall`
-    says what is missing. Optimizers are found by themselves where the step refers to them.
+    `step` runs one training step (forward, backward, optimizer, zeroing of gradients) on `model`, and is
+    called as `step(*batch)`; or it is a `Step`. It is executed on tensors without memory: afterwards
+    weights, gradients, optimizer state, random generators and all Python state that it can reach are as
+    before. If the step fits anyway, nothing is done; if no plan makes it fit, `BudgetTooSmall` says what is
+    missing. Optimizers are found where the step refers to them; `optimizer` names one that it hides.
 
-    What is free on the device that the model is on is what the plan may use: all of it on a CPU, on a GPU less
-    a margin. `reserve` leaves something else free, `budget` says it outright, `device` plans for another.
+    A plan may use what is free on the device that the model is on: all of it on a CPU, on a GPU less a
+    margin. `reserve` leaves something else free, `budget` says it outright, `device` plans for another.
     """
     wishes = Wishes(budget, device, reserve)
     if isinstance(step, Step):
@@ -75,30 +77,35 @@ def fit_here(step: Step, roots: list[Root], wishes: Wishes) -> AutoPlan:
 
     `roots` are what the step refers to, besides its model and optimizer: all that may change in it.
     """
-    begin = time.perf_counter()
     refuse_several_processes()
     if runs_plan(step.model):
         raise PlanError("the model runs a plan already: call trainfit.remove(model) before making another.")
+    with _generators_kept():
+        found = _found(step, roots, wishes)
+    if found.plan is not None:
+        apply(step.model, found.plan)
+    return found
+
+
+def _found(step: Step, roots: list[Root], wishes: Wishes) -> AutoPlan:
+    """Capture the step, and find a plan if it needs one."""
+    begin = time.perf_counter()
     device = device_for(step.model, wishes)
     lent = LentState(("model", step.model), ("optimizer", step.optimizer), *roots)
     if step.optimizer is None:
-        step = Step(step.model, _optimizers(lent, step.model), step.run, step.samples, step.tokens)
+        step = replace(step, optimizer=_optimizers(lent, step.model))
     budget_bytes = budget_for(device, lent, wishes)
-    with _gpu_generators_kept():
-        trace = capturing.capture(
-            lambda: step, device=device, target=type(step.model).__name__, lent_state=lent
-        )
+    name = type(step.model).__name__
+    trace = capturing.capture(lambda: step, device=device, target=name, lent_state=lent)
     del lent
     options = named_options(allocator_setting())
     memory = StepMemory(simulate(trace), device, options)
     fits = memory.runs_within(budget_bytes) and memory.smallest_bytes <= budget_bytes
     plan, warnings = None, trace.warnings
     if not fits:
-        request = Request(trace, device, allocator=options)
-        result = plan_step(request, budget_bytes, _SECONDS_LIMIT)
+        result = plan_step(Request(trace, device, allocator=options), budget_bytes, _SECONDS_LIMIT)
         refuse_infeasible(result)
         plan, warnings = result.plan, result.warnings
-        apply(step.model, plan)
     seconds = time.perf_counter() - begin
     return AutoPlan(fits, plan, device, budget_bytes, memory.smallest_bytes, trace, seconds, warnings)
 
@@ -131,14 +138,16 @@ def _optimizers(lent: LentState, model: nn.Module) -> list[torch.optim.Optimizer
 
 
 @contextlib.contextmanager
-def _gpu_generators_kept() -> Iterator[None]:
-    """Put the random generators of GPUs back: a capture draws from the processor's alone, but seeds all."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    torch.cuda.init()
-    states = torch.cuda.get_rng_state_all()
+def _generators_kept() -> Iterator[None]:
+    """Put all random generators back: captures seed them, and measuring the machine's speed draws numbers."""
+    host = RandomState()
+    on_gpus = torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.init()  # what was seeded before now belongs to its generators
+    states = torch.cuda.get_rng_state_all() if on_gpus else []
     try:
         yield
     finally:
-        torch.cuda.set_rng_state_all(states)
+        host.restore()
+        if on_gpus:
+            torch.cuda.set_rng_state_all(states)

@@ -1,4 +1,4 @@
-"""`PlanCallback`: Hugging Face's Trainer runs a plan, which it is given or which is made for its own first batch.
+"""`PlanCallback`: Hugging Face's Trainer runs a plan, which is given or made for its own first batch.
 
 The only file that imports transformers when it is loaded, because a callback has to be one of its classes. It
 is loaded when `trainfit.PlanCallback` is first asked for.
@@ -46,8 +46,8 @@ class PlanCallback(TrainerCallback):
 
     `Trainer(..., callbacks=[trainfit.PlanCallback("plan.json")])`
 
-    Without a plan, `PlanCallback()`, one is made where the training runs: the step that the Trainer is about to
-    run is captured with the first batches that it fetches, planned for the memory that is free, and applied
+    Without a plan, `PlanCallback()`, one is made where the training runs: the step that the Trainer is about
+    to run is captured with the first batches that it fetches, planned for the memory that is free, and applied
     before anything is trained. If it fits anyway, nothing is done. A line in the log says which; `result` has
     it as an object. Losses and weights are those of a training without the callback.
 

@@ -1,8 +1,8 @@
 """The step of Hugging Face's Trainer: what its loop does from one update of the weights to the next.
 
-Losses are the Trainer's own (`training_step`, with `compute_loss`, autocast, label smoothing and what a subclass
-makes of them), and so are accumulation, clipping and the optimizer. What the loop does besides (learning rates,
-logging, saving, evaluation, callbacks) takes no memory in a step, and is left out.
+Losses are the Trainer's own (`training_step`, with `compute_loss`, autocast, label smoothing and what a
+subclass makes of them), and so are accumulation, clipping and the optimizer. What the loop does besides
+(learning rates, logging, saving, evaluation, callbacks) takes no memory in a step, and is left out.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
 
 
 def user_code(session: Session, function: Callable[[], Any], doing: str) -> Any:
-    """Call a function of the user's; what it raises becomes one of our errors, which says what it was doing."""
+    """Call a function of the user's; what it raises becomes one of our errors, with what was being done."""
     try:
         return function()
     except (Exception, SystemExit) as error:

@@ -6,8 +6,8 @@ old one, so that tied weights and views stay what they are. Nothing of the real 
 while the capture runs, whether it is this machine's or a GPU's; afterwards every tensor lies over its own
 memory again, with the gradient and the count of writes that it had.
 
-Small tensors get a copy of their values, as far as `values.py` wants to know any: a step may ask about the ids
-and masks of its batch.
+Small tensors get a copy of their values, as far as `values.py` wants to know any: a step may ask about the
+ids and masks of its batch.
 """
 
 from __future__ import annotations

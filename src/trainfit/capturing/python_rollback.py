@@ -1,4 +1,4 @@
-"""Python state that a captured step changes, and how it was before: for steps of a program that goes on training.
+"""Python state that a captured step changes, and how it was before, for a program that goes on training.
 
 A step that was built for a capture may change what it likes. One that belongs to a running program may not:
 afterwards every counter, list, attribute and random generator that it can reach has to be as it was. All of
@@ -35,8 +35,11 @@ _ATOMS = (
     types.CodeType, types.BuiltinFunctionType, weakref.ref, numpy.generic,
 )  # fmt: skip
 _LEFT_ALONE = frozenset(
-    "threading _thread queue multiprocessing concurrent asyncio logging subprocess socket selectors "
-    "contextvars io _io trainfit datasets pyarrow pandas tokenizers wandb tensorboard mlflow".split()
+    (
+        *("threading", "_thread", "queue", "multiprocessing", "concurrent", "asyncio", "contextvars"),
+        *("logging", "subprocess", "socket", "selectors", "io", "_io", "trainfit"),
+        *("datasets", "pyarrow", "pandas", "tokenizers", "wandb", "tensorboard", "mlflow"),
+    )
 )
 """Packages whose objects are not followed: others work on them meanwhile, or they hold no state of a step."""
 _MOST_COPIED_BYTES = 64 << 20
@@ -108,10 +111,10 @@ class PythonRollback:
             self._undo.append(undo)
             return []
         if isinstance(value, types.GeneratorType):
-            running = value.gi_running or value.gi_frame is None
-            if not running:
-                self._iterators.note(name, value)
-            return [] if running else variables_of(value.gi_frame)
+            if value.gi_running or value.gi_frame is None:
+                return []
+            self._iterators.note(name, value)
+            return variables_of(value.gi_frame)
         if is_iterator(value):
             return self._iterators.note(name, value)
         root = (type(value).__module__ or "").partition(".")[0]
@@ -215,7 +218,9 @@ def _items(name: str, value: Any) -> list[tuple[str, object]]:
 def _contents(value: Any) -> _Undo:
     """Return what puts a container's contents back, if they have changed."""
     if isinstance(value, dict):
-        return functools.partial(_restore_dict, value, list(dict.items(value)))
+        # Not by methods that a subclass may have changed; an ordered one has an order of its own.
+        base = OrderedDict if isinstance(value, OrderedDict) else dict
+        return functools.partial(_restore_dict, base, value, list(base.items(value)))
     if isinstance(value, list):
         return functools.partial(_restore_list, value, list(value))
     if isinstance(value, bytearray):
@@ -223,14 +228,12 @@ def _contents(value: Any) -> _Undo:
     return functools.partial(_restore_others, value, type(value).__mro__, list(value))
 
 
-def _restore_dict(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
-    now = list(dict.items(value))
+def _restore_dict(base: type[dict[Any, Any]], value: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
+    now = list(base.items(value))
     if len(now) == len(items) and all(
         key is other and held is found for (key, held), (other, found) in zip(now, items)
     ):
         return
-    # Not by methods that a subclass may have changed.
-    base = OrderedDict if isinstance(value, OrderedDict) else dict
     base.clear(value)
     for key, held in items:
         base.__setitem__(value, key, held)
@@ -281,10 +284,14 @@ def _restore_attribute(owner: Any, name: str, held: Any) -> None:
         setattr(owner, name, held)
 
 
+def _restore_generator(generator: torch.Generator, state: torch.Tensor) -> None:
+    generator.set_state(state)
+
+
 def _generator_state(value: Any) -> _Undo | None:
     """Return what puts a generator of random numbers back; None for other values."""
     if isinstance(value, torch.Generator):
-        return functools.partial(value.set_state, value.get_state())
+        return functools.partial(_restore_generator, value, value.get_state())
     if isinstance(value, numpy.random.RandomState):
         return functools.partial(value.set_state, value.get_state(legacy=False))
     if isinstance(value, numpy.random.Generator):

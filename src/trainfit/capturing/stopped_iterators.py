@@ -1,4 +1,4 @@
-"""Iterators that a step must not advance: a batch that a capture takes from one is missing in the training."""
+"""Iterators that a step must not advance: a batch that a capture takes from one is missing in training."""
 
 from __future__ import annotations
 
