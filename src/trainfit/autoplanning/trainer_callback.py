@@ -47,9 +47,9 @@ class PlanCallback(TrainerCallback):
     `Trainer(..., callbacks=[trainfit.PlanCallback("plan.json")])`
 
     Without a plan, `PlanCallback()`, one is made where the training runs: the step that the Trainer is about
-    to run is captured with the first batches that it fetches, planned for the memory that is free, and applied
-    before anything is trained. If it fits anyway, nothing is done. A line in the log says which; `result` has
-    it as an object. Losses and weights are those of a training without the callback.
+    to run is captured with the first batches that it fetches, planned for the memory that is free, and
+    applied before anything is trained. If it fits anyway, nothing is done. A line in the log says which;
+    `result` has it as an object. Losses and weights are those of a training without the callback.
 
     `budget`, `device` and `reserve` are those of `trainfit.autoplan`.
 

@@ -25,7 +25,7 @@ def file_time() -> float:
 class FoundState:
     """The parameters and function caches that exist now."""
 
-    def __init__(self, *, parameters_are_lent: bool = False) -> None:
+    def __init__(self, parameters_are_lent: bool = False) -> None:
         """Note what exists now; of parameters that are lent to the capture it does not matter."""
         self.file_time = file_time()
         self._default_dtype = torch.get_default_dtype()

@@ -48,7 +48,7 @@ class _Lent:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class _RealStorage:
     """A storage of the program."""
 
     storage: torch.UntypedStorage
@@ -64,7 +64,7 @@ class LentState:
         """Note what there is, from objects with names. Reads small tensors, and changes nothing."""
         self.python = PythonRollback(*roots)
         self._lent: list[_Lent] = []
-        self._memory: dict[int, _Memory] = {}
+        self._memory: dict[int, _RealStorage] = {}
         self.on_gpu = False
         with torch.no_grad():
             for tensor in self.python.tensors.values():
@@ -118,7 +118,7 @@ class LentState:
         if storage._cdata not in self._memory:
             known = Values(lambda: "").worth_knowing(tensor.dtype, storage.nbytes() // tensor.element_size())
             values = _bytes_of(storage) if known else None
-            self._memory[storage._cdata] = _Memory(storage, on_gpu, values)
+            self._memory[storage._cdata] = _RealStorage(storage, on_gpu, values)
 
     def _exchange(self, session: Session) -> None:
         """Let every tensor lie over memory of the capture."""
@@ -145,7 +145,7 @@ class LentState:
         _set_versions([one for one in self._lent if one.version is not None])
 
 
-def _twin(memory: _Memory, session: Session) -> tuple[LiveStorage, torch.UntypedStorage]:
+def _twin(memory: _RealStorage, session: Session) -> tuple[LiveStorage, torch.UntypedStorage]:
     """Make the storage that stands for one of the program, where that one is."""
     ledger, values = session.ledger, memory.values
     if values is None and session.values.know_everything and not memory.on_gpu:

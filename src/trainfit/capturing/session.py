@@ -208,20 +208,18 @@ def capture(
     With a `cluster`, the step is that of one of its ranks: process groups of any size can be made, and
     `torch.distributed` answers as it does on that rank (`distributed/`).
 
-    With a `lent_state`, `build` returns the step of a program that goes on training afterwards: all that it
-    refers to is lent to the capture, and is then as it was (`lent_tensors.py`).
+    With a `lent_state` the step is one of a program that goes on training; all of it is then as it was.
     """
+    global _captures_now
     if cluster is not None:
         cluster.check()
-    global _captures_now
     kind = device.kind if isinstance(device, Device) else device
     know_everything, host_by_default = False, kind == "cuda"
     _refuse_nesting()
     # Captures replace functions of torch for a while: other threads wait.
     with _lock, interrupts_held(), eager_only():
         _captures_now = threading.get_ident()
-        oracle, messages = MetadataOracle(kind), Messages()
-        found = FoundState(parameters_are_lent=lent_state is not None)
+        oracle, messages, found = MetadataOracle(kind), Messages(), FoundState(lent_state is not None)
         architecture_mattered, corrections = False, 0
         while corrections < _MOST_CORRECTIONS:
             session = Session(device, oracle, settings, cluster)
@@ -244,6 +242,10 @@ def capture(
             know_everything = True
         assert traces is not None, "the layouts of results do not settle"
         trace = heard(functools.partial(_finished, traces, session.gpu.device, kind, limits))
+    return _checked(trace)
+
+
+def _checked(trace: Trace) -> Trace:
     refusals.refuse_uncountable(trace)
     trace.check()
     refusals.refuse_nothing_counted(trace)
