@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import weakref
 from typing import Any
 
 import numpy
@@ -90,6 +92,46 @@ def test_nothing_is_touched(steps: int, accumulating: bool) -> None:
     assert [part.calls for part in model.parts] == calls
     assert others == (random.getstate(), numpy.random.get_state()[1].tolist())
     assert model.last.weight is model.first.weight
+
+
+class OwnLoop:
+    """A loop as people write it in a class: mixed precision, accumulation over calls, a moving average."""
+
+    def __init__(self) -> None:
+        self.model, self.optimizer, _ = make_loop()
+        self.average = copy.deepcopy(self.model)
+        self.scaler = torch.amp.GradScaler("cpu")
+        self.calls, gone = 0, nn.Linear(1, 1)
+        self.gone = weakref.proxy(gone)
+
+    def step(self, batch: dict[str, torch.Tensor]) -> float:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (self.model(batch["x"]) - batch["y"]).square().mean()
+        self.scaler.scale(loss).backward()
+        self.calls += 1
+        if self.calls % 2 == 0:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            with torch.no_grad():
+                for mean, weight in zip(self.average.parameters(), self.model.parameters()):
+                    mean.lerp_(weight, 0.1)
+        return loss.item()
+
+
+def test_a_loop_in_a_class_trains_the_same(region_calls: list[int]) -> None:
+    one, other = OwnLoop(), OwnLoop()
+    data = [{"x": batch, "y": batch.roll(1, 0)} for batch in batches(4)]
+    needed = autoplan(other.model, other.step, data[0]).needed_bytes
+    done = autoplan(other.model, other.step, data[0], budget=int(needed * 0.9))
+    assert done.plan is not None and done.trace.settings.optimizer_class == "AdamW"
+    for loop in (one, other):
+        torch.manual_seed(5)
+        loop.losses = [loop.step(batch) for batch in data]  # type: ignore[attr-defined]
+    assert one.losses == other.losses and region_calls  # type: ignore[attr-defined]
+    assert same(one.model.state_dict(), other.model.state_dict())
+    assert same(one.average.state_dict(), other.average.state_dict())
+    assert one.scaler.state_dict() == other.scaler.state_dict()
 
 
 def test_a_capture_of_the_running_step_is_that_of_the_step_built_for_it() -> None:

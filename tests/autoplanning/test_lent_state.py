@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -290,6 +291,34 @@ def test_a_step_for_a_gpu_is_captured_from_real_tensors() -> None:
     state = LentState(("run", real.run), ("model", real.model))
     lent = capture(lambda: real, device=device, lent_state=state)
     assert simulate(lent).peak_bytes == simulate(capture(make, device=device)).peak_bytes
+
+
+def test_tensors_that_are_on_a_gpu_count_and_those_of_the_host_do_not() -> None:
+    """There is no GPU here: what the tensors say about where they are is set by hand."""
+    device = find_device("a100-40gb")
+    model, batch, waiting = nn.Linear(64, 64), torch.ones(32, 64), torch.ones(1000, 1000)
+    run = trained(model, batch)
+
+    def step() -> None:
+        (waiting[0] + 1).sum()  # a data set that stays on the host
+        run()
+
+    state = LentState(("step", step), ("model", model))
+    state.on_gpu, places = True, state._memory
+    assert state.bytes_on("cuda") == 0
+    state._memory = {
+        number: replace(memory, on_gpu=memory.storage.data_ptr() != waiting.data_ptr())
+        for number, memory in places.items()
+    }
+    assert state.bytes_on("cpu") == waiting.nbytes
+    trace = capture(lambda: Step(model, None, step), device=device, lent_state=state)
+
+    def build() -> Step:
+        model, batch = nn.Linear(64, 64).cuda(), torch.ones(32, 64).cuda()
+        return Step(model, None, trained(model, batch))
+
+    assert simulate(trace).peak_bytes == simulate(capture(build, device=device)).peak_bytes
+    assert waiting[0, 0] == 1 and not model.weight.is_cuda
 
 
 class HalfFull(Cuda):

@@ -63,7 +63,10 @@ class PythonRollback:
         self._pending: list[tuple[str, object]] = list(roots)
         while self._pending:
             name, value = self._pending.pop()
-            if not isinstance(value, _ATOMS) and id(value) not in self._seen:
+            # A proxy whose object is gone cannot even be asked what it is.
+            if type(value) in weakref.ProxyTypes or isinstance(value, _ATOMS):
+                continue
+            if id(value) not in self._seen:
                 self._seen[id(value)] = value  # held, so that its id stays its own
                 self._pending.extend(self._visit(name, value))
         del self._seen
