@@ -63,6 +63,11 @@ def device_for(model: nn.Module, wishes: Wishes) -> Device:
             f"the model is on several devices ({names}); a plan is made for one. Put the model on one device."
         )
     place = places.pop() if places else torch.device("cpu")
+    if place.type == "cuda" and place.index:
+        raise OptionError(
+            f"the model is on {place}, and a process is taken to have one GPU, the first that it sees: start "
+            f"it with CUDA_VISIBLE_DEVICES={place.index}, where that GPU is cuda:0."
+        )
     if wishes.device is None:
         return find_device("cpu" if place.type == "cpu" else str(place))
     device = wishes.device if isinstance(wishes.device, Device) else find_device(wishes.device)

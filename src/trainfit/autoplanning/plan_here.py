@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -72,26 +72,27 @@ def autoplan(
     return fit_here(whole, [("step", function), ("batch", batch)], wishes)
 
 
-def fit_here(step: Step, roots: list[Root], wishes: Wishes) -> AutoPlan:
+def fit_here(step: Step, roots: list[Root], wishes: Wishes, apart: Iterable[object] = ()) -> AutoPlan:
     """Look at a step of the running program, and apply a plan to its model if it needs one.
 
-    `roots` are what the step refers to, besides its model and optimizer: all that may change in it.
+    `roots` are what the step refers to, besides its model and optimizer: all that may change in it, except
+    for what is set `apart`.
     """
     refuse_several_processes()
     if runs_plan(step.model):
         raise PlanError("the model runs a plan already: call trainfit.remove(model) before making another.")
     with _generators_kept():
-        found = _found(step, roots, wishes)
+        found = _found(step, roots, wishes, apart)
     if found.plan is not None:
         apply(step.model, found.plan)
     return found
 
 
-def _found(step: Step, roots: list[Root], wishes: Wishes) -> AutoPlan:
+def _found(step: Step, roots: list[Root], wishes: Wishes, apart: Iterable[object]) -> AutoPlan:
     """Capture the step, and find a plan if it needs one."""
     begin = time.perf_counter()
     device = device_for(step.model, wishes)
-    lent = LentState(("model", step.model), ("optimizer", step.optimizer), *roots)
+    lent = LentState(("model", step.model), ("optimizer", step.optimizer), *roots, apart=apart)
     if step.optimizer is None:
         step = replace(step, optimizer=_optimizers(lent, step.model))
     budget_bytes = budget_for(device, lent, wishes)

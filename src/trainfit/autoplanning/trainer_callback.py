@@ -131,7 +131,8 @@ class PlanCallback(TrainerCallback):
 
     def _fit(self, trainer: Any, batches: Any, items: Any) -> None:
         roots = [("trainer", trainer), ("batch", batches), ("num_items_in_batch", items)]
-        self.result = fit_here(update_step(trainer, batches, items), roots, self._wishes)
+        data = (trainer.train_dataset, trainer.eval_dataset)
+        self.result = fit_here(update_step(trainer, batches, items), roots, self._wishes, data)
         if self.result.plan is not None:
             self._planned = weakref.ref(trainer.model)
         announce(self.result.text)
@@ -156,7 +157,7 @@ class PlanCallback(TrainerCallback):
 
 def _word_for_checkpointing(thing: Any, name: str) -> str:
     """Return what transformers calls it: `activation` since 5.23, where the older word warns."""
-    return "activation" if hasattr(type(thing), name.format("activation")) else "gradient"
+    return "activation" if hasattr(thing, name.format("activation")) else "gradient"
 
 
 def _check_arguments(args: Any) -> None:

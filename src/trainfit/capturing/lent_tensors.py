@@ -60,9 +60,12 @@ class _RealStorage:
 class LentState:
     """Everything that a step of a running program refers to: its tensors, and all other state."""
 
-    def __init__(self, *roots: tuple[str, object]) -> None:
-        """Note what there is, from objects with names. Reads small tensors, and changes nothing."""
-        self.python = PythonRollback(*roots)
+    def __init__(self, *roots: tuple[str, object], apart: Iterable[object] = ()) -> None:
+        """Note what there is, from objects with names. Reads small tensors, and changes nothing.
+
+        What is set `apart` is left alone: nothing of it is lent.
+        """
+        self.python = PythonRollback(*roots, apart=apart)
         self._lent: list[_Lent] = []
         self._memory: dict[int, _RealStorage] = {}
         self.on_gpu = False

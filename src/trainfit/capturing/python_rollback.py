@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from trainfit.capturing.python_parts import is_own, variables_of
 from trainfit.capturing.stopped_iterators import IteratorPlaces, is_iterator
@@ -52,14 +52,17 @@ _Undo = Callable[[], None]
 class PythonRollback:
     """What everything that some objects refer to holds now, and the tensors among it."""
 
-    def __init__(self, *roots: tuple[str, object]) -> None:
-        """Visit everything that is reached from the roots, which have names for messages."""
+    def __init__(self, *roots: tuple[str, object], apart: Iterable[object] = ()) -> None:
+        """Visit everything that is reached from the roots, which have names for messages.
+
+        What is set `apart`, such as a data set, is not visited.
+        """
         self.tensors: dict[int, torch.Tensor] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self._undo: list[_Undo] = []
         self._locked: list[numpy.ndarray[Any, Any]] = []
         self._iterators = IteratorPlaces()
-        self._seen: dict[int, object] = {}
+        self._seen: dict[int, object] = {id(one): one for one in apart}
         self._pending: list[tuple[str, object]] = list(roots)
         while self._pending:
             name, value = self._pending.pop()
@@ -123,6 +126,8 @@ class PythonRollback:
         root = (type(value).__module__ or "").partition(".")[0]
         if root in _LEFT_ALONE or isinstance(value, Dataset):
             return []
+        if isinstance(value, DataLoader):
+            self._seen[id(value.dataset)] = value.dataset
         if isinstance(value, torch.optim.Optimizer):
             self.optimizers.append(value)
         return self._instance(name, value)
