@@ -42,6 +42,8 @@ LAYERS = (
     "verifying",
     "calibrating",
     "api",
+    "autoplanning",
+    "lightning",
     "compat",
     "report",
     "webpage",
@@ -55,7 +57,7 @@ LAYERS = (
 THIRD_PARTIES = {
     "torch": (
         "steps models targets workspace capturing changes applying comparing order_fronts timing verifying "
-        "calibrating api compat",
+        "calibrating api autoplanning lightning compat",
         "devices costs cli",
     ),
     "numpy": (
@@ -64,7 +66,8 @@ THIRD_PARTIES = {
     ),
     "rich": ("report", ""),
     "typer": ("cli", ""),
-    "transformers": ("applying.trainer_callback", "targets"),
+    "transformers": ("autoplanning.trainer_callback", "targets"),
+    "lightning": ("lightning", ""),
 }
 
 RANK = {part: rank for rank, part in enumerate(LAYERS)}
