@@ -35,7 +35,7 @@ SHOWN = {
 """Command lines of the documentation that are shown with what they print."""
 MINUTES = (
     *("405b", "70b", "--costs measured", "calibrate", "--solver modules"),
-    *("frontier gpt2 --batch 20", "--points 8", "--mesh dp=4,tp=2"),
+    *("frontier gpt2 --batch 20", "--points 8", "--mesh dp=4,tp=2", "-o way.json"),
 )
 """What takes long here, or nearly the same as another line: these run with `scripts/test --slow`."""
 NEEDS_A_GPU = "trainfit calibrate -o my-gpu.json"
