@@ -45,6 +45,8 @@ LAYERS = (
     "webpage",
     "exports",
     "diffing",
+    "renting",
+    "sweeping",
     "cli",
     "__main__",
 )
@@ -62,6 +64,8 @@ THIRD_PARTIES = {
     ),
     "rich": ("report", ""),
     "typer": ("cli", ""),
+    "ray": ("", "sweeping.ray_crew"),
+    "pyarrow": ("", "sweeping.swept_table"),
     "transformers": ("applying.trainer_callback", "targets"),
 }
 

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from trainfit.plans.plan import Plan as Plan
     from trainfit.plans.plan_store import load_plan as load_plan
     from trainfit.plans.plan_store import save_plan as save_plan
+    from trainfit.renting.found_comparison import Comparison as Comparison
+    from trainfit.renting.which_device import compare as compare
     from trainfit.report.saved_results import save_result as save_result
     from trainfit.steps.step import Step as Step
     from trainfit.traces.ranks import Cluster as Cluster
@@ -103,6 +105,8 @@ _HOME = {
     "trainfit.planning.plan_results": "Frontier",
     "trainfit.plans.plan": "Plan",
     "trainfit.plans.plan_store": "load_plan save_plan",
+    "trainfit.renting.found_comparison": "Comparison",
+    "trainfit.renting.which_device": "compare",
     "trainfit.report.saved_results": "save_result",
     "trainfit.steps.step": "Step",
     "trainfit.traces.simulate": "Timeline",

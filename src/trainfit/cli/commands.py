@@ -20,6 +20,7 @@ from trainfit.basics.doing import doing
 from trainfit.cli import cli_options as given
 from trainfit.cli.amount_options import amount_now
 from trainfit.cli.cli_running import command, present, working
+from trainfit.cli.grid_commands import add_grid_commands
 from trainfit.cli.help_text import HELP
 
 app = typer.Typer(
@@ -218,6 +219,9 @@ def order(
             seconds=seconds,
         )
     present(outputs, order_data(result), order_view, result)
+
+
+add_grid_commands(app)
 
 
 @command(app)
