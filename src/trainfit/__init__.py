@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from trainfit.renting.which_device import compare as compare
     from trainfit.report.saved_results import save_result as save_result
     from trainfit.steps.step import Step as Step
+    from trainfit.sweeping.sweep_grid import sweep as sweep
+    from trainfit.sweeping.swept_result import Sweep as Sweep
     from trainfit.traces.ranks import Cluster as Cluster
     from trainfit.traces.simulate import Timeline as Timeline
     from trainfit.traces.trace import Trace as Trace
@@ -109,6 +111,8 @@ _HOME = {
     "trainfit.renting.which_device": "compare",
     "trainfit.report.saved_results": "save_result",
     "trainfit.steps.step": "Step",
+    "trainfit.sweeping.sweep_grid": "sweep",
+    "trainfit.sweeping.swept_result": "Sweep",
     "trainfit.traces.simulate": "Timeline",
     "trainfit.traces.trace": "Trace",
     "trainfit.traces.trace_store": "load_trace save_trace",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from trainfit.cli import cli_options as given
@@ -37,6 +39,53 @@ def compare(
     result.check()
 
 
+def sweep(
+    file: of_grid.GridFile,
+    *,
+    output: of_grid.TableFile = None,
+    jobs: of_grid.Jobs = None,
+    ray: of_grid.Ray = False,
+    ray_address: of_grid.RayAddress = None,
+    fresh: of_grid.Fresh = False,
+    outputs: TableOutputFlags,
+) -> None:
+    """Predict a grid of steps, models by batches by devices and so on, and write one table.
+
+    [bold]Examples[/bold]
+
+      trainfit sweep grid.toml
+      trainfit sweep grid.toml -o results.parquet --jobs 8
+      trainfit sweep grid.toml --ray-address ray://head:10001
+
+    A grid is a TOML file. A list is an axis, one value is the same in all rows:
+
+      target = ["gpt2", "train.py:build"]
+      batch = [1, 2, 4, 8]
+      dtype = "bf16-autocast"
+      device = ["h100", "a100-80gb"]
+      budget = ["none", "device"]   # as it is, and with a plan
+
+    Rows are kept as they are done: after Ctrl-C, or if a machine goes down, the
+    same command continues. A row that fails has an error in the table, and does
+    not stop the others; exit code 2 if all fail.
+    """
+    table = output if output is not None else str(Path(file).with_suffix(".csv"))
+    with working(outputs, output=table):
+        from trainfit.report.text_swept import sweep_view
+        from trainfit.sweeping.sweep_grid import sweep as sweep_grid
+
+        place: bool | str = ray if ray_address is None else ray_address
+        try:
+            result = sweep_grid(file, output=table, jobs=jobs, ray=place, fresh=fresh)
+        except KeyboardInterrupt as interrupt:
+            if str(interrupt):
+                typer.echo(f"interrupted: {interrupt}", err=True)
+            raise
+    present(outputs, result.data, sweep_view, result)
+    result.check()
+
+
 def add_grid_commands(app: typer.Typer) -> None:
     """Register them, so that the help lists them after those about one step."""
     command(app)(compare)
+    command(app)(sweep)

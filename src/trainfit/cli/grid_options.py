@@ -109,8 +109,8 @@ class RunFlags:
             "options": asked.step.options(),
             "task": asked.step.task,
             "steps": asked.steps,
-            "allocator": asked.allocator,
             "cluster": cluster,
             "worst_rank": worst_rank,
         }
-        return compare_devices(SharedCaptures(target, arguments), devices, prices, run, asked.seconds)
+        captures = SharedCaptures(target, arguments)
+        return compare_devices(captures, devices, prices, run, asked.allocator, asked.seconds)

@@ -42,7 +42,7 @@ class SharedCaptures:
 
     target: str | Build | Trace
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of `Request`, besides the target and the device."""
+    """Further arguments of `Request` that say which step is captured."""
     _found: list[_Captured] = field(default_factory=list)
 
     @property
@@ -50,17 +50,19 @@ class SharedCaptures:
         """How often the step was captured."""
         return len(self._found)
 
-    def request(self, device: Device) -> Request:
-        """Return a request for a device, whose trace is there already."""
+    def request(self, device: Device, **how: Any) -> Request:
+        """Return a request for a device, whose trace is there already.
+
+        `how` are further arguments of `Request` that do not change what is captured, such as `allocator`.
+        """
         if isinstance(self.target, Trace):
-            return Request(self.target, device, **self.arguments)
+            return Request(self.target, device, **self.arguments, **how)
         known = next((one for one in self._found if one.holds_for(device)), None)
         if known is None:
-            request = Request(self.target, device, **self.arguments)
+            request = Request(self.target, device, **self.arguments, **how)
             with questions_asked() as asked:
                 trace = request.trace()
             known = _Captured(trace, device, frozenset(asked))
             self._found.append(known)
         # The trace says which rank of which cluster it is.
-        rest = {name: value for name, value in self.arguments.items() if name in ("costs", "allocator")}
-        return Request(known.trace, device, **rest)
+        return Request(known.trace, device, **how)

@@ -71,7 +71,6 @@ def compare(
             "options": options,
             "task": task,
             "steps": steps,
-            "allocator": allocator,
             "cluster": cluster,
             "worst_rank": worst_rank,
         },
@@ -80,7 +79,7 @@ def compare(
     if not isinstance(prices, str):
         refuse_unused(asked, compared, "prices")
     with heard_by(progress, measuring):
-        return compare_devices(captures, compared, asked, run, seconds_limit)
+        return compare_devices(captures, compared, asked, run, allocator, seconds_limit)
 
 
 def compare_devices(
@@ -88,6 +87,7 @@ def compare_devices(
     devices: Sequence[Device],
     prices: Prices,
     run: RunLength | None = None,
+    allocator: str | AllocatorOptions | None = "default",
     seconds_limit: float = 30.0,
 ) -> Comparison:
     """Ask about each device in turn."""
@@ -96,7 +96,7 @@ def compare_devices(
     found: list[Estimate | PlanResult] = []
     for number, device in enumerate(devices, start=1):
         with as_part_of(f"{device.name} ({number} of {len(devices)})"):
-            request = captures.request(device)
+            request = captures.request(device, allocator=allocator)
             watch.lap("capture")
             answer = estimate_step(request)
             watch.lap("estimate")
@@ -104,7 +104,7 @@ def compare_devices(
                 run.steps(trained_by(answer.trace))  # refused before anything is planned
             plan = None
             if not answer.fits and device.has_speed:
-                plan = plan_step(captures.request(device), seconds_limit=seconds_limit)
+                plan = plan_step(captures.request(device, allocator=allocator), seconds_limit=seconds_limit)
                 watch.lap("plan")
         found += [answer] if plan is None else [answer, plan]
         rows.append(device_row(answer, plan, _time(answer, plan), run, prices.get(device.name)))

@@ -1,4 +1,4 @@
-"""One step on several devices as a person reads it: which is cheapest, which is fastest, then each of them."""
+"""One step on several devices as a person reads it: the cheapest, the fastest, then each of them."""
 
 from __future__ import annotations
 
