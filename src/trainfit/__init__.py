@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from trainfit.plans.plan import Plan as Plan
     from trainfit.plans.plan_store import load_plan as load_plan
     from trainfit.plans.plan_store import save_plan as save_plan
-    from trainfit.renting.found_comparison import Comparison as Comparison
+    from trainfit.renting.found_comparison import DeviceComparison as DeviceComparison
     from trainfit.renting.which_device import compare as compare
     from trainfit.report.saved_results import save_result as save_result
     from trainfit.steps.step import Step as Step
@@ -107,7 +107,7 @@ _HOME = {
     "trainfit.planning.plan_results": "Frontier",
     "trainfit.plans.plan": "Plan",
     "trainfit.plans.plan_store": "load_plan save_plan",
-    "trainfit.renting.found_comparison": "Comparison",
+    "trainfit.renting.found_comparison": "DeviceComparison",
     "trainfit.renting.which_device": "compare",
     "trainfit.report.saved_results": "save_result",
     "trainfit.steps.step": "Step",

@@ -70,7 +70,7 @@ def test_a_run_worked_out_by_hand() -> None:
 
 
 def test_a_run_whose_step_does_not_say_what_it_trains_on() -> None:
-    with pytest.raises(StepError, match="does not say how many tokens .* write --epochs and --samples"):
+    with pytest.raises(StepError, match=r"does not say how many tokens .* write --epochs and --samples"):
         RunLength(tokens=5).steps(StepRate(1.0, samples=2, tokens=None))
     with pytest.raises(StepError, match=r"trainfit.Step\(..., samples=N\)"):
         RunLength(samples=5).steps(StepRate(1.0, samples=None, tokens=None))
@@ -172,7 +172,7 @@ def test_figures_are_those_of_estimate_and_plan(small_device: str) -> None:
     cheaper = min(found.devices, key=lambda row: row.cost)
     assert found.cheapest is cheaper
     assert found.fastest is min(found.devices, key=lambda row: row.step_seconds)
-    assert "with a plan" in str(found) and repr(found).startswith("<Comparison of gpt2-tiny: runs on 2 of 2")
+    assert "with a plan" in str(found) and repr(found).startswith("<DeviceComparison of gpt2-tiny: runs on 2 of 2")
 
 
 def test_a_step_that_fits_nowhere(tmp_path: Path) -> None:

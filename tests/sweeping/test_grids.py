@@ -43,7 +43,9 @@ def test_the_rows_of_a_grid_share_captures_with_their_neighbours() -> None:
     assert varied(grid) == ("batch", "device", "budget", "set.layers")
 
 
-def test_a_key_changes_with_the_files_that_a_row_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_changes_with_the_files_that_a_row_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "train.py"
     grid = check_grid({"target": f"{file}:build", "device": "h100"})
     file.write_text("one")
@@ -97,7 +99,12 @@ def test_a_mistake_in_a_grid_names_its_key(given: dict[str, Any], said: str) -> 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"a = ", "is not TOML"), (b"\xff\xfe", "it is not text"), (None, "No such file"), (b"x=" + b"[" * 5000, "TOML")],
+    [
+        (b"a = ", "is not TOML"),
+        (b"\xff\xfe", "it is not text"),
+        (None, "No such file"),
+        (b"x=" + b"[" * 5000, "TOML"),
+    ],
 )
 def test_a_file_that_is_no_grid(content: bytes | None, said: str, tmp_path: Path) -> None:
     file = tmp_path / "grid.toml"
@@ -128,7 +135,11 @@ class PretendedCrew:
 
     def start(self, worker: int) -> None:
         self.started += 1
-        kind = WorkerEvent(worker, "ready") if self.starts else WorkerEvent(worker, "died", reason="has no torch")
+        kind = (
+            WorkerEvent(worker, "ready")
+            if self.starts
+            else WorkerEvent(worker, "died", reason="has no torch")
+        )
         self._events.append(kind)
 
     def give(self, worker: int, task: RowTask) -> None:

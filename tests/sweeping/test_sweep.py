@@ -59,9 +59,9 @@ def calls() -> list[str]:
 def test_figures_are_those_of_estimate_and_plan() -> None:
     budgets = ["none", "180MiB", "1MiB"]
     found = trainfit.sweep(
-        {"target": "gpt2-tiny", "batch": [4, 8], "device": "a100-40gb", "budget": budgets}, jobs=1
+        {"target": "gpt2-tiny", "batch": 8, "device": "a100-40gb", "budget": budgets}, jobs=1
     )
-    assert [(row["batch"], row["budget"]) for row in found.rows] == [(b, m) for b in (4, 8) for m in budgets]
+    assert [row["budget"] for row in found.rows] == budgets
     for row in found.rows:
         options = trainfit.StepOptions(batch=row["batch"])
         alone = trainfit.estimate("gpt2-tiny", device="a100-40gb", options=options)
@@ -80,7 +80,7 @@ def test_figures_are_those_of_estimate_and_plan() -> None:
             assert row["step_seconds"] == pytest.approx(planned.step_seconds)
             assert row["plan_regions"] == len(planned.regions)
             assert row["unplanned_peak_bytes"] == alone.peak_bytes
-    assert "6 rows, 4 fit" in str(found) and repr(found) == "<Sweep of grid: 6 rows, 0 failed>"
+    assert "3 rows, 2 fit" in str(found) and repr(found) == "<Sweep of grid: 3 rows, 0 failed>"
 
 
 def test_deaths_and_mistakes_do_not_stop_the_others() -> None:
@@ -89,7 +89,9 @@ def test_deaths_and_mistakes_do_not_stop_the_others() -> None:
     found = trainfit.sweep(grid, output="table.csv", jobs=2)
     errors = {row["set.mode"]: row["error"] for row in found.rows}
     assert errors["fine"] is None and errors["dies once"] is None
-    assert errors["dies"].startswith("3 workers died over this row, the last one because it was ended by SIGKILL")
+    assert errors["dies"].startswith(
+        "3 workers died over this row, the last one because it was ended by SIGKILL"
+    )
     assert errors["wrong"] == "build() in step.py raised ValueError: the user's own mistake"
     assert calls().count("dies 1") == 3
     with open("table.csv", newline="") as file:
@@ -101,7 +103,7 @@ def test_deaths_and_mistakes_do_not_stop_the_others() -> None:
     before = calls()
     again = trainfit.sweep(grid, output="table.csv", jobs=1)
     assert again.data.kept == 2
-    assert {line for line in calls()[len(before) :]} == {"dies 1", "wrong 1"}
+    assert set(calls()[len(before) :]) == {"dies 1", "wrong 1"}
 
 
 def test_a_second_run_continues_and_a_changed_step_begins_anew(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import typer
 
@@ -69,7 +69,7 @@ def sweep(
     same command continues. A row that fails has an error in the table, and does
     not stop the others; exit code 2 if all fail.
     """
-    table = output if output is not None else str(Path(file).with_suffix(".csv"))
+    table = output if output is not None else f"{os.path.splitext(file)[0]}.csv"
     with working(outputs, output=table):
         from trainfit.report.text_swept import sweep_view
         from trainfit.sweeping.sweep_grid import sweep as sweep_grid

@@ -13,8 +13,9 @@ from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
 from trainfit.cli.plain_option import option
 
 if TYPE_CHECKING:
-    from trainfit.renting.found_comparison import Comparison
+    from trainfit.renting.found_comparison import DeviceComparison
 
+_NO_STEP = StepFlags()
 PlanSeconds = Annotated[
     float, option("N", "Stop solving for the plan of a device after this long, with the best so far.")
 ]
@@ -68,7 +69,7 @@ class DevicesFlags:
             offered=completions.listed_devices,
         ),
     ] = None
-    step: StepFlags = StepFlags()
+    step: StepFlags = _NO_STEP
     steps: StepsLookedAt = None
     allocator: Allocator = "default"
     seconds: PlanSeconds = 30.0
@@ -92,7 +93,7 @@ class RunFlags:
         option("FILE", 'A TOML or JSON file of prices per hour: h100 = 2.99, or {"h100": 2.99}.'),
     ] = None
 
-    def compared(self, target: str, asked: DevicesFlags) -> Comparison:
+    def compared(self, target: str, asked: DevicesFlags) -> DeviceComparison:
         """Compare; what is wrong with the options is said before anything is captured."""
         from trainfit.renting.price_text import assigned_prices, read_prices, refuse_unused
         from trainfit.renting.run_length import read_length

@@ -1,4 +1,4 @@
-"""`Comparison`: one step on several devices, with its text, its JSON and its tables."""
+"""`DeviceComparison`: one step on several devices, with its text, its JSON and its tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainfit.report.json_result import result_json, write_json
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DeviceComparison:
     """What `compare` answers; `data` has every figure. All bytes, seconds and costs are predicted."""
 
     data: ComparisonData
@@ -24,7 +24,7 @@ class Comparison:
         runs = sum(row.runs for row in self.devices)
         named = {"cheapest": self.data.cheapest, "fastest": self.data.fastest}
         best = "".join(f", {what} {name}" for what, name in named.items() if name is not None)
-        return f"<Comparison of {self.data.target}: runs on {runs} of {len(self.devices)} devices{best}>"
+        return f"<DeviceComparison of {self.data.target}: runs on {runs} of {len(self.devices)} devices{best}>"
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""

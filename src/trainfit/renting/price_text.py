@@ -1,6 +1,6 @@
-"""Prices of devices per hour, as the user gives them: `h100=2.99/h`, or a TOML or JSON file. None is built in.
+"""Prices of devices per hour, as the user gives them: `h100=2.99/h`, or a TOML or JSON file.
 
-A price is a number without a currency: what is paid in comes back in what is paid in.
+None is built in. A price is a number without a currency, and so are the costs that come of it.
 """
 
 from __future__ import annotations

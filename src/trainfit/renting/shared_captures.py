@@ -1,8 +1,8 @@
 """One capture for all devices on which a step does the same, instead of one for each.
 
 Kernels that depend on the GPU's architecture are chosen while a step is captured (`capturing/retarget`), and
-a step may ask what it runs on. Both are known afterwards: what was captured for one device is used for another
-if neither would make a difference there.
+a step may ask what it runs on. Both are known afterwards: what was captured for one device is used for
+another if neither would make a difference there.
 """
 
 from __future__ import annotations

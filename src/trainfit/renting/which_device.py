@@ -17,7 +17,7 @@ from trainfit.errors import OptionError
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.plan_results import PlanResult
 from trainfit.renting.compared_rows import comparison_data, device_row, trained_by
-from trainfit.renting.found_comparison import Comparison
+from trainfit.renting.found_comparison import DeviceComparison
 from trainfit.renting.price_text import Prices, named_prices, read_prices, refuse_unused
 from trainfit.renting.run_length import RunLength, read_length
 from trainfit.renting.shared_captures import SharedCaptures
@@ -50,7 +50,7 @@ def compare(
     seconds_limit: float = 30.0,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
-) -> Comparison:
+) -> DeviceComparison:
     """Say on which of several devices a step fits, how fast it is there, and what a whole run costs.
 
     `devices` are names, files or `Device` objects; a text may have several, with commas, or be `all`. Without
@@ -89,7 +89,7 @@ def compare_devices(
     run: RunLength | None = None,
     allocator: str | AllocatorOptions | None = "default",
     seconds_limit: float = 30.0,
-) -> Comparison:
+) -> DeviceComparison:
     """Ask about each device in turn."""
     watch = Stopwatch()
     rows: list[DeviceRow] = []
@@ -108,7 +108,7 @@ def compare_devices(
                 watch.lap("plan")
         found += [answer] if plan is None else [answer, plan]
         rows.append(device_row(answer, plan, _time(answer, plan), run, prices.get(device.name)))
-    return Comparison(comparison_data(captures.count, found, rows, run, watch.seconds))
+    return DeviceComparison(comparison_data(captures.count, found, rows, run, watch.seconds))
 
 
 def _time(answer: Estimate, plan: PlanResult | None) -> StepTime | None:

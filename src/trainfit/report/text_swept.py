@@ -29,7 +29,9 @@ def sweep_view(data: SweepData, amount: Amount = "usual") -> RenderableType:
     more = len(shown) - most
     rest = [Text(f"and {format_count(more)} more rows; the table has all", "dim")] if more > 0 else []
     errors = Counter(str(row["error"]) for row in data.results if row["error"] is not None)
-    lines = [f"{error} ({format_count(count)} rows)" if count > 1 else error for error, count in errors.items()]
+    lines = [
+        f"{error} ({format_count(count)} rows)" if count > 1 else error for error, count in errors.items()
+    ]
     failed = [Text("failed", "red"), *indented(lines, at_most(_MOST_ERRORS, amount))] if lines else []
     return stacked(
         [_swept_headline(data)],

@@ -1,7 +1,7 @@
 """A grid as a TOML file says it: each key has one value, or a list of values, which is an axis of the grid.
 
-Every value is checked here, before anything is captured: a mistake in a file of a thousand rows is one message
-that names the key, not a thousand rows that fail.
+Every value is checked here, before anything is captured: a mistake in a file of a thousand rows is one
+message that names the key, not a thousand rows that fail.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_grid(path: str | Path) -> Grid:
     try:
         found = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise OptionError(f"{str(path):.200} is not TOML: {error or 'nested too deeply'}.") from None
+        raise OptionError(f"{path!s:.200} is not TOML: {error or 'nested too deeply'}.") from None
     return check_grid(found, str(path))
 
 
@@ -70,7 +70,9 @@ def check_grid(given: Mapping[str, Any], place: str = "the grid") -> Grid:
             raise OptionError(f"{place:.200}: there is no key {name!r:.60}. {hint}")
     missing = next((name for name in ("target", "device") if name not in given), None)
     if missing is not None:
-        example = "target = ['gpt2', 'train.py:build']" if missing == "target" else "device = ['h100', 'l40s']"
+        example = (
+            "target = ['gpt2', 'train.py:build']" if missing == "target" else "device = ['h100', 'l40s']"
+        )
         raise OptionError(f"{place:.200} has no {missing}; add one, or several: {example}.")
     axes = {name: _axis(name, given[name], place) for name in _CHECKS if name in given}
     settings = given.get("set", {})
@@ -179,6 +181,6 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "budget": _budget,
     "plan_seconds": _seconds,
 }
-"""The keys, and what refuses a wrong value. What changes the capture least comes last, so that rows which share
-one follow each other."""
+"""The keys, and what refuses a wrong value. What does not change the capture comes last, so that rows which
+share one follow each other."""
 KEYS = tuple(_CHECKS)

@@ -1,7 +1,7 @@
 """Workers that are processes of this machine. Each is a Python of its own, which talks by lines of JSON.
 
-Not those of `multiprocessing`: these would execute the user's script again, and a pool of them ends as a whole
-when one of them is killed.
+Not those of `multiprocessing`: these would execute the user's script again, and a pool of them ends as a
+whole when one of them is killed.
 """
 
 from __future__ import annotations

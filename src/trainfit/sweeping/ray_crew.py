@@ -1,4 +1,4 @@
-"""Workers that are actors of a Ray cluster. They find files where this process finds them: on a shared disk."""
+"""Workers that are actors of a Ray cluster. They look for files where this process does: on a shared disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RayCrew:
     """Actors of a Ray cluster, by number."""
 
     def __init__(self, address: str | None = None) -> None:
-        """Connect: to an address, to what RAY_ADDRESS names, to a cluster of this machine, or to a new one."""
+        """Connect to an address, to what RAY_ADDRESS names, to a cluster of this machine, or to a new one."""
         self._ray = load_ray()
         self._ours = not self._ray.is_initialized()
         if self._ours:
@@ -66,7 +66,9 @@ class RayCrew:
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, ValueError, RuntimeError, OSError) as error:
                 first = str(error).strip().splitlines() or [type(error).__name__]
-                raise OptionError(f"--ray: cannot connect to {address or 'a cluster'}: {first[0][:300]}") from None
+                raise OptionError(
+                    f"--ray: cannot connect to {address or 'a cluster'}: {first[0][:300]}"
+                ) from None
         path = os.pathsep.join(own_folders())
         self._actor = self._ray.remote(
             num_cpus=1, max_restarts=0, runtime_env={"env_vars": {"PYTHONPATH": path}}

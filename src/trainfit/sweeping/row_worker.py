@@ -1,4 +1,4 @@
-"""A process that does rows for another one: a line of JSON with a task comes in, a line with its row goes out.
+"""A process that does rows for another one: a task comes in as a line of JSON, its row goes out as another.
 
 What the steps print is not shown, and what they read from standard input is empty: both streams belong to the
 conversation, and are moved out of their way first.

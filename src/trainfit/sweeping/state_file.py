@@ -50,8 +50,8 @@ class StateFile:
             raise FileFormatError(f"cannot read {self.path}: {reason_of(error)}.") from None
         if lines != [b""] and _parsed(lines[0]) != _HEAD:
             raise FileFormatError(
-                f"{self.path} is not the state of a sweep that this trainfit can continue; remove it, or name "
-                "another --output."
+                f"{self.path} is not the state of a sweep that this trainfit can continue; remove it, or "
+                "name another --output."
             )
         if fresh or lines == [b""]:
             os.ftruncate(self._file, 0)

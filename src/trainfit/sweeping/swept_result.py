@@ -33,7 +33,7 @@ class Sweep:
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """One dictionary per row, in the order of the grid, with the same keys: pandas takes them as they are."""
+        """One dictionary per row, in the order of the grid, all with the same keys."""
         return self.data.results
 
     @property
@@ -44,7 +44,9 @@ class Sweep:
     def check(self) -> None:
         """Raise if no row at all has figures."""
         if len(self.failed) == len(self.rows):
-            raise StepError(f"all {len(self.rows)} rows failed, the first one because: {self.rows[0]['error']}")
+            raise StepError(
+                f"all {len(self.rows)} rows failed, the first one because: {self.rows[0]['error']}"
+            )
 
     def json(self) -> dict[str, Any]:
         """Return all of it as one JSON object."""

@@ -22,7 +22,7 @@ _ENDINGS = (".csv", ".parquet")
 def check_table(path: Path) -> None:
     """Refuse a file that cannot be written, before the work begins."""
     if path.suffix.lower() not in _ENDINGS:
-        raise OptionError(f"--output {str(path):.200}: the name of the table ends in .csv or .parquet.")
+        raise OptionError(f"--output {path!s:.200}: the name of the table ends in .csv or .parquet.")
     check_destination(str(path), "--output")
     if path.suffix.lower() == ".parquet":
         _pyarrow()
