@@ -172,7 +172,8 @@ def test_figures_are_those_of_estimate_and_plan(small_device: str) -> None:
     cheaper = min(found.devices, key=lambda row: row.cost)
     assert found.cheapest is cheaper
     assert found.fastest is min(found.devices, key=lambda row: row.step_seconds)
-    assert "with a plan" in str(found) and repr(found).startswith("<DeviceComparison of gpt2-tiny: runs on 2 of 2")
+    assert "with a plan" in str(found)
+    assert repr(found).startswith("<DeviceComparison of gpt2-tiny: runs on 2 of 2 devices, cheapest ")
 
 
 def test_a_step_that_fits_nowhere(tmp_path: Path) -> None:

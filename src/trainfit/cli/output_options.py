@@ -1,8 +1,8 @@
 """The options that say where a result is written, besides the terminal: checked first, written last.
 
 Each command takes the object with the files that its result has: `TableOutputFlags` for a table,
-`OutputFlags` for what has a page, too, `StepOutputFlags` where the result is one step, op by op. A field is an
-option, and has its writer in `write`.
+`OutputFlags` for what has a page, too, `StepOutputFlags` where the result is one step, op by op. A field is
+an option, and has its writer in `write`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ class DeviceComparison:
         runs = sum(row.runs for row in self.devices)
         named = {"cheapest": self.data.cheapest, "fastest": self.data.fastest}
         best = "".join(f", {what} {name}" for what, name in named.items() if name is not None)
-        return f"<DeviceComparison of {self.data.target}: runs on {runs} of {len(self.devices)} devices{best}>"
+        on = f"runs on {runs} of {len(self.devices)} devices"
+        return f"<DeviceComparison of {self.data.target}: {on}{best}>"
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from trainfit.errors import MissingExtra, OptionError
 from trainfit.sweeping.dispatching import WorkerEvent, event_of
 from trainfit.sweeping.grid_tasks import RowTask
 
+_PATIENCE_SECONDS = 20.0
 INSTALL_LINE = "pip install -c constraints.txt 'trainfit[ray]'"
 
 
@@ -27,6 +29,18 @@ def own_folders() -> list[str]:
     """Return where modules are found besides Python's own folders, which every machine has for itself."""
     folders = [os.path.abspath(part or os.getcwd()) for part in sys.path]
     return [one for one in folders if not one.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))]
+
+
+def _refuse_silence(address: str | None) -> None:
+    """Refuse an address at which nobody answers: Ray would wait for it for minutes."""
+    host, _, port = (address or "").rpartition("/")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_SECONDS).close()
+    except (OSError, OverflowError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise OptionError(f"--ray: cannot connect to {address}: {reason}.") from None
 
 
 class RayWorker:
@@ -61,10 +75,11 @@ class RayCrew:
         self._ray = load_ray()
         self._ours = not self._ray.is_initialized()
         if self._ours:
+            _refuse_silence(address)
             try:
                 # It would print where its dashboard is, and what workers print.
                 self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            except (OSError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
                 first = str(error).strip().splitlines() or [type(error).__name__]
                 raise OptionError(
                     f"--ray: cannot connect to {address or 'a cluster'}: {first[0][:300]}"
