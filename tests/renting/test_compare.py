@@ -172,7 +172,7 @@ def test_figures_are_those_of_estimate_and_plan(small_device: str) -> None:
     cheaper = min(found.devices, key=lambda row: row.cost)
     assert found.cheapest is cheaper
     assert found.fastest is min(found.devices, key=lambda row: row.step_seconds)
-    assert "with a plan" in str(found)
+    assert "with plan" in str(found)
     assert repr(found).startswith("<DeviceComparison of gpt2-tiny: runs on 2 of 2 devices, cheapest ")
 
 
@@ -197,6 +197,14 @@ def test_a_device_of_unknown_speed(tmp_path: Path) -> None:
     found = trainfit.compare("gpt2-tiny", str(file), prices={str(file): 1.0}, tokens=1000)
     (row,) = found.devices
     assert (row.fits, row.step_seconds, row.cost, found.fastest) == (True, None, None, None)
+    assert not row.launch_bound
+
+
+def test_a_step_that_waits_for_the_host_is_said_to() -> None:
+    tiny = trainfit.compare("gpt2-tiny", "h100,l4", options=trainfit.StepOptions(batch=1))
+    assert tiny.data.warnings[0].startswith("launch-bound on all devices: the host decides")
+    alone = trainfit.estimate("gpt2-tiny", device="l4", options=trainfit.StepOptions(batch=1))
+    assert alone.time.launch_bound and all(row.launch_bound for row in tiny.devices)
 
 
 @pytest.mark.parametrize(

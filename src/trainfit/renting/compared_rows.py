@@ -55,6 +55,7 @@ def device_row(
         step_seconds=seconds[0],
         lower_seconds=seconds[1],
         upper_seconds=seconds[2],
+        launch_bound=time is not None and time.launch_bound,
         tokens_per_second=None if rate is None else rate.per_second(rate.tokens),
         samples_per_second=None if rate is None else rate.per_second(rate.samples),
         run_seconds=whole[0],
@@ -128,7 +129,7 @@ def comparison_data(
         seconds=seconds,
         ops=len(trace.ops),
         settings=settings_json(trace.settings),
-        warnings=(*_about_copies(cluster), *_warnings(found)),
+        warnings=(*_about_copies(cluster), *_about_hosts(rows), *_warnings(found)),
         captures=captures,
         world_size=1 if cluster is None else cluster.world_size,
         mesh=dict(mesh),
@@ -164,6 +165,17 @@ def _about_copies(cluster: Cluster | None) -> Iterator[str]:
         yield (
             f"along {', '.join(others)} the processes are taken to share their data; those that have other "
             f"data are called {', '.join(sorted(_COPIES))}"
+        )
+
+
+def _about_hosts(rows: Sequence[DeviceRow]) -> Iterator[str]:
+    """Say where a time is not the device's: a better one would wait as long."""
+    names = [row.name for row in rows if row.launch_bound]
+    if names:
+        on = "all devices" if len(names) == len(rows) > 1 else ", ".join(names)
+        yield (
+            f"launch-bound on {on}: the host decides there how long a step takes, and differences between "
+            "devices mean little; a larger batch would use them better"
         )
 
 

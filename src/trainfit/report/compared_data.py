@@ -37,6 +37,8 @@ class DeviceRow:
     lower_seconds: float | None
     upper_seconds: float | None
     """Four of five steps are expected between the two."""
+    launch_bound: bool
+    """Whether the device waits for the host to issue kernels: then the host decides about the time."""
     tokens_per_second: float | None
     samples_per_second: float | None
     """Of all copies of the model together."""

@@ -71,26 +71,30 @@ def _cluster(data: ComparisonData) -> list[Text]:
 
 
 def _fits(data: ComparisonData) -> NumberTable:
-    table = NumberTable("device", "fits", "runs in", "plan adds", "step", "likely")
+    table = NumberTable("device", "fits", "step", "likely", "runs in", "adds")
     for row in data.devices:
         table.add_row(
             safe(row.name),
             _fits_cell(row),
-            format_bytes(row.smallest_memory_bytes if row.fits else row.plan_memory_bytes or 0)
-            if row.runs
-            else format_bytes(row.smallest_memory_bytes),
-            _NOTHING if row.plan_added_share is None else f"{row.plan_added_share:+.1%}",
             _seconds(row.step_seconds),
             _span(row.lower_seconds, row.upper_seconds),
+            format_bytes(_runs_in(row)),
+            _NOTHING if row.plan_added_share is None else f"{row.plan_added_share:+.1%}",
         )
     return table
+
+
+def _runs_in(row: DeviceRow) -> int:
+    """Return the memory with which it runs: under the plan, if one is needed and found."""
+    planned = row.plan_memory_bytes if row.plan == "needed" else None
+    return row.smallest_memory_bytes if planned is None else planned
 
 
 def _fits_cell(row: DeviceRow) -> Text:
     if row.fits:
         return Text("yes", "green")
     if row.runs:
-        return Text("with a plan", "green")
+        return Text("with plan", "green")
     if row.plan == "not looked for" and row.verdict == "too close to call":
         return Text("close", "yellow")
     return Text("no", "red")
@@ -103,18 +107,20 @@ def _runs(data: ComparisonData) -> NumberTable:
     priced = any(row.price_per_hour is not None for row in data.devices)
     per_epoch = any(row.cost_per_epoch is not None for row in data.devices)
     columns += ["run"] if data.run is not None else []
-    columns += ["cost", "likely"] if data.run is not None and priced else []
+    costs_run = priced and data.run is not None
     unit = "per epoch" if per_epoch else f"per 1M {'tokens' if by_tokens else 'samples'}"
-    columns += [unit, "per hour"] if priced else []
+    # Where it is narrow, the last columns are left out.
+    columns += [*(["cost"] if costs_run else []), *([unit] if priced else [])]
+    columns += [*(["likely cost"] if costs_run else []), *(["per hour"] if priced else [])]
     table = NumberTable("device", *columns)
     for row in data.devices:
+        per_million = row.cost_per_million_tokens if by_tokens else row.cost_per_million_samples
         cells: list[Cell] = [_rate(row.tokens_per_second if by_tokens else row.samples_per_second)]
         cells += [_NOTHING if row.run_seconds is None else duration(row.run_seconds)] if data.run else []
-        if data.run is not None and priced:
-            cells += [_money(row.cost), _money_span(row.cost_lower, row.cost_upper)]
-        if priced:
-            per_million = row.cost_per_million_tokens if by_tokens else row.cost_per_million_samples
-            cells += [_money(row.cost_per_epoch if per_epoch else per_million), _money(row.price_per_hour)]
+        cells += [_money(row.cost)] if costs_run else []
+        cells += [_money(row.cost_per_epoch if per_epoch else per_million)] if priced else []
+        cells += [_money_span(row.cost_lower, row.cost_upper)] if costs_run else []
+        cells += [_money(row.price_per_hour)] if priced else []
         table.add_row(safe(row.name), *cells)
     return table
 
@@ -158,7 +164,7 @@ def _compared_footer(data: ComparisonData) -> str:
     if data.run is not None:
         parts.append(f"run: {data.run.words}, {format_count(data.run.steps)} steps")
     if any(row.plan == "needed" for row in data.devices):
-        parts.append("times and costs are those with the plan, where one is needed")
+        parts.append("where a plan is needed, times and costs are those with it, and adds is what it adds")
     taken = f"{format_count(data.ops)} ops, captured {_times(data.captures)}"
     return f"{'; '.join([*parts, taken])}, torch {data.torch}"
 
