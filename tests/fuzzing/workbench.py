@@ -253,6 +253,10 @@ class InProcessCrew:
         events, self._events = self._events, []
         return events
 
+    def end(self, worker: int) -> None:
+        """Forget what it has."""
+        self._runner = RowRunner()
+
     def close(self) -> None:
         """There is nothing to end."""
 

@@ -130,6 +130,7 @@ class PretendedCrew:
         self.starts = starts
         self.given: list[tuple[int, int]] = []
         self.started = 0
+        self.ended: list[int] = []
         self.closed = False
         self._events: list[WorkerEvent] = []
 
@@ -153,6 +154,9 @@ class PretendedCrew:
     def wait(self) -> Sequence[WorkerEvent]:
         assert self._events, "nobody works, and not all rows are done"
         return [self._events.pop(0)]
+
+    def end(self, worker: int) -> None:
+        self.ended.append(worker)
 
     def close(self) -> None:
         self.closed = True
@@ -190,6 +194,23 @@ def test_a_capture_is_divided_when_nothing_else_is_left() -> None:
     crew = PretendedCrew({})
     Dispatcher(crew, tasks_by_capture(1, 1, 1, 1), 2, lambda task, row: None).run()
     assert {worker for worker, _ in crew.given} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("targets", "replaced"),
+    [
+        (["gpt2", "llama", "hf:a"], 0),
+        (["a.py:build", "a.py:build"], 0),
+        (["a.py:build", "b.py:build"], 1),
+        (["gpt2", "a:build", "gpt2-xl"], 2),
+    ],
+)
+def test_code_of_one_target_does_not_meet_that_of_another(targets: list[str], replaced: int) -> None:
+    crew, rows = PretendedCrew({}), {}
+    tasks = [RowTask(number, {"target": target}) for number, target in enumerate(targets)]
+    Dispatcher(crew, tasks, 1, lambda task, row: rows.update({task.number: row})).run()
+    assert len(crew.ended) == replaced == crew.started - 1
+    assert sorted(rows) == list(range(len(targets)))
 
 
 @pytest.fixture

@@ -184,9 +184,20 @@ def test_a_worker_that_is_killed_from_outside_loses_nothing(started: subprocess.
     assert second != first and started.poll() is None
     os.kill(started.pid, signal.SIGKILL)  # now the sweep itself: what is done is there all the same
     started.communicate()
+    assert is_gone(second)
     state = Path("grid.csv.state.jsonl").read_text().splitlines()
     assert len(state) == 3 and all(json.loads(line)["row"]["error"] is None for line in state[1:])
-    os.kill(second, signal.SIGKILL)
+
+
+def test_files_of_several_folders_may_have_neighbours_of_one_name(folder: Path) -> None:
+    for name, width in (("one", 4), ("two", 6)):
+        (folder / name).mkdir()
+        (folder / name / "parts.py").write_text(f"WIDTH = {width}\n")
+        text = STEP.replace("Linear(8, 8)", "Linear(WIDTH, 1)").replace("(batch, 8)", "(batch, WIDTH)")
+        (folder / name / "train.py").write_text("from parts import WIDTH\n" + text)
+    targets = ["one/train.py:build", "two/train.py:build"]
+    found = trainfit.sweep({"target": targets, "device": "h100"}, jobs=1)
+    assert [row["parameters"] for row in found.rows] == [5, 7]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Who does which row next. A worker that dies loses nothing: its row is done again by another one.
 
 Rows that share a capture go to one worker as long as others have something to do, because the capture is what
-takes long. A crew is any set of workers: processes of this machine, or of a Ray cluster.
+takes long. A worker that has run a user's code is replaced before it gets another target. A crew is any set of
+workers: processes of this machine, or of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Crew(Protocol):
     def wait(self) -> Sequence[WorkerEvent]:
         """Return what has happened, once something has."""
 
+    def end(self, worker: int) -> None:
+        """End a worker that does nothing; no event says so."""
+
     def close(self) -> None:
         """End all workers, whatever they do."""
 
@@ -62,8 +66,8 @@ class Dispatcher:
         self._jobs = min(jobs, len(tasks))
         self._idle: set[int] = set()
         self._doing: dict[int, RowTask] = {}
-        self._last: dict[int, bytes] = {}
-        """The capture that a worker has."""
+        self._last: dict[int, RowTask] = {}
+        """What a worker did last: it has that capture, and that code imported."""
         self._deaths: Counter[int] = Counter()
         self._ever_ready = False
         self._false_starts = 0
@@ -102,7 +106,7 @@ class Dispatcher:
         if task is not None:
             self._deaths[task.number] += 1
             if self._deaths[task.number] < MOST_DEATHS:
-                self._waiting.setdefault(task.capture, []).insert(0, task)
+                self._put_back(task)
             else:
                 reason = f"{MOST_DEATHS} workers died over this row, the last one because it {event.reason}"
                 self._finish(task, failed_row(task, reason))
@@ -113,20 +117,29 @@ class Dispatcher:
         if self._left:
             self._crew.start(event.worker)
 
+    def _put_back(self, task: RowTask) -> None:
+        self._waiting.setdefault(task.capture, []).insert(0, task)
+
     def _give_out(self) -> None:
         for worker in sorted(self._idle):
             task = self._next(worker)
             if task is None:
                 return
             self._idle.discard(worker)
-            self._doing[worker] = task
-            self._last[worker] = task.capture
+            last = self._last.get(worker)
+            if last is not None and _clash(last, task):
+                self._put_back(task)
+                del self._last[worker]
+                self._crew.end(worker)
+                self._crew.start(worker)
+                continue
+            self._doing[worker] = self._last[worker] = task
             self._crew.give(worker, task)
 
     def _next(self, worker: int) -> RowTask | None:
         """Return a row: of the worker's own capture, of one that nobody has, or of the one with most left."""
-        taken = {capture for other, capture in self._last.items() if other in self._doing}
-        own = self._last.get(worker)
+        taken = {task.capture for task in self._doing.values()}
+        own = self._last[worker].capture if worker in self._last else None
         free = next((one for one in self._waiting if one not in taken), None)
         most = max(self._waiting, key=lambda one: len(self._waiting[one]), default=None)
         chosen = own if own in self._waiting else free if free is not None else most
@@ -137,6 +150,12 @@ class Dispatcher:
         if not tasks:
             del self._waiting[chosen]
         return task
+
+
+def _clash(last: RowTask, task: RowTask) -> bool:
+    """Whether the code of one target may meet what another one imported: a module of the same name, say."""
+    targets = {str(one.values["target"]) for one in (last, task)}
+    return len(targets) > 1 and any(":" in one and not one.startswith("hf:") for one in targets)
 
 
 def event_of(worker: int, said: dict[str, Any]) -> WorkerEvent:

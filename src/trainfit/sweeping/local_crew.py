@@ -111,6 +111,11 @@ class LocalCrew:
             return f"was ended by {name}{hint}"
         return f"ended with exit code {code}" + (f": {said[-1][:300]}" if said else "")
 
+    def end(self, worker: int) -> None:
+        """End a process that does nothing."""
+        self._crew[worker].process.kill()
+        self._end(self._crew[worker])
+
     def close(self) -> None:
         """End all processes."""
         for worker in list(self._crew.values()):

@@ -125,6 +125,10 @@ class RayCrew:
             cause = str(error).strip().splitlines() or [type(error).__name__]
             return WorkerEvent(worker, "died", reason=f"was lost: {cause[0][:300]}")
 
+    def end(self, worker: int) -> None:
+        """End an actor that does nothing."""
+        self._ray.kill(self._actors.pop(worker))
+
     def close(self) -> None:
         """End all actors, and the connection if it is ours."""
         for actor in self._actors.values():

@@ -6,12 +6,15 @@ conversation, and are moved out of their way first.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import sys
 from typing import Any
 
+_SET_PARENT_DEATH_SIGNAL = 1
+"""As linux/prctl.h has it."""
 COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from trainfit.sweeping.row_worker import serve; serve()"
@@ -22,6 +25,7 @@ COMMAND = (
 def serve() -> None:
     """Do rows until there are no more, or nobody is left to hear about them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this one ends it
+    _end_with_the_parent()
     tasks = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -38,6 +42,13 @@ def serve() -> None:
         found = json.loads(line)
         row = runner.run(RowTask(found["number"], found["values"]))
         _say(answers, {"row": row})
+
+
+def _end_with_the_parent() -> None:
+    """Let Linux end this process when the one that started it ends, whatever it does then."""
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() == 1:  # it has ended already
+        os._exit(0)
 
 
 def _say(answers: int, what: dict[str, Any]) -> None:

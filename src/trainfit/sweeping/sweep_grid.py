@@ -64,6 +64,10 @@ def _swept(
 ) -> Sweep:
     if jobs is not None and (type(jobs) is not int or not 1 <= jobs <= _MOST_JOBS):
         raise OptionError(f"--jobs must be a whole number from 1 to {_MOST_JOBS:,}, got {jobs!r}.")
+    if not isinstance(ray, bool | str) or ray == "":
+        raise OptionError(
+            f"--ray-address is the address of a Ray cluster, as in 10.0.0.1:6379, got {ray!r:.80}."
+        )
     if ray is not False:
         load_ray()  # or a state would be left behind that nothing has been added to
     watch, tasks = Stopwatch(), tasks_of(grid)
