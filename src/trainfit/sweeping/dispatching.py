@@ -1,8 +1,8 @@
 """Who does which row next. A worker that dies loses nothing: its row is done again by another one.
 
-Rows that share a capture go to one worker as long as others have something to do, because the capture is what
-takes long. A worker that has run a user's code is replaced before it gets another target. A crew is any set of
-workers: processes of this machine, or of a Ray cluster.
+Rows that share a capture go to one worker as long as others have something to do, because the capture is
+what takes long. A worker that has run a user's code is replaced before it gets another target. A crew is any
+set of workers: processes of this machine, or of a Ray cluster.
 """
 
 from __future__ import annotations
