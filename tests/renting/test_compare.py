@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -208,23 +209,28 @@ def test_a_step_that_waits_for_the_host_is_said_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "options"),
+    ("target", "dtype", "mesh"),
     [
-        ("gpt2-tiny", trainfit.StepOptions(dtype="bf16-autocast")),
-        ("llama-tiny", trainfit.StepOptions(dtype="bf16")),
-        ("resnet-tiny", trainfit.StepOptions()),
+        ("gpt2-tiny", "bf16-autocast", ()),
+        ("llama-tiny", "bf16", (("dp", 2), ("tp", 2))),
+        ("resnet-tiny", "fp32", ()),
     ],
 )
 def test_a_shared_capture_is_what_each_device_would_have_had(
-    target: str, options: trainfit.StepOptions
+    target: str, dtype: Any, mesh: tuple[tuple[str, int], ...]
 ) -> None:
     names = ("h100", "a100-40gb", "rtx-4090", "l40s", "t4", "mi300x", "mi100")
-    captures = SharedCaptures(target, {"options": options})
+    asked = {
+        "options": trainfit.StepOptions(dtype=dtype),
+        "cluster": Cluster(world_size=4, mesh=mesh) if mesh else None,
+    }
+    captures = SharedCaptures(target, asked)
     for name in names:
         shared = trainfit.estimate(captures.request(find_device(name)).trace(), device=name)
-        alone = trainfit.estimate(target, device=name, options=options)
+        alone = trainfit.estimate(target, device=name, **asked)
         assert shared.peak_bytes == alone.peak_bytes, name
         assert shared.smallest_memory_bytes == alone.smallest_memory_bytes, name
+        assert shared.verdict == alone.verdict and shared.device == alone.device, name
         assert shared.time.step_seconds == pytest.approx(alone.time.step_seconds), name
     assert 1 <= captures.count < len(names)
 
