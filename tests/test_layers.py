@@ -31,12 +31,14 @@ LAYERS = (
     "targets",
     "workspace",
     "capturing",
+    "changes",
     "applying",
     "comparing",
     "order_fronts",
     "timing",
     "costs",
     "planning",
+    "fitting",
     "verifying",
     "calibrating",
     "api",
@@ -54,7 +56,7 @@ LAYERS = (
 # Who may import what from elsewhere when the module is loaded, and who only inside a function.
 THIRD_PARTIES = {
     "torch": (
-        "steps models targets workspace capturing applying comparing order_fronts timing verifying "
+        "steps models targets workspace capturing changes applying comparing order_fronts timing verifying "
         "calibrating api compat",
         "devices costs cli",
     ),

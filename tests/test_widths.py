@@ -14,7 +14,7 @@ from trainfit.api.arrange import order_anything
 from trainfit.api.request import Request
 from trainfit.devices.device_table import find_device, known_devices
 from trainfit.report.reading import estimate_data, frontier_data, order_data, plan_data, verification_data
-from trainfit.report.tables import NumberTable, show
+from trainfit.report.tables import NumberTable, name_text, show
 from trainfit.report.text_devices import device_view, devices_view
 from trainfit.report.text_estimates import estimate_view
 from trainfit.report.text_orders import order_view
@@ -77,3 +77,18 @@ def test_columns_that_have_no_room_are_left_out_whole(monkeypatch: pytest.Monkey
     show(table, stream)
     assert "1,234.56 GiB" in stream.getvalue()
     assert "2,345" not in stream.getvalue() and "third" not in stream.getvalue()
+
+
+def test_what_matters_least_is_left_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = NumberTable("predicted", "old", "new", "change", "share", least=("share", "old", "new"))
+    table.add_row("before the step", "1,234.56 GiB", "2,345.67 GiB", "+1,111.11 GiB", "+90.00%")
+    stream = io.StringIO()
+    show(table, stream)
+    assert stream.getvalue().split() == ["predicted", "change", "before", "the", "step", "+1,111.11", "GiB"]
+
+
+def test_long_names_do_not_fill_the_terminal() -> None:
+    shown = name_text("Net." + "inner." * 200 + "last").plain
+    assert len(shown) == 60 and shown.startswith("Net.inner.") and shown.endswith(".last")
+    assert name_text("a\u202eb").plain == r"a\u202eb"

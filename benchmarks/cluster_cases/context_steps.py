@@ -13,14 +13,26 @@ import trainfit
 
 from .fsdp_steps import flat_mesh, sharded, two_by
 from .processor_rings import divide_attention_of_processors
-from .small_transformer import Transformer, adamw, own_device, token_batch, token_loss
+from .small_transformer import CONTEXT, Transformer, adamw, own_device, token_batch, token_loss
+
+GPU_PART = 64
+"""Tokens of a rank on a GPU, whose kernel for float32 takes pieces of 32, of which a rank has two."""
+
+
+def _context(mesh: DeviceMesh) -> int:
+    """Return the length of the sequences that all ranks of the mesh have together."""
+    return CONTEXT if own_device().type == "cpu" else GPU_PART * mesh.size()
+
+
+def _model(mesh: DeviceMesh) -> Transformer:
+    return Transformer(context=_context(mesh)).to(own_device())
 
 
 def _step(model: nn.Module, context: DeviceMesh, method: str) -> trainfit.Step:
     if own_device().type == "cpu":
         divide_attention_of_processors()
     _attention.set_rotate_method(method)
-    optimizer, tokens = adamw(model), token_batch()
+    optimizer, tokens = adamw(model), token_batch(context=_context(context))
     labels, places = tokens.clone(), torch.arange(tokens.shape[1], device=tokens.device)
 
     def run() -> torch.Tensor:
@@ -38,25 +50,19 @@ def _step(model: nn.Module, context: DeviceMesh, method: str) -> trainfit.Step:
 def gathered() -> trainfit.Step:
     """Keys and values of all ranks are gathered at once; DDP adds up the gradients."""
     mesh = flat_mesh()
-    return _step(
-        DistributedDataParallel(Transformer().to(own_device()), process_group=mesh.get_group()),
-        mesh,
-        "allgather",
-    )
+    model = DistributedDataParallel(_model(mesh), process_group=mesh.get_group())
+    return _step(model, mesh, "allgather")
 
 
 def around_the_ring() -> trainfit.Step:
     """Keys and values go from rank to rank."""
     mesh = flat_mesh()
-    return _step(
-        DistributedDataParallel(Transformer().to(own_device()), process_group=mesh.get_group()),
-        mesh,
-        "alltoall",
-    )
+    model = DistributedDataParallel(_model(mesh), process_group=mesh.get_group())
+    return _step(model, mesh, "alltoall")
 
 
 def with_fsdp() -> trainfit.Step:
     """The ranks of a sequence are two, and FSDP divides the parameters among all ranks, as trainers do."""
     mesh = two_by(2, ("dp", "cp"))
-    model = sharded(Transformer().to(own_device()), mesh["dp", "cp"]._flatten("dp_cp"))
+    model = sharded(_model(mesh["cp"]), mesh["dp", "cp"]._flatten("dp_cp"))
     return _step(model, mesh["cp"], "allgather")

@@ -59,10 +59,16 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, width: int = WIDTH, layers: int = LAYERS, vocabulary: int = VOCABULARY) -> None:
+    def __init__(
+        self,
+        width: int = WIDTH,
+        layers: int = LAYERS,
+        vocabulary: int = VOCABULARY,
+        context: int = CONTEXT,
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(CONTEXT, width)
+        self.positions = nn.Embedding(context, width)
         self.layers = nn.ModuleList(TransformerBlock(width, HEADS) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
@@ -91,9 +97,9 @@ def own_device() -> torch.device:
     return torch.device("cpu")
 
 
-def token_batch(batch: int = 4, vocabulary: int = VOCABULARY) -> torch.Tensor:
+def token_batch(batch: int = 4, vocabulary: int = VOCABULARY, context: int = CONTEXT) -> torch.Tensor:
     """Return random tokens; the same on every rank, as the seed is."""
-    return torch.randint(0, vocabulary, (batch, CONTEXT)).to(own_device())
+    return torch.randint(0, vocabulary, (batch, context)).to(own_device())
 
 
 def token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

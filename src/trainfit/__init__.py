@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainfit.api.arrange import order as order
     from trainfit.api.choose import frontier as frontier
     from trainfit.api.choose import plan as plan
+    from trainfit.api.find_ways import fit as fit
     from trainfit.api.gauge_machine import calibrate as calibrate
     from trainfit.api.predict import capture as capture
     from trainfit.api.predict import estimate as estimate
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from trainfit.errors import TargetError as TargetError
     from trainfit.errors import TrainfitError as TrainfitError
     from trainfit.errors import UserCodeError as UserCodeError
+    from trainfit.fitting.fit_results import FitResult as FitResult
     from trainfit.memory.module_stats import ModuleStats as ModuleStats
     from trainfit.models.recipe import StepOptions as StepOptions
     from trainfit.ordering.found_order import Order as Order
@@ -63,6 +65,9 @@ if TYPE_CHECKING:
     from trainfit.plans.plan import Plan as Plan
     from trainfit.plans.plan_store import load_plan as load_plan
     from trainfit.plans.plan_store import save_plan as save_plan
+    from trainfit.plans.way_store import load_way as load_way
+    from trainfit.plans.way_store import save_way as save_way
+    from trainfit.plans.ways import Way as Way
     from trainfit.renting.found_comparison import DeviceComparison as DeviceComparison
     from trainfit.renting.which_device import compare as compare
     from trainfit.report.saved_results import save_result as save_result
@@ -81,6 +86,7 @@ if TYPE_CHECKING:
 _HOME = {
     "trainfit.api.arrange": "order",
     "trainfit.api.choose": "frontier plan",
+    "trainfit.api.find_ways": "fit",
     "trainfit.api.gauge_machine": "calibrate",
     "trainfit.api.predict": "capture estimate price",
     "trainfit.api.prove": "verify",
@@ -99,6 +105,7 @@ _HOME = {
         "BudgetTooSmall CaptureError DeviceError FileFormatError GraphError GrewTooMuch MemoryGuard "
         "MissingExtra OptionError PlanError StepError TargetError TrainfitError UserCodeError"
     ),
+    "trainfit.fitting.fit_results": "FitResult",
     "trainfit.memory.module_stats": "ModuleStats",
     "trainfit.models.recipe": "StepOptions",
     "trainfit.ordering.found_order": "Order",
@@ -107,6 +114,8 @@ _HOME = {
     "trainfit.planning.plan_results": "Frontier",
     "trainfit.plans.plan": "Plan",
     "trainfit.plans.plan_store": "load_plan save_plan",
+    "trainfit.plans.way_store": "load_way save_way",
+    "trainfit.plans.ways": "Way",
     "trainfit.renting.found_comparison": "DeviceComparison",
     "trainfit.renting.which_device": "compare",
     "trainfit.report.saved_results": "save_result",

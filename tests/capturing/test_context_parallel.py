@@ -21,6 +21,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention
 from torch.nn import functional
 
 from trainfit.capturing import capture
+from trainfit.devices.device_table import Device, find_device
 from trainfit.errors import CaptureError, UserCodeError
 from trainfit.steps.step import Step
 from trainfit.traces.ranks import Cluster
@@ -36,9 +37,9 @@ WIDE = 2 * PART
 
 
 class Attention(nn.Module):
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, device: str, dtype: torch.dtype, tokens: int = TOKENS) -> None:
         super().__init__()
-        shape = (1, HEADS, TOKENS, WIDTH)
+        shape = (1, HEADS, tokens, WIDTH)
         self.query, self.key, self.value = (
             nn.Parameter(torch.zeros(shape, device=device, dtype=dtype)) for _ in range(3)
         )
@@ -48,29 +49,37 @@ class Attention(nn.Module):
 
 
 def attention_step(
-    ranks: int, method: str, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, *, fails: bool = False
+    ranks: int,
+    method: str,
+    device: str = "cuda",
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    fails: bool = False,
+    tokens: int = TOKENS,
 ) -> Step:
     mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("cp",))
     _attention.set_rotate_method(method)
-    model = Attention(device, dtype)
-    places = torch.zeros(ranks * TOKENS, device=device)
+    model = Attention(device, dtype, tokens)
+    places = torch.zeros(ranks * tokens, device=device)
 
     def run() -> None:
         with context_parallel(mesh, buffers=[places], buffer_seq_dims=[0]):
-            assert places.shape == (TOKENS,)
+            assert places.shape == (tokens,)
             result = model()
             if fails:
                 raise ValueError("as the step pleases")
             result.backward(torch.ones_like(result))
-        assert places.shape == (ranks * TOKENS,)
+        assert places.shape == (ranks * tokens,)
         model.zero_grad()
 
     return Step(model=model, optimizer=None, run=run)
 
 
-def captured(ranks: int, rank: int, method: str = "allgather", **options: Any) -> Trace:
+def captured(
+    ranks: int, rank: int, method: str = "allgather", gpu: str | Device = "cuda", **options: Any
+) -> Trace:
     return capture(
-        partial(attention_step, ranks, method, **options), cluster=Cluster(ranks, rank), device="cuda"
+        partial(attention_step, ranks, method, **options), cluster=Cluster(ranks, rank), device=gpu
     )
 
 
@@ -133,6 +142,52 @@ def test_kernels_for_float32_take_part_in_rings() -> None:
     assert names["aten._scaled_dot_product_efficient_attention.default"] == 2
     assert names["aten._scaled_dot_product_efficient_attention_backward.default"] == 2
     assert not trace.warnings
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("tokens", [16, 32, 96])
+def test_rows_that_the_kernel_for_float32_rounds_up_are_refused_on_every_rank(rank: int, tokens: int) -> None:
+    """The kernel makes 32 rows of 16, and torch cannot put rounds together.
+
+    The last rank alone would not notice that of 32 tokens the other ranks need the last 16 by themselves.
+    """
+    wanted = rf"test_context_parallel\.py:\d+ calls attention on {tokens} tokens of each of 4 ranks"
+    with pytest.raises(CaptureError, match=rf"{wanted}.*multiple of 64 tokens.*multiple of 256, or use bf"):
+        captured(4, rank, dtype=torch.float32, tokens=tokens)
+
+
+def test_kernels_of_amd_do_not_round_rows_up() -> None:
+    """Nor does flash attention, on any GPU."""
+    trace = captured(2, 0, gpu=find_device("mi300x"), dtype=torch.float32, tokens=16)
+    (first, *_) = (
+        op
+        for number, op in enumerate(trace.ops)
+        if trace.op_name(number) == "aten._scaled_dot_product_efficient_attention.default"
+    )
+    assert [trace.storages[made].bytes for made in first.creates[:2]] == [
+        4 * HEADS * 16 * WIDTH,
+        4 * HEADS * 16,
+    ]
+    assert captured(2, 0, tokens=16).ops
+
+
+def test_rows_of_a_step_of_one_process_are_rounded_up_on_nvidia_alone() -> None:
+    """16 tokens have 32 rows of sums there; the trace is not one for GPUs of the other maker."""
+
+    def build() -> Step:
+        model = Attention("cuda", torch.float32, 16)
+        return Step.of(model, (), loss=torch.Tensor.sum, optimizer=None)
+
+    for name, rows in (("h100", 32), ("mi300x", 16)):
+        trace = capture(build, device=find_device(name))
+        (op,) = (
+            op
+            for number, op in enumerate(trace.ops)
+            if trace.op_name(number) == "aten._scaled_dot_product_efficient_attention.default"
+        )
+        made = [trace.storages[one].bytes for one in op.creates[:2]]
+        assert made == [4 * HEADS * 16 * WIDTH, 4 * HEADS * rows]
+        assert trace.architecture
 
 
 def test_processors_are_refused_as_torch_refuses_them() -> None:

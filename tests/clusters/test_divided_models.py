@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from divided_models import Case, Trained, trained
 from real_ranks import on_ranks
 
+import trainfit
 from trainfit.models.recipe import StepOptions
 
 IMAGES = StepOptions(batch=2, optimizer="sgd")
@@ -144,7 +146,15 @@ def test_what_is_added_up_in_parts_is_equal_within_rounding(
 
 @pytest.mark.parametrize(
     "mesh",
-    [{"tp": 2}, {"dp": 2, "tp": 2}, {"cp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"pp": 2, "cp": 2}],
+    [
+        {"tp": 2},
+        {"dp": 2, "tp": 2},
+        {"cp": 2},
+        {"pp": 2},
+        {"pp": 2, "dp": 2},
+        {"pp": 2, "cp": 2},
+        {"pp": 2, "tp": 2},
+    ],
     ids=lambda mesh: "-".join(mesh),
 )
 def test_transformers_models_are_divided_by_their_own_plan(mesh: dict[str, int], tmp_path: Path) -> None:
@@ -159,3 +169,36 @@ def test_transformers_models_are_divided_by_their_own_plan(mesh: dict[str, int],
                 assert rank.losses == pytest.approx(rank.plain_losses, rel=1e-6)
             assert rank.largest_difference < 1e-6 and rank.compared > 0
         assert sum(rank.losses[0] is not None for rank in by_rank) == len(by_rank) // mesh.get("pp", 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_transformers_model_in_stages_of_divided_layers_is_captured(
+    rank: int, device: str, tmp_path: Path
+) -> None:
+    """Half of a stage's weights, and all of its norms; 4 samples, one after the other."""
+    pytest.importorskip("transformers")
+    file = tmp_path / "llama.json"
+    file.write_text(json.dumps(LLAMA))
+    cluster = trainfit.Cluster(4, rank, mesh=(("pp", 2), ("tp", 2)))
+    trace = trainfit.capture(f"hf:{file}", device=device, cluster=cluster, options=PIPELINE)
+    width, layers = LLAMA["hidden_size"], LLAMA["num_hidden_layers"] // 2
+    own = {number for module in trace.modules for number in module.parameters}
+    whole = sum(module.whole_parameter_bytes for module in trace.modules)
+    norms = 4 * width * (2 * layers + (rank == 3))
+    # Of an odd number of rows of the embedding or the head, the first has one more.
+    uneven = 4 * width * (LLAMA["vocab_size"] % 2) * (1 if rank == 0 else -1)
+    assert sum(trace.storages[number].bytes for number in own) == (whole - norms + uneven) // 2 + norms
+    sent = Counter(
+        (one.kind, one.group)
+        for op in trace.ops
+        if (one := trace.signatures[op.signature].collective) and one.group == "pp"
+    )
+    assert sent == {("send", "pp"): 4, ("recv", "pp"): 4}
+    sums = [
+        one.group_size
+        for op in trace.ops
+        if (one := trace.signatures[op.signature].collective) and one.kind == "all_reduce"
+    ]
+    assert sums and set(sums) == {2}
+    assert not trace.warnings

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from trainfit.traces.trace import COMPUTE, Op, Storage, Trace
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
-from cluster_cases import CASES, fsdp_steps  # noqa: E402
+from cluster_cases import CASES, context_steps, fsdp_steps  # noqa: E402
 from cluster_cases.small_transformer import Transformer, adamw, start, token_batch, usual_step  # noqa: E402
 
 sys.path.remove(BENCHMARKS)
@@ -90,6 +91,9 @@ SHARES = {
     **{name: 4 for name in CASES if name.startswith("fsdp")},
     **dict.fromkeys(("hsdp", "hsdp-pairs", "hsdp-bf16-reduce-fp32"), 2),
     **{name: 1 for name in CASES if name.startswith("ddp")},
+    "context-gathered": 1,
+    "context-ring": 1,
+    "context-fsdp": 4,
 }
 """By what the parameters of all ranks are divided, where they are divided evenly."""
 QUEUES = {
@@ -99,12 +103,11 @@ QUEUES = {
     "hf-llama-fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
     "tp-fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
     "experts-fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
+    "context-fsdp": {COMPUTE, "copy-in", "reduce-scatter", "group"},
 }
 
 
-# Those of context parallelism, in float32, raise an error about shapes for a GPU, whose cause is not known;
-# test_context_parallel.py has steps that are captured for one.
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("context")])
+@pytest.mark.parametrize("name", CASES)
 def test_every_variant_is_captured_for_a_gpu(name: str) -> None:
     trace = on_gpu(name)
     queues = {op.queue if not op.queue.startswith("group ") else "group" for op in trace.ops}
@@ -121,8 +124,8 @@ def test_every_variant_is_captured_for_a_gpu(name: str) -> None:
         for _, op in collectives(trace, kind)
         if op.phase != "optimizer"
     )
-    # That runs of a schedule may differ is said of one that was captured after others.
-    assert not trace.warnings or name == "pipeline-zero-bubble-v"
+    # Setting up the stages of a pipeline does not count as another kind of run.
+    assert not trace.warnings and trace.steps.changing == ()
     assert simulate(trace).peak_bytes > max(own, MIB // 2)
 
 
@@ -414,6 +417,73 @@ def test_gradients_that_are_views_of_buckets_take_no_memory_of_their_own() -> No
     assert all(one.category == "gradient" for one in written(views, "all_reduce"))
     assert simulate(plain).peak_bytes - simulate(views).peak_bytes > 25 * MIB
     assert sum(one.bytes for one in views.storages if one.category == "communication") == 0
+
+
+# Context parallel ------------------------------------------------------------------------------------------
+
+SAMPLES, PART, HEADS, HEAD = 4, context_steps.GPU_PART, 4, 16
+KEYS = 4 * SAMPLES * HEADS * PART * HEAD
+"""Bytes of a layer's keys of one rank; its queries and values are as many, and all in float32."""
+
+
+def rows_of_attention(trace: Trace, name: str) -> Counter[tuple[int, int]]:
+    """Count calls of a kernel by how many rows of queries and of keys it gets."""
+    found: Counter[tuple[int, int]] = Counter()
+    for number, op in enumerate(trace.ops):
+        if trace.op_name(number) == f"aten._scaled_dot_product_efficient_attention{name}.default":
+            tensors = [one.shape for one in trace.signatures[op.signature].inputs if len(one.shape) == 4]
+            assert {(shape[0], shape[1], shape[3]) for shape in tensors} == {(SAMPLES, HEADS, HEAD)}
+            first = 1 if name else 0  # in backward, the gradient of the result comes first
+            found[tensors[first][2], tensors[first + 1][2]] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", ["context-gathered", "context-ring", "context-fsdp"])
+def test_a_rank_of_a_sequence_computes_on_its_part_alone(name: str) -> None:
+    trace = on_gpu(name)
+    products = [
+        trace.signatures[op.signature]
+        for number, op in enumerate(trace.ops)
+        if op.phase == "forward" and trace.op_name(number) in ("aten.mm.default", "aten.addmm.default")
+    ]
+    # Four projections, and two layers with biases, in each of three blocks; the output.
+    assert len(products) == 3 * 6 + 1
+    assert all((SAMPLES * PART) in {one.shape[0] for one in product.inputs} for product in products)
+    # Its own part by itself, causal; keys from before it are seen by half, and those from behind it by the
+    # second half of its queries.
+    ranks, rank = (2, 1) if name == "context-fsdp" else (4, 1)
+    rounds = Counter({(PART, PART): 1, (PART, PART // 2): rank, (PART // 2, PART): ranks - 1 - rank})
+    expected = Counter({shape: 3 * count for shape, count in rounds.items() if count})
+    assert rows_of_attention(trace, "") == rows_of_attention(trace, "_backward") == expected
+
+
+@pytest.mark.parametrize("name", ["context-gathered", "context-ring", "context-fsdp"])
+def test_what_the_ranks_of_a_sequence_exchange(name: str) -> None:
+    """Keys and values of each layer, in forward and again in backward, and their gradients all the way."""
+    trace = on_gpu(name)
+    ranks = 2 if name == "context-fsdp" else 4
+    found = Counter(
+        (op.phase, one.kind, one.group_size, one.bytes)
+        for op in trace.ops
+        if (one := trace.signatures[op.signature].collective)
+    )
+    expected = Counter({("backward", "permute", ranks, 2 * KEYS): 3 * ranks})
+    for phase in ("forward", "backward"):
+        if name == "context-ring":
+            expected[phase, "permute", ranks, 2 * KEYS] += 3 * (ranks - 1)
+        else:
+            expected[phase, "all_gather", ranks, ranks * 2 * KEYS] += 3
+    # The root has positions for the whole sequence; DDP's first bucket is of 1 MiB, and takes all.
+    root = ROOT + 4 * 64 * (PART * ranks - 32)
+    if name == "context-fsdp":
+        expected["forward", "all_gather", 4, BLOCK] += 3
+        expected["forward", "all_gather", 4, root] += 1
+        expected["backward", "all_gather", 4, BLOCK] += 3
+        expected["backward", "reduce_scatter", 4, BLOCK] += 3
+        expected["backward", "reduce_scatter", 4, root] += 1
+    else:
+        expected["backward", "all_reduce", 4, 3 * BLOCK + root] += 1
+    assert found == expected
 
 
 # Tensor parallel -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trace_text import trace
 
-from trainfit.memory.advice import Advice, advice
+from trainfit.memory.advice import Advice, AdvisedSeconds, ChangedStep, advice
 from trainfit.traces.settings import Settings
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
@@ -42,11 +42,47 @@ def test_what_backward_keeps_could_be_computed_again() -> None:
     assert "plan" not in advised(ACTIVATIONS, planned=True)
 
 
-def test_half_a_batch_is_only_about() -> None:
+def test_half_a_batch_halves_what_is_made_of_it() -> None:
+    """All of the peak but w."""
     found = advised(ACTIVATIONS, batch=8)["batch"]
-    assert found.freed_bytes == (400 + 300 + 4 + 40) // 2
-    assert found.certainty == "about" and "half of it (4 instead of 8)" in found.text
+    assert found.peak_bytes == 100 + 20 + 200 + 150 + 2 + 50
+    assert found.freed_bytes == 944 - found.peak_bytes
+    assert found.certainty == "about" and "half of it (4 instead of 8) leaves about 522 B;" in found.text
     assert "batch" not in advised(ACTIVATIONS, batch=1)
+    # Of three samples the smaller half is one.
+    assert advised(ACTIVATIONS, batch=3)["batch"].peak_bytes == 100 + 13 + 133 + 100 + 1 + 33
+
+
+def test_what_is_added_to_a_gradient_is_not_of_the_batch() -> None:
+    """Of two samples: h is added to the gradient g, and keeps its size as g does."""
+    step = trace("""
+        w                             : 100 held parameter @Net
+        x                             :  40 held
+        y = one(x, w)                 :   8 saved @Net
+        -- backward
+        g = back(y)                   : 100 gradient for y @Net
+        h = back(y)                   : 100 for y @Net
+        g += aten.add_.Tensor(g, h)
+    """)
+    assert simulate(step).peak_bytes == 100 + 40 + 8 + 100 + 100
+    assert advised(step, batch=2)["batch"].peak_bytes == 100 + 20 + 4 + 100 + 100
+
+
+def test_seconds_are_said_where_they_are_known() -> None:
+    seconds = AdvisedSeconds(step=0.4, forward=0.1, half_batch=0.25, sixteen_bits=0.2)
+    step = replace(ACTIVATIONS, settings=Settings(batch=8, dtype="fp32"))
+    found = {one.kind: one for one in advice(simulate(step), seconds=seconds)}
+    assert found["batch"].step_seconds == 0.25 and "and takes about 250 ms;" in found["batch"].text
+    assert found["plan"].step_seconds == 0.5 and "nor computes more than 100 ms again." in found["plan"].text
+    assert found["dtype"].step_seconds == 0.2 and found["dtype"].certainty == "about"
+    assert all(one.step_seconds is None for one in advice(simulate(step)))
+
+
+def test_a_captured_step_is_taken_as_it_is() -> None:
+    step = replace(ACTIVATIONS, settings=Settings(dtype="fp32"))
+    found = {one.kind: one for one in advice(simulate(step), sixteen_bits=ChangedStep(700, 0.3))}["dtype"]
+    assert (found.peak_bytes, found.step_seconds, found.certainty) == (700, 0.3, "captured")
+    assert found.freed_bytes == 244 and "leaves 700 B and takes 300 ms, captured so" in found.text
 
 
 OPTIMIZER = trace("""
@@ -92,9 +128,12 @@ def test_state_that_another_optimizer_would_not_have() -> None:
     assert found.changes_results
 
 
-def test_sixteen_bits_halve_parameters_gradients_and_state() -> None:
+def test_sixteen_bits_halve_what_is_float32_at_best() -> None:
+    """What is there before the step counts as float32: w, s and x. The results of these ops are bytes."""
     assert "dtype" not in advised(OPTIMIZER, dtype="bf16")
-    assert advised(OPTIMIZER, dtype="fp32")["dtype"].freed_bytes == (100 + 200 + 100) // 2
+    found = advised(OPTIMIZER, dtype="fp32")["dtype"]
+    assert (found.peak_bytes, found.certainty) == ((100 + 200 + 10) // 2 + 4 + 100 + 150 + 50, "about")
+    assert "leaves about 459 B, more if it casts to float32 itself" in found.text
 
 
 def test_the_most_comes_first_and_little_is_not_said() -> None:

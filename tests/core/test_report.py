@@ -273,9 +273,9 @@ def test_equal_bytes_are_exact() -> None:
 @pytest.mark.parametrize(
     ("predicted", "measured", "headline", "cell"),
     [
-        (1010, 1000, "1.00 % too high (10 bytes)", "+1.00 %"),
-        (990, 1000, "1.00 % too low (10 bytes)", "-1.00 %"),
-        (10**9 + 1, 10**9, "1e-07 % too high (1 bytes)", "+1e-07 %"),
+        (1010, 1000, "1.00% too high (10 bytes)", "+1.00%"),
+        (990, 1000, "1.00% too low (10 bytes)", "-1.00%"),
+        (10**9 + 1, 10**9, "1e-07% too high (1 bytes)", "+1e-07%"),
     ],
 )
 def test_an_error_is_never_rounded_to_nothing(

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from trace_events import CheckedTrace, check_nesting, end_of
+from typer.testing import CliRunner
 
 import trainfit
+from trainfit.cli import commands
 from trainfit.costs.estimates import Estimate
 from trainfit.costs.op_times import op_times
 from trainfit.costs.schedule import schedule
@@ -195,6 +197,16 @@ def test_a_device_without_speed_is_refused(on_gpu: Estimate, tmp_path: Path) -> 
     with pytest.raises(OptionError, match="nothing is known about the device's speed"):
         write_perfetto(replace(on_gpu, costs=None, time=None), tmp_path / "t.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_device_without_speed_is_refused_before_the_work(tmp_path: Path) -> None:
+    """There is no such step: nobody has looked for it yet."""
+    device = tmp_path / "device.json"
+    device.write_text(json.dumps({"name": "small", "memory_bytes": 1 << 34}))
+    line = ["estimate", "missing.py:build", "--device", str(device), "--perfetto", str(tmp_path / "t.json")]
+    done = CliRunner().invoke(commands.app, line)
+    assert done.exit_code == 2 and "nothing is known about the device's speed" in done.output
+    assert "missing.py" not in done.output
 
 
 def test_a_step_without_ops_is_shown(tmp_path: Path) -> None:

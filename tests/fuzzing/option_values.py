@@ -171,6 +171,15 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--output": WRITTEN,
         "--refresh": None,
     },
+    "fit": {
+        **_STEP,
+        "--device": DEVICES,
+        "--allocator": ALLOCATORS,
+        "--budget": SIZES,
+        "--seconds": NUMBERS,
+        "--keep-numerics": None,
+        "--output": WRITTEN,
+    },
     "frontier": {**_CAPTURED, **_COSTS, **_CLUSTER, "--points": NUMBERS, "--refresh": None},
     "verify": {
         **_CAPTURED,

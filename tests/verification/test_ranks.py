@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,35 @@ def test_every_rank_is_compared_with_the_plan_on_its_own_step(tmp_path: Path) ->
             assert rank[f"predicted_{figure}_bytes"] == rank[f"measured_{figure}_bytes"], figure
 
 
+def test_ranks_with_different_numbers_of_batches_that_join(tmp_path: Path) -> None:
+    """Each is predicted with its own batches; a rank that is done takes part in what the others exchange."""
+    file = tmp_path / "result.json"
+    done = torchrun("-m", "trainfit", "verify", f"{STEPS}:joined", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(file.read_text(encoding="utf-8"))["ranks"]
+    assert second["measured_persistent_bytes"] - first["measured_persistent_bytes"] == 4 * 64 * 32
+    for rank in (first, second):
+        for figure in ("peak", "persistent", "forward", "backward", "optimizer"):
+            predicted, measured = rank[f"predicted_{figure}_bytes"], rank[f"measured_{figure}_bytes"]
+            # DDP keeps the handle that told the others of a batch. Ours holds the number that was sent.
+            assert predicted - measured == 4, figure
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_what_a_rank_exchanges_to_join(device: str) -> None:
+    """Before each batch it says that it has one; when all have none left, the model is made the same."""
+    weights = 4 * 2 * (32 * 32 + 32)
+    for rank, batches in ((0, 2), (1, 3)):
+        found = trainfit.capture(f"{STEPS}:joined", device=device, cluster=Cluster(2, rank))
+        kinds = Counter(
+            (one.kind, one.bytes)
+            for op in found.ops
+            if (one := found.signatures[op.signature].collective) and one.bytes > 8
+        )
+        assert kinds == {("all_reduce", weights): batches, ("broadcast", weights): 1}
+        assert not found.warnings
+
+
 def test_a_plan_of_ranks_is_not_verified_in_one_process() -> None:
     plan = trainfit.plan(f"{STEPS}:build", cluster=Cluster(world_size=2))
     message = r"was made for rank 0 of 2 \(dim0=2\), and this is one process: write torchrun"
@@ -142,6 +172,33 @@ def test_phases_of_a_prediction() -> None:
     assert found.persistent_bytes == 100
     assert found.phase_bytes == {"forward": 550, "backward": 807, "optimizer": 700}
     assert found.peak_bytes == 807
+
+
+def test_phases_of_a_step_with_several_optimizer_steps() -> None:
+    """What is between two backwards counts as forward, as it does where it is measured."""
+    found = predicted_memory(
+        simulate(
+            trace("""
+                w            : 100 held parameter
+                -- forward
+                a = one(w)   :  40 saved
+                -- backward
+                g = back(a)  :  30
+                -- optimizer
+                t = square(g): 300
+                w += step(t)
+                -- forward
+                b = one(w)   :  50 saved
+                -- backward
+                h = back(b)  :  60
+                -- optimizer
+                u = square(h):  70
+                w += step(u)
+            """)
+        )
+    )
+    assert found.phase_bytes == {"forward": 430, "backward": 210, "optimizer": 230}
+    assert found.peak_bytes == 430
 
 
 def test_the_log_counts_what_is_there_while_operators_run() -> None:

@@ -14,6 +14,7 @@ import trainfit
 from trainfit.api import choose
 from trainfit.api.arrange import order_anything
 from trainfit.api.request import Request
+from trainfit.diffing.what_grew import diff as what_grew
 from trainfit.report import reading
 from trainfit.webpage.page import write_page
 
@@ -59,6 +60,9 @@ def pages(
     write_page(reading.frontier_data(frontier), frontier, folder / "frontier.html")
     write_page(reading.order_data(order), order, folder / "order.html")
     write_page(reading.estimate_data(hostile), hostile, folder / "hostile.html")
+    larger = trainfit.estimate("gpt2-tiny", device="a100-40gb", options=trainfit.StepOptions(batch=12))
+    grown = what_grew(estimated, larger)
+    write_page(grown.data, grown, folder / "diff.html")
     return folder
 
 

@@ -20,6 +20,7 @@ import pytest
 import trainfit
 from trainfit import report
 from trainfit.basics.units import format_bytes
+from trainfit.basics.visible_text import visible
 from trainfit.costs.schedule import schedule
 from trainfit.report import reading
 from trainfit.report.data import Compared
@@ -27,6 +28,7 @@ from trainfit.report.rank_report import RankData, RankVerificationData
 from trainfit.webpage import embedding
 from trainfit.webpage import page as page_module
 from trainfit.webpage.memory_columns import aligned
+from trainfit.webpage.notebook_views import notebook_html
 from trainfit.webpage.page import page_html
 from trainfit.webpage.static_picture import static_picture
 from trainfit.webpage.trade_offs import regions_alike
@@ -124,14 +126,16 @@ def test_nothing_in_the_data_is_markup(hostile: trainfit.Estimate) -> None:
     assert "<b onmouseover" not in page
     assert "Content-Security-Policy" in page.split("<style>")[0]
     names = embedded(page)["strings"]
-    assert all(
-        any(name.endswith(f".{hostile_name}") for name in names) for hostile_name in hostile_steps.NAMES
-    )
+    shown = [visible(hostile_name) for hostile_name in hostile_steps.NAMES]
+    assert all(any(name.endswith(f".{one}") for name in names) for one in shown)
+    # What would turn a name around is seen as what it is.
+    assert any(name.endswith(r".evil\u202egnp_exe\u2028\u2029\x00&amp;") for name in names)
+    assert "\u202e" not in page
 
 
 def test_a_lone_surrogate_can_be_written() -> None:
     text = embedding.embedded_json({"name": "a\ud800b"})
-    assert json.loads(text) == {"name": "a\ud800b"}
+    assert json.loads(text) == {"name": r"a\ud800b"}
     text.encode()
 
 
@@ -187,10 +191,23 @@ def test_a_page_is_written_whole(page: str, estimated: trainfit.Estimate, tmp_pa
 
 
 def test_the_still_picture_keeps_the_peak(estimated: trainfit.Estimate) -> None:
-    picture = static_picture(estimated.timeline, 2 * estimated.peak_bytes)
+    limit = estimated.peak_bytes * 3 // 2
+    picture = static_picture(estimated.timeline, limit)
     heights = [float(y) for y in re.findall(r"[\d.]+,([\d.]+)", picture)]
-    top = 2 * estimated.peak_bytes * 1.05
-    assert min(heights) == pytest.approx(260 * (1 - estimated.peak_bytes / top), abs=0.06)
+    top = limit * 1.05
+    assert "tf-limit" in picture and min(heights) == pytest.approx(
+        260 * (1 - estimated.peak_bytes / top), abs=0.06
+    )
+
+
+def test_a_limit_far_above_does_not_flatten_the_still_picture(estimated: trainfit.Estimate) -> None:
+    """A small model on a large GPU: the peak is near the top, and the limit is said in words."""
+    picture = static_picture(estimated.timeline, 400 * estimated.peak_bytes)
+    heights = [float(y) for y in re.findall(r"[\d.]+,([\d.]+)", picture)]
+    assert min(heights) == pytest.approx(260 * (1 - 1 / 1.05), abs=0.06) and "tf-limit" not in picture
+    shown = notebook_html(estimated)
+    limit = format_bytes(estimated.device.usable_bytes)
+    assert f"the limit, {limit}, is far above the picture" in shown
 
 
 def luminance(colour: str) -> float:

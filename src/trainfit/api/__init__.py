@@ -2,7 +2,7 @@
 
 `request.py` is what every question about a step begins with: its device, its trace, its prices, and how long
 that took (`stopwatch.py`); `ranks_compared.py` says which rank of a cluster it is about. `predict.py` has
-`capture`, `price` and `estimate`; `choose.py` has `plan` and `frontier`; `prove.py` has `verify`,
-`prove_ranks.py` that of several processes, each predicted in another one (`rank_prediction.py`); `arrange.py`
-has `order`; `gauge_machine.py` has `calibrate`.
+`capture`, `price` and `estimate`; `choose.py` has `plan` and `frontier`; `find_ways.py` has `fit`; `prove.py`
+has `verify`, `prove_ranks.py` that of several processes, each predicted in another one
+(`rank_prediction.py`); `arrange.py` has `order`; `gauge_machine.py` has `calibrate`.
 """

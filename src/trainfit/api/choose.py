@@ -13,7 +13,7 @@ from trainfit.costs.pricing import CostSource
 from trainfit.devices.device_table import Device
 from trainfit.errors import BudgetTooSmall, OptionError
 from trainfit.models.recipe import StepOptions
-from trainfit.planning.baselines import baselines
+from trainfit.planning.baselines import UsualWays, faster_ways
 from trainfit.planning.certify import host_warnings
 from trainfit.planning.infeasible import too_small
 from trainfit.planning.modules.unit_planner import ModulePlanner
@@ -100,8 +100,12 @@ def plan_step(
     expandable = planner.expandable(found) if isinstance(planner, Planner) else None
     watch.lap("solve")
     doing("comparing with the usual ways to checkpoint")
-    compared = baselines(planner.step, budget_bytes)
+    usual = planner.usual if isinstance(planner, Planner) else UsualWays(planner.step)
+    compared = tuple(way.baseline for way in usual.within(budget_bytes))
     watch.lap("compare")
+    notes = host_warnings(promised, table)
+    if found.fits and solver == "regions":
+        notes += faster_ways([(budget_bytes, promised.step_seconds)], compared)
     return PlanResult(
         plan=promised,
         feasible=found.fits,
@@ -114,7 +118,7 @@ def plan_step(
         margin_bytes=device.margin_bytes if budget is None else 0,
         baselines=compared,
         expandable=expandable,
-        warnings=trace.warnings + table.warnings + planner.warnings + host_warnings(promised, table),
+        warnings=trace.warnings + table.warnings + planner.warnings + notes,
         seconds=watch.seconds,
     )
 
@@ -154,13 +158,15 @@ def frontier_step(request: Request, points: int) -> Frontier:
     doing("finding the smallest peak")
     plans = planner.frontier(points)
     request.watch.lap("solve")
+    compared = tuple(way.baseline for way in planner.usual.within(request.device.default_budget_bytes))
+    notes = faster_ways([(plan.memory_bytes, plan.step_seconds) for plan in plans], compared)
     return Frontier(
         device=request.device,
         trace=trace,
         points=tuple(
             FrontierPoint(plan.peak_bytes, plan.memory_bytes, plan.step_seconds, plan) for plan in plans
         ),
-        baselines=baselines(planner.step, request.device.default_budget_bytes),
+        baselines=compared,
         seconds=request.watch.seconds,
-        warnings=trace.warnings + table.warnings + planner.warnings,
+        warnings=trace.warnings + table.warnings + planner.warnings + notes,
     )

@@ -14,11 +14,17 @@ from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
+from trainfit.errors import TrainfitError
+from trainfit.memory.advice import ChangedStep
 from trainfit.memory.module_stats import module_stats
 from trainfit.models.recipe import StepOptions
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
+
+_WIDE = ("fp32", "bf16-autocast", "fp16-autocast")
+_MOST_OPS = 4000
+"""Of a step that is captured again for advice: about two seconds."""
 
 
 def capture(
@@ -116,6 +122,8 @@ def estimate_step(request: Request) -> Estimate:
             for module, (forward, backward) in zip(stats, step_time.module_seconds)
         )
     request.watch.lap("price")
+    fits = request.device.verdict(figures.smallest_memory_bytes) == "fits"
+    sixteen_bits = None if fits else _in_sixteen_bits(request, trace)
     return Estimate(
         target=trace.target,
         device=request.device,
@@ -128,6 +136,29 @@ def estimate_step(request: Request) -> Estimate:
         modules=stats,
         costs=table,
         time=step_time,
+        sixteen_bits=sixteen_bits,
         ranks=request.ranks,
         seconds=request.watch.seconds,
     )
+
+
+def _in_sixteen_bits(request: Request, trace: Trace) -> ChangedStep | None:
+    """Capture the step with 16-bit parameters, where it can be told to have them and that is quick.
+
+    What a model casts to float32 is not in a trace of float32: nothing but a capture says what is saved.
+    """
+    if trace.settings.dtype not in _WIDE or len(trace.ops) > _MOST_OPS:
+        return None
+    try:
+        changed = request.with_dtype("bf16")
+        if changed is None:
+            return None
+        doing("capturing the step in bf16, for what that would save")
+        other = changed.trace()
+        table = changed.price(other) if request.device.has_speed and request.costs == "roofline" else None
+    except TrainfitError:
+        return None  # the step does not run so; the advice is then derived, and says so
+    finally:
+        request.watch.lap("advise")
+    seconds = None if table is None else schedule(other, table).step_seconds
+    return ChangedStep(simulate(other).peak_bytes, seconds)

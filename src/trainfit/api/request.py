@@ -22,7 +22,7 @@ from trainfit.devices.communicator_buffers import with_communicators
 from trainfit.devices.device_table import Device, find_device
 from trainfit.devices.distinct_ranks import RankPeak
 from trainfit.errors import OptionError, StepError
-from trainfit.models.recipe import StepOptions
+from trainfit.models.recipe import Dtype, StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets import Target, load
 from trainfit.targets.executed_code import executed_for
@@ -55,8 +55,12 @@ class Request:
         allocator: str | AllocatorOptions | None = "default",
         cluster: Cluster | None = None,
         worst_rank: bool = False,
+        changed: Callable[[Step], Step] | None = None,
     ) -> None:
-        """Find the device and start the stopwatch; `trainfit.estimate` says what the rest means."""
+        """Find the device and start the stopwatch; `trainfit.estimate` says what the rest means.
+
+        `changed` makes another step of the one that the target builds, before it is captured.
+        """
         self.watch = Stopwatch()
         self.target = target
         self.device = device if isinstance(device, Device) else find_device(device)
@@ -67,6 +71,7 @@ class Request:
             raise OptionError(f"--steps must be a whole number from 1 to {_MOST_STEPS:,}, got {steps!r}.")
         self._options, self._task, self._steps, self._refresh = options, task, steps, refresh
         self.cluster, self._worst_rank = cluster, worst_rank
+        self._changed = changed
         self.ranks: tuple[RankPeak, ...] = ()
         """Where the worst rank is asked for: those that were looked at."""
         check_cluster(target, cluster, worst_rank)
@@ -109,8 +114,9 @@ class Request:
             # A file may read RANK, ask for a GPU, or make the process group, when it is imported.
             with imported_for(self.device, cluster):
                 target = self.resolved
+            change = self._changed
             return capturing.capture(
-                target.build,
+                target.build if change is None else lambda: change(target.build()),
                 device=self.device,
                 target=target.name,
                 settings=target.settings,
@@ -118,6 +124,18 @@ class Request:
                 cluster=cluster,
                 **how,
             )
+
+    def with_dtype(self, dtype: Dtype) -> Request | None:
+        """Return the same question about the step in another dtype; None if a flag cannot change it."""
+        if isinstance(self.target, Trace) or self.cluster is not None:
+            return None
+        if self.resolved.kind not in ("built-in", "hf"):
+            return None
+        options = replace(self._options or StepOptions(), dtype=dtype)
+        return Request(
+            *(self.target, self.device, options, self._task, self._steps, self.costs, self._refresh),
+            self.allocator,
+        )
 
     def price(self, trace: Trace) -> CostTable:
         """Return what every distinct operator of the trace costs on the device."""

@@ -14,6 +14,7 @@ In the order in which a step passes through them:
 - `op_results.py` returns results without computing them, `randomness.py` repeats random draws;
 - `python_objects.py` sees to what Python code changes, and `sharded_modules.py` to what it must not touch;
 - `modes.py` and `torch_changes.py` let a region run the operators that the capture recorded;
+- `way_changes.py` makes what else a way changes, besides its plan;
 - `plain_checkpoint.py` leaves regions to torch alone, where that is known to do the same;
 - `trainer_callback.py` lets Hugging Face's Trainer apply a plan, the only file that loads transformers.
 """

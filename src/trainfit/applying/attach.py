@@ -28,24 +28,33 @@ from trainfit.applying.planned_forward import (
 from trainfit.applying.planned_model import PlannedModel, Promise
 from trainfit.applying.region import PlannedCall
 from trainfit.applying.sharded_modules import has_distributed_weights
+from trainfit.applying.way_changes import Optimizers, has_changes, make_changes, take_back
 from trainfit.capturing.modules import class_name
 from trainfit.errors import PlanError
 from trainfit.plans.plan import Plan
 from trainfit.plans.plan_origin import other_model
+from trainfit.plans.ways import Way
 from trainfit.traces.settings import Settings, dtype_name
 
 _WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Classes of modules around a model, and what they call it."""
 
 
-def apply(model: nn.Module, plan: Plan) -> nn.Module:
+def apply(model: nn.Module, plan: Plan | Way, *, optimizer: Optimizers | None = None) -> nn.Module:
     """Make `model` run `plan`, and return it.
 
     It computes what it computed before. Forward without gradients is not changed at all. Where the model does
     something else than the plan's trace, everything from there to the end of the region is kept, with one
     warning. There is one, too, if the model is not what the plan was made for: another class, size or dtype,
     and, when it runs, another kind of device or larger inputs.
+
+    A `Way` (`trainfit.fit`) is a plan with changes: those that its lines of code leave to `apply` are made,
+    the loss in chunks and updates in backward, for which the `optimizer` is needed.
     """
+    if isinstance(plan, Way):
+        return _apply_way(model, plan, optimizer)
+    if optimizer is not None:
+        raise PlanError("a plan says nothing about the optimizer; leave optimizer= out.")
     _refuse(model, plan)
     (root, name), another = _root(model, plan), ""
     # What a plan names may be a part of the model that was captured: then there is nothing to compare.
@@ -55,6 +64,21 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     attach_plan(model, plan, promise=None if another else Promise.of(plan))
     if another:
         warnings.warn(another, stacklevel=2)
+    return model
+
+
+def _apply_way(model: nn.Module, way: Way, optimizer: Optimizers | None) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"a way is applied to a torch.nn.Module, got {type(model).__name__}.")
+    if has_changes(model) or _planned(model):
+        raise PlanError("the model runs a plan or a way already: call trainfit.remove(model) first.")
+    make_changes(model, way, optimizer)
+    if way.plan is not None:
+        try:
+            apply(model, way.plan)
+        except PlanError:
+            take_back(model)
+            raise
     return model
 
 
@@ -136,9 +160,9 @@ def _refuse(model: object, plan: object) -> None:
 
 
 def remove(model: nn.Module) -> nn.Module:
-    """Take the plan off `model`, which is then as it was before, and return it."""
+    """Take the plan or the way off `model`, which is then as it was before, and return it."""
     planned = _planned(model)
-    if not planned:
+    if not take_back(model) and not planned:
         raise PlanError("the model runs no plan, so there is none to remove.")
     for module, forward in planned:
         forward.restore(module)
@@ -151,9 +175,11 @@ def runs_plan(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def applied(model: nn.Module, plan: Plan) -> Iterator[nn.Module]:
-    """Apply a plan for the length of a block."""
-    apply(model, plan)
+def applied(
+    model: nn.Module, plan: Plan | Way, *, optimizer: Optimizers | None = None
+) -> Iterator[nn.Module]:
+    """Apply a plan or a way for the length of a block."""
+    apply(model, plan, optimizer=optimizer)
     try:
         yield model
     finally:

@@ -24,6 +24,10 @@ FORWARD = "forward"
 Calls = dict[int, PlannedCall]
 ROOT, STAGE, PART = ("root", "stage", "part")
 """What a module is to the model: the model itself, a part of one that is never called, anything else."""
+_NOT_COMPILED = (
+    "this model is compiled as a whole, has distributed tensors and runs the plan: torch cannot compile "
+    "around the regions, so it runs without the compiler. Compile it block by block, as in block.compile()."
+)
 _UNITS_INSIDE = "modules inside of it are FSDP units, and the plan was made without them"
 
 
@@ -41,7 +45,8 @@ class PlannedForward:
         self._planned_model = planned_model
         self._part = part
         # Not the root for its own sake: that would keep the compiler from blocks without regions.
-        self._eager = (part != ROOT or bool(calls)) and has_distributed_weights(module)
+        self._distributed = has_distributed_weights(module)
+        self._eager = (part != ROOT or bool(calls)) and self._distributed
         self._own = vars(module).get(FORWARD)
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
         self._has_units: bool | None = None
@@ -82,6 +87,9 @@ class PlannedForward:
         """Run the module."""
         if self.removed or execution.level:
             return self.__wrapped__(*args, **kwargs)
+        if self._distributed and self._part == ROOT and torch.compiler.is_compiling():
+            # The whole model is compiled: torch would go on compiling around the regions in it.
+            return _whole_uncompiled()(self, args, kwargs)
         return _uncompiled()(self, args, kwargs) if self._eager else self.called(args, kwargs)
 
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,6 +147,18 @@ def _uncompiled() -> Callable[[PlannedForward, tuple[Any, ...], dict[str, Any]],
     """
     disabled: Any = torch.compiler.disable(PlannedForward.called)
     return disabled  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _whole_uncompiled() -> Callable[[PlannedForward, tuple[Any, ...], dict[str, Any]], Any]:
+    """Return what runs a whole model without the compiler, and says so once."""
+    disabled: Any = torch.compiler.disable(_run_and_say)
+    return disabled  # type: ignore[no-any-return]
+
+
+def _run_and_say(planned: PlannedForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    planned._planned_model.say_once(_NOT_COMPILED)
+    return planned.called(args, kwargs)
 
 
 def planned_forward(module: nn.Module) -> PlannedForward | None:

@@ -60,6 +60,7 @@ class PlannedModel:
         """How often each module was called in this step."""
         self._roots_running = 0
         self._warned = False
+        self._said: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies begin anew, and do not say again what was said of the original."""
@@ -105,6 +106,12 @@ class PlannedModel:
                 "in memory; results are not affected. Capture the model as it is now and plan again.",
                 stacklevel=2,
             )
+
+    def say_once(self, text: str) -> None:
+        """Warn of something that concerns the whole model."""
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=2)
 
     def region_begins(self, module: nn.Module) -> None:
         """Warn when the first region runs on another kind of device than the plan is for, or another rank.

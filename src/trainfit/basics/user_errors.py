@@ -29,11 +29,23 @@ def raise_as_user_error(error: BaseException, doing: str) -> NoReturn:
     _drop_own_frames(report)
     if isinstance(error, SystemExit):
         raise UserCodeError(_ended_the_program(error, doing), "".join(report.format())) from error
+    advice = _DATA_ENDED if data_ended(error) else _cause_of(error)
+    raise UserCodeError(f"{doing} raised {_one_line(error)}{advice}", "".join(report.format())) from error
+
+
+def _one_line(error: BaseException) -> str:
     without_notes = traceback.TracebackException(type(error), error, None)
     without_notes.__notes__ = None
-    summary = " ".join(list(without_notes.format_exception_only())[-1].split())
-    advice = _DATA_ENDED if data_ended(error) else ""
-    raise UserCodeError(f"{doing} raised {summary}{advice}", "".join(report.format())) from error
+    return " ".join(list(without_notes.format_exception_only())[-1].split())
+
+
+def _cause_of(error: BaseException) -> str:
+    """Name the first of the errors that an error was made of, as torch's pipelines make theirs."""
+    first, passed = error, {id(error)}
+    while first.__cause__ is not None and id(first.__cause__) not in passed:
+        first = first.__cause__
+        passed.add(id(first))
+    return "" if first is error else f", because of {_one_line(first)}"
 
 
 _DATA_ENDED = (

@@ -54,6 +54,18 @@ def _label(group: Any) -> str:
     return f"ranks {','.join(map(str, ranks))}" if ranks else str(group.group_name)
 
 
+def place_in_group(args: tuple[Any, ...]) -> int | None:
+    """Return which of its group's ranks this one is, for the arguments of a collective."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and value._type().qualified_name().endswith(".ProcessGroup"):
+            return int(torch.distributed.ProcessGroup.unbox(value).rank())
+        if isinstance(value, torch.distributed.ProcessGroup):
+            return int(value.rank())
+        if isinstance(value, str) and value in _groups._world.pg_names.values():
+            return int(_groups._resolve_process_group(value).rank())
+    return None
+
+
 def written_arguments(func: OpOverload, args: tuple[Any, ...]) -> list[Any]:
     """Return the arguments that a collective writes to; torch's schemas do not say so."""
     if collective_kind(str(func)) in ("send", "barrier"):

@@ -20,9 +20,20 @@ _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
 
 
 def explained(session: Session, error: BaseException) -> CaptureError | None:
-    """Return what to say instead of an error that a real run would not raise; None if it would."""
-    if isinstance(error, UserCodeError) and error.__cause__ is not None:
-        error = error.__cause__  # the target has already wrapped the error of the user's function
+    """Return what to say instead of an error that a real run would not raise; None if it would.
+
+    Errors that another one was made of count as well: a target wraps those of the user's function, and torch
+    those of a pipeline's stage.
+    """
+    found = _explained(session, error)
+    behind = error.__cause__
+    while found is None and behind is not None:
+        found = behind if isinstance(behind, CaptureError) else _explained(session, behind)
+        behind = behind.__cause__
+    return found
+
+
+def _explained(session: Session, error: BaseException) -> CaptureError | None:
     if isinstance(error, DynamicOutputShapeException | DataDependentOutputException):
         return CaptureError(
             f"{user_line_of(error)} asks for values that only a real run has ({error}); "

@@ -8,7 +8,9 @@ completions      what a shell offers when Tab is pressed
 cli_options      every option once, in objects
 grid_options     those of several steps at once
 cli_running      the one way in which a command runs: errors, progress, output
+help_layout      help texts for the width that there is
 help_text        what `trainfit --help` says
-commands         the commands about one step, and `main`
-grid_commands    those about several
+fit_commands     the command that looks for what to change
+grid_commands    those about several steps
+commands         the other commands
 """

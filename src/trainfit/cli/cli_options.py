@@ -140,6 +140,17 @@ OrderSeconds = Annotated[
 ]
 
 
+DeviceName = Annotated[
+    str | None,
+    option(
+        "NAME",
+        "A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
+        "(the GPU in it). Default: the GPU if there is one, else cpu.",
+        offered=completions.devices,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class StepFlags:
     """What can be asked of a step."""
@@ -192,20 +203,15 @@ class StepFlags:
         return Request(target, device or default_device(), self.options(), self.task, *rest)
 
 
+NO_STEP_FLAGS = StepFlags()
+
+
 @dataclass(frozen=True)
 class RequestFlags:
     """A step on a device, and where its times come from."""
 
     panel: ClassVar[str] = "The device, and how it is asked about"
-    device: Annotated[
-        str | None,
-        option(
-            "NAME",
-            "A name that `trainfit devices` lists, a JSON file of your own, cpu (this machine) or cuda "
-            "(the GPU in it). Default: the GPU if there is one, else cpu.",
-            offered=completions.devices,
-        ),
-    ] = None
+    device: DeviceName = None
     step: StepFlags = StepFlags()
     steps: StepsLookedAt = None
     costs: Costs = "roofline"

@@ -15,6 +15,7 @@ import typer
 
 from trainfit.basics.doing import doing, heard_by
 from trainfit.cli.amount_options import AmountFlags, amount_now
+from trainfit.cli.help_layout import fitted
 from trainfit.errors import TrainfitError, UserCodeError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., N
                 function(**{p.name: _filled(p.annotation, p.name, given) for p in parameters})
 
         flat = [option for parameter in (*parameters, amounts) for option in _options(parameter)]
+        run.__doc__ = fitted(inspect.cleandoc(function.__doc__ or ""))
         run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
         return app.command()(run)
 

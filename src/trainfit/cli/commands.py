@@ -20,7 +20,9 @@ from trainfit.basics.doing import doing
 from trainfit.cli import cli_options as given
 from trainfit.cli.amount_options import amount_now
 from trainfit.cli.cli_running import command, present, working
+from trainfit.cli.fit_commands import fit
 from trainfit.cli.grid_commands import add_grid_commands
+from trainfit.cli.help_layout import fitted
 from trainfit.cli.help_text import HELP
 
 app = typer.Typer(
@@ -29,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
-    help=HELP,
+    help=fitted(HELP),
 )
 
 
@@ -81,7 +83,9 @@ def estimate(
         from trainfit.report.text_estimates import estimate_view
         from trainfit.traces import trace_store as store
 
-        result = predict.estimate_step(asked.request(target))
+        request = asked.request(target)
+        outputs.check_speed(request)
+        result = predict.estimate_step(request)
         if save_trace is not None:
             doing("saving the trace")
             store.save_trace(result.trace, save_trace)
@@ -120,11 +124,15 @@ def plan(
         from trainfit.report.text_plans import plan_view
 
         request = asked.request(target, of_cluster=not solver.divides)
+        outputs.check_speed(request)
         result = choose.plan_step(request, budget=budget, **solver.arguments(asked.cluster))
     if output is not None and result.feasible:
         plan_store.save_plan(result.plan, output)
     present(outputs, plan_data(result), plan_view, result)
     choose.refuse_infeasible(result)
+
+
+command(app)(fit)
 
 
 @command(app)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from trainfit.cli import completions
-from trainfit.cli.cli_options import Allocator, StepFlags, StepsLookedAt
+from trainfit.cli.cli_options import NO_STEP_FLAGS, Allocator, StepFlags, StepsLookedAt
 from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
 from trainfit.cli.plain_option import option
 
 if TYPE_CHECKING:
     from trainfit.renting.found_comparison import DeviceComparison
 
-_NO_STEP = StepFlags()
+
 PlanSeconds = Annotated[
     float, option("N", "Stop solving for the plan of a device after this long, with the best so far.")
 ]
@@ -69,7 +69,7 @@ class DevicesFlags:
             offered=completions.listed_devices,
         ),
     ] = None
-    step: StepFlags = _NO_STEP
+    step: StepFlags = NO_STEP_FLAGS
     steps: StepsLookedAt = None
     allocator: Allocator = "default"
     seconds: PlanSeconds = 30.0

@@ -17,7 +17,7 @@ allocated. Its memory is predicted byte by byte and its time op by op.
   trainfit verify gpt2-tiny                             predicted and measured
   trainfit diff old.json new.json --max-peak 2%         what grew, for CI
   trainfit devices                                      what --device knows
-  trainfit calibrate -o my-gpu.json                     this machine's own figures
+  trainfit calibrate -o my-gpu.json                     this machine, measured
 
 [bold]Your own step[/bold] is a function that returns model, optimizer and one iteration:
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainfit.basics.doing import doing
 from trainfit.cli.plain_option import option
 from trainfit.errors import OptionError
+
+if TYPE_CHECKING:
+    from trainfit.api.request import Request
 
 STANDARD_OUTPUT = "-"
 
@@ -113,6 +116,13 @@ class StepOutputFlags(OutputFlags):
             "compute, copies and communication, what waits for what, and memory over time.",
         ),
     ] = None
+
+    def check_speed(self, request: Request) -> None:
+        """Refuse a step in time before the work begins, where nothing is known about the device's speed."""
+        if self.perfetto is not None and not request.device.has_speed and request.costs != "measured":
+            from trainfit.exports.perfetto import NO_SPEED
+
+            raise OptionError(NO_SPEED)
 
     def write(self, data: Any, result: Any) -> None:
         """Write every file that was asked for, each whole or not at all."""

@@ -8,5 +8,6 @@
 - `schedule`: when each op runs, on the host and on the device
 - `op_times`: when each op is issued and when it runs, for timelines
 - `summary`: where the time of a step goes
+- `advised_seconds`: how long the step takes with what is advised to lower its peak
 - `estimates`: what is predicted for a step on a device, as one result
 """

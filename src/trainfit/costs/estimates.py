@@ -9,11 +9,13 @@ from trainfit.allocator.device_memory import DeviceMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes, format_seconds
+from trainfit.costs.advised_seconds import advised_seconds
+from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import StepTime
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device, Verdict
 from trainfit.devices.distinct_ranks import RankPeak
-from trainfit.memory.advice import Advice, advice
+from trainfit.memory.advice import Advice, ChangedStep, advice
 from trainfit.memory.module_stats import ModuleStats
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
@@ -49,6 +51,8 @@ class Estimate(ShownInNotebooks):
     """How torch's caching allocator is set; None if memory is taken as it is asked for."""
     expandable_bytes: int | None = None
     """What it would need of the memory with `expandable_segments:True`; None if that makes no difference."""
+    sixteen_bits: ChangedStep | None = None
+    """The step with 16-bit parameters, where it was captured to say what that would save."""
     ranks: tuple[RankPeak, ...] = ()
     """Where the worst rank of a cluster was asked for: those that were looked at, this one among them."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -114,8 +118,9 @@ class Estimate(ShownInNotebooks):
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What would lower the peak, the most first; nothing if the step fits."""
-        return () if self.fits else advice(self.timeline)
+        """What would lower the peak, the most first, whether the step fits or not."""
+        seconds = None if self.costs is None else advised_seconds(schedule(self.trace, self.costs))
+        return advice(self.timeline, seconds=seconds, sixteen_bits=self.sixteen_bits)
 
 
 def peak_of(timeline: Timeline) -> Peak:

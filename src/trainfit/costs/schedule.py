@@ -110,6 +110,12 @@ def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> 
     return Schedule(trace, costs, _op_seconds(trace, costs, host, device), device, host)
 
 
+def with_device_seconds(times: Schedule, device: Seconds) -> Schedule:
+    """Return the same ops on a device that needs other times for them."""
+    seconds = _op_seconds(times.trace, times.costs, times.host_seconds, device)
+    return Schedule(times.trace, times.costs, seconds, device, times.host_seconds)
+
+
 def queue_ends(times: Schedule) -> Seconds:
     """Return when each op is done on its queue, in seconds from the end of the step before.
 

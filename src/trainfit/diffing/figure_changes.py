@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from trainfit.basics.visible_text import shortened
 from trainfit.diffing.module_pairs import ModulePair, module_pairs
 from trainfit.diffing.result_reading import NamedReading, ReadModule, ResultReading
 from trainfit.report.diff_data import (
@@ -32,6 +33,7 @@ _OF_THE_MODEL = ("parameters", "trainable_parameters", "modules")
 _INSIDE_SHARE = 0.95
 """A module's change is explained by one inside of it that has at least this share of it."""
 _ROUNDING = 1e-9
+_LONGEST_NAME = 80
 _FEW = 3
 """So many of several modules that are alike are named one by one."""
 
@@ -39,7 +41,7 @@ _FEW = 3
 def side_of(side: NamedReading) -> DiffSide:
     """Return what is said about one side."""
     found, peak = side.reading, side.reading.peak
-    where = f"{peak.op} in {peak.module}, {peak.phase}" if peak.op else ""
+    where = f"{peak.op} in {shortened(peak.module, _LONGEST_NAME)}, {peak.phase}" if peak.op else ""
     return DiffSide(side.name, found.target, found.device, found.torch, found.ops, where)
 
 

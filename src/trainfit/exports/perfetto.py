@@ -26,6 +26,10 @@ from trainfit.exports.shown_step import ShownStep, shown_step
 from trainfit.traces.settings import describe
 from trainfit.traces.trace import Trace
 
+NO_SPEED = (
+    "--perfetto shows a step in time, and nothing is known about the device's speed: take a device whose "
+    "file has FLOP/s and bytes/s, or --costs measured."
+)
 Event = dict[str, Any]
 
 
@@ -38,10 +42,7 @@ def write_perfetto(result: object, path: str | Path) -> None:
 def perfetto_trace(step: ShownStep) -> dict[str, Any]:
     """Return the trace: plain data."""
     if step.times is None or step.op_times is None:
-        raise OptionError(
-            "--perfetto shows a step in time, and nothing is known about the device's speed: take a device "
-            "whose file has FLOP/s and bytes/s, or --costs measured."
-        )
+        raise OptionError(NO_SPEED)
     drawing = _Drawing(step, step.times, tracks_of(step.times, step.op_times))
     trace = step.timeline.trace
     return {

@@ -4,5 +4,6 @@ history          bytes by category at any moment
 module_stats     what each module needs, read off the timeline
 gathered         what a rank has whole for a while of parameters that are divided
 peak_owners      whose the bytes at the peak are, by module and category
-advice           what would lower a peak, with bytes from its own trace
+changed_steps    the trace of half a batch or of 16 bits, derived from this one
+advice           what would lower a peak, with the bytes and seconds that are left
 """

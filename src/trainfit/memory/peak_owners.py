@@ -8,6 +8,8 @@ before the step and is no module's, such as the state of an optimizer and the in
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from trainfit.memory.module_stats import gradient_modules
 from trainfit.traces.simulate import Timeline
@@ -19,18 +21,36 @@ OUTSIDE = -1
 
 def peak_owners(timeline: Timeline) -> dict[tuple[int, str], int]:
     """Return the bytes at the peak by module, without those below it, and category; together the peak."""
+    found: Counter[tuple[int, str]] = Counter()
+    for part in peak_parts(timeline):
+        found[part.module, part.category] += part.bytes
+    return {key: size for key, size in found.items() if size}
+
+
+@dataclass(frozen=True)
+class PeakPart:
+    """Bytes of the peak: a storage, or the workspace of the op that runs there."""
+
+    module: int
+    """Whose it is; `OUTSIDE` if nobody's."""
+    category: str
+    bytes: int
+    producer: int
+    """The op that made it; -1 if it was there before the step."""
+
+
+def peak_parts(timeline: Timeline) -> Iterator[PeakPart]:
+    """Yield all that is alive at the peak."""
     trace, peak = timeline.trace, timeline.peak_op
     owners = _owners(trace)
-    found: Counter[tuple[int, str]] = Counter()
     for number, storage in enumerate(trace.storages):
         if storage.alive_at(peak):
             owner = owners.get(number, OUTSIDE)
             if owner == OUTSIDE and storage.producer >= 0:
                 owner = trace.ops[storage.producer].module
-            found[owner, storage.category] += trace.occupied_at(number, peak)
+            yield PeakPart(owner, storage.category, trace.occupied_at(number, peak), storage.producer)
     if peak >= 0 and timeline.workspace_bytes[peak]:
-        found[trace.ops[peak].module, "temporary"] += int(timeline.workspace_bytes[peak])
-    return {key: size for key, size in found.items() if size}
+        yield PeakPart(trace.ops[peak].module, "temporary", int(timeline.workspace_bytes[peak]), peak)
 
 
 def _owners(trace: Trace) -> dict[int, int]:

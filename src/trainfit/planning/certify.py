@@ -10,13 +10,13 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.units import format_seconds
-from trainfit.costs.schedule import Schedule, schedule
+from trainfit.costs.schedule import Schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
-from trainfit.planning.replay import replayed
+from trainfit.planning.replay import Replay, replayed
 from trainfit.plans.plan import ModulePart, OpDecision, Plan, Region, RegionKind
-from trainfit.traces.simulate import Timeline, simulate
+from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
 from trainfit.traces.trace_store import operators_hash
 
@@ -40,15 +40,22 @@ class Unplanned:
     world_size: int = 1
     """How many processes divide parameters, gradients and optimizer state, in this trace too."""
     allocator: AllocatorOptions | None = DEFAULT_OPTIONS
+    known: Replay | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
         cls, trace: Trace, costs: CostTable, allocator: AllocatorOptions | None = DEFAULT_OPTIONS
     ) -> Unplanned:
         """Return the step of one process."""
-        seconds = schedule(trace, costs).step_seconds
-        peak_bytes = simulate(trace).peak_bytes
-        return cls(trace, costs, operators_hash(trace), peak_bytes, seconds, allocator=allocator)
+        replay = replayed(trace, costs, ())
+        peak_bytes, seconds = replay.timeline.peak_bytes, replay.step_seconds
+        found = cls(trace, costs, operators_hash(trace), peak_bytes, seconds, allocator=allocator)
+        return replace(found, known=replay)
+
+    @property
+    def replay(self) -> Replay:
+        """The step without a region: asked for several times, and the same each time."""
+        return replayed(self.trace, self.costs, ()) if self.known is None else self.known
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ def certified(
     less than the sum: the promised bound is scaled down by as much.
     """
     trace = step.trace
-    replay = replayed(trace, step.costs, effects)
+    replay = replayed(trace, step.costs, effects) if effects else step.replay
     timeline, step_seconds = replay.timeline, replay.step_seconds
     regions, kinds = _regions(trace, effects)
     added = step_seconds - step.step_seconds

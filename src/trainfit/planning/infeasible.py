@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from trainfit.basics.units import format_bytes
 from trainfit.costs.estimates import peak_of
-from trainfit.memory.advice import advice
 from trainfit.planning.plan_results import PlanResult
 
 
@@ -41,7 +40,7 @@ def _expandable(result: PlanResult) -> str:
 
 def _what_would(result: PlanResult) -> str:
     """Say what would lower the smallest peak; computing activations again is used up."""
-    found = advice(result.timeline, planned=True)
+    found = result.advice
     if not found:
         return " A larger device, or more of them, is what is left."
     return " What would lower it:" + "".join(f"\n  {one.text}" for one in found)

@@ -8,9 +8,11 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes
+from trainfit.costs.advised_seconds import advised_seconds
 from trainfit.costs.schedule import Schedule
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
+from trainfit.memory.advice import Advice, advice
 from trainfit.planning.baselines import Baseline
 from trainfit.plans.plan import Plan
 from trainfit.traces.simulate import Timeline
@@ -43,6 +45,13 @@ class PlanResult(ShownInNotebooks):
     warnings: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What would lower the peak of the smallest plan, the most first; nothing if the plan fits."""
+        if self.feasible:
+            return ()
+        return advice(self.timeline, planned=True, seconds=advised_seconds(self.times))
 
     @property
     def expandable_added(self) -> float | None:

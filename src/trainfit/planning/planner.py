@@ -12,10 +12,9 @@ from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.basics.doing import in_turn
 from trainfit.basics.units import format_seconds
-from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
-from trainfit.planning.baselines import blocks_of
+from trainfit.planning.baselines import UsualWay, UsualWays, blocks_of
 from trainfit.planning.budget_search import BudgetSearch
 from trainfit.planning.certify import Certified, Unplanned
 from trainfit.planning.effects import effect_of
@@ -25,7 +24,6 @@ from trainfit.planning.options import options_of
 from trainfit.planning.planned_columns import PlannedColumns
 from trainfit.planning.uniform_choices import UniformChoices
 from trainfit.plans.plan import Plan
-from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 
 _MOST_ROUNDS = 8
@@ -52,12 +50,14 @@ class Planner:
     step: Unplanned = field(init=False)
     trials: BudgetSearch | None = field(init=False, default=None)
     """Where an allocator hands memory out: the search among plans that it runs."""
+    usual: UsualWays = field(init=False)
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Find the regions and their curves."""
         self.step = Unplanned.of(self.trace, self.costs, self.allocator)
-        timeline, times = simulate(self.trace), schedule(self.trace, self.costs)
+        self.usual = UsualWays(self.step)
+        timeline, times = self.step.replay.timeline, self.step.replay.times
         options, exclusive = options_of(times, timeline.peak_bytes)
         # Where the host runs the kernels too, all that it does is in the options.
         spare_seconds = math.inf if self.costs.host.runs_kernels else times.spare_seconds
@@ -77,6 +77,8 @@ class Planner:
             found = self.trials.search(budget_bytes, deadline, self._solved)
         else:
             found = self._search(budget_bytes, deadline)
+        # Searches end before they have seen everything: what people do anyway is a plan, too.
+        found = self._no_usual_way_is_faster(found, budget_bytes)
         if found is not None:
             return found
         smallest = self.smallest(budget_bytes, seconds_limit=max(deadline - time.monotonic(), 2.0))
@@ -84,6 +86,24 @@ class Planner:
             return smallest
         # The solver may have run out of time before it found anything; full recomputation needs none.
         return min(smallest, self._all_blocks(budget_bytes), key=lambda plan: plan.memory_bytes)
+
+    def _no_usual_way_is_faster(self, found: Certified | None, budget_bytes: int) -> Certified | None:
+        """Return a plan or, if one of the usual ways is faster within the budget, that one as a plan."""
+        for way in sorted(self.usual.within(budget_bytes), key=lambda way: way.baseline.step_seconds):
+            if not way.beats(found.plan if found else None, budget_bytes):
+                continue
+            plan = self._usual_plan(way, budget_bytes, found.plan.bound_seconds if found else 0.0)
+            if plan is not None and plan.fits:
+                return plan
+        return found
+
+    def _usual_plan(self, way: UsualWay, budget_bytes: int, bound_seconds: float = 0.0) -> Certified | None:
+        """Return one of the usual ways as a plan, if it is one."""
+        if way.baseline.differs is not None:
+            return None
+        plan = certify.certified(self.step, way.effects, budget_bytes, 0.0, method="regions")
+        bound = max(min(bound_seconds, plan.step_seconds), plan.plan.bound_seconds)
+        return replace(plan, plan=replace(plan.plan, bound_seconds=bound))
 
     def expandable(self, found: Certified, *, seconds_limit: float = 10.0) -> Plan | None:
         """Return the plan for the same budget with expandable segments, if it is clearly faster or the first.
@@ -174,11 +194,18 @@ class Planner:
             planned = self.plan(budget, seconds_limit=max(left / (points - 1 - done), 1.0))
             found += [planned.promised()] if planned.fits else []
         tightest = self.plan(smallest.memory_bytes, seconds_limit=5.0)
-        return _not_beaten([*found, tightest.promised()] if tightest.fits else found)
+        found += [tightest.promised()] if tightest.fits else []
+        return _not_beaten([*found, *self._usual_plans()])
+
+    def _usual_plans(self) -> list[Plan]:
+        """Return those of the usual ways that are plans: they may lie between the budgets solved for."""
+        ways = self.usual.within(self.costs.device.default_budget_bytes)
+        plans = [self._usual_plan(way, way.baseline.memory_bytes) for way in ways if way.effects]
+        return [plan.promised() for plan in plans if plan is not None]
 
     def _all_blocks(self, budget_bytes: int) -> Certified:
         """Return the plan that computes every block again."""
-        seconds = schedule(self.trace, self.costs).marginal_seconds.tolist()
+        seconds = self.step.replay.times.marginal_seconds.tolist()
         effects = [effect_of(self.trace, b, full_recompute(b)) for b in blocks_of(self.trace, seconds)]
         return certify.certified(self.step, effects, budget_bytes, 0.0, method="regions")
 

@@ -47,6 +47,11 @@ class Combination:
         return tuple(id(option) for option in self.options)
 
     @cached_property
+    def device_seconds(self) -> float:
+        """What they add to the step if the device never waits for the host."""
+        return sum(option.seconds for option in self.options)
+
+    @cached_property
     def starts(self) -> list[int]:
         """Where its regions begin."""
         return [option.effects[0].region.start for option in self.options]
@@ -118,11 +123,21 @@ class UniformChoices:
         A long region frees most, and needs most while it is computed again; its worth does not say that.
         """
         options = self.problem.options
-        seconds = np.array([option.seconds for option in options])
+        device = np.array([option.seconds for option in options])
+        host = np.array([option.host_seconds for option in options])
+        found = self._by_price(device) if self.problem.spare_seconds > 0 else {}
+        if not found or any(one.seconds > one.device_seconds for one in found.values()):
+            # The device waits for the host: then a region costs what the host needs for it.
+            found |= self._by_price(np.maximum(device, host))
+        return sorted(found.values(), key=lambda combination: (-combination.seconds, combination.freed_bytes))
+
+    def _by_price(self, seconds: Seconds) -> dict[tuple[int, ...], Combination]:
+        """Return the choices of all prices, if this is what each option costs."""
+        options = self.problem.options
         freed = np.array(self.problem.freed, dtype=np.float64)
         useful = (freed > 0) & (seconds > 0)
         if not useful.any():
-            return []
+            return {}
         rates = seconds[useful] / freed[useful]
         prices = np.geomspace(2 * float(rates.max()), 0.5 * float(rates.min()), _PRICES)
         lengths = np.array([len(option.effects[0].region.ops) for option in options])
@@ -132,7 +147,7 @@ class UniformChoices:
             for price in prices.tolist():
                 chosen = self._worth_most(np.where(short, price * freed - seconds, -np.inf))
                 found[tuple(chosen)] = self.combination([options[number] for number in chosen])
-        return sorted(found.values(), key=lambda combination: (-combination.seconds, combination.freed_bytes))
+        return found
 
     def _worth_most(self, worth: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[int]:
         """Return options that are worth most together: of a region, or of those within it."""

@@ -3,5 +3,7 @@
 plan             the plan itself
 recomputation    which ops of a region run again in backward, and which results are kept for it
 plan_store       plans on disk
+ways             a plan with what else is changed in a step
+way_store        those on disk
 plan_origin      what a plan was made for, and in what another step or model differs
 """

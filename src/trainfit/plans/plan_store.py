@@ -27,7 +27,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     """Write the plan, whole or not at all."""
     content = dataclasses.asdict(plan)
     head = FILE.head(canonical(content))
-    write_whole(Path(path), (_pretty({**head, "plan": content}) + "\n").encode())
+    write_whole(Path(path), (pretty({**head, "plan": content}) + "\n").encode())
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -37,26 +37,26 @@ def load_plan(path: str | Path) -> Plan:
         content = {**_SINCE_5, **content}
     try:
         plan = decode(Plan, content)
-        _check(plan)
+        check_plan(plan)
     except Malformed as error:
         raise FileFormatError(f"{path} is not a valid plan: {error}.") from None
     return plan
 
 
-def _pretty(value: Any, indent: int = 0) -> str:
+def pretty(value: Any, indent: int = 0) -> str:
     """Write JSON so that a person can read it: what is short stays on one line."""
     short = json.dumps(value, ensure_ascii=True)
     if len(short) + indent <= 110 or not isinstance(value, dict | list | tuple):
         return short
     inner = " " * (indent + 1)
     if isinstance(value, dict):
-        rows = [f"{json.dumps(key)}: {_pretty(item, indent + 1)}" for key, item in value.items()]
+        rows = [f"{json.dumps(key)}: {pretty(item, indent + 1)}" for key, item in value.items()]
         return "{\n" + ",\n".join(inner + row for row in rows) + "\n" + " " * indent + "}"
-    rows = [_pretty(item, indent + 1) for item in value]
+    rows = [pretty(item, indent + 1) for item in value]
     return "[\n" + ",\n".join(inner + row for row in rows) + "\n" + " " * indent + "]"
 
 
-def _check(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
     """Check that the parts of a plan fit together."""
     if not is_sound(plan.settings):
         raise Malformed("expected counts from zero on, sizes above, and values as JSON text", "settings")

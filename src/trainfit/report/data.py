@@ -164,7 +164,7 @@ class EstimateData:
 
 
 @dataclass(frozen=True)
-class Way:
+class ComparedWay:
     """A way to run the step beside others."""
 
     name: str
@@ -207,6 +207,8 @@ class PlanData:
     reserve_bytes: int
     step_seconds: float
     recompute_seconds: float
+    waiting_seconds: float
+    """What the plan adds besides: on a GPU the device waits for the host, on a CPU checkpointing itself."""
     bound_seconds: float
     gap: float
     method: str
@@ -226,7 +228,7 @@ class PlanData:
     added: float
     groups: tuple[RegionGroup, ...]
     """The most regions first."""
-    ways: tuple[Way, ...]
+    ways: tuple[ComparedWay, ...]
     """This plan, then the usual ways."""
     memory: MemoryCurve
 
@@ -243,6 +245,23 @@ class PointRow:
     verdict: Verdict
     added: float | None
     """Beside the fastest, as a share of its time; None if that is not known."""
+    recompute_seconds: float
+    waiting_seconds: float
+    """What the plan adds besides, as in `PlanData`."""
+
+
+@dataclass(frozen=True)
+class UsualWay:
+    """One of the usual ways beside the points of a frontier."""
+
+    name: str
+    peak_bytes: int
+    smallest_memory_bytes: int
+    step_seconds: float
+    regions: int
+    verdict: Verdict
+    added: float | None
+    """As of a point."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +274,8 @@ class FrontierData:
     baselines: tuple[Baseline, ...]
     best: PointRow | None
     """The fastest that leaves the device's margin free."""
+    ways: tuple[UsualWay, ...]
+    """The usual ways as a reader sees them."""
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _verdict(data: RankVerificationData) -> Text:
 
 
 def _figures(data: RankVerificationData) -> NumberTable:
-    table = NumberTable("rank", "predicted", "measured", "error")
+    table = NumberTable("rank", "predicted", "measured", "error", least=("predicted", "measured"))
     for rank in data.ranks:
         rows = {
             "peak": rank.peak_bytes,

@@ -9,11 +9,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trainfit.devices.communicator_buffers import communicators
-from trainfit.memory.advice import advice
 from trainfit.memory.gathered import gathered_bytes
 from trainfit.plans.plan import DECISIONS, Plan, Region
 from trainfit.report.data import (
     Compared,
+    ComparedWay,
     EstimateData,
     FrontierData,
     MemoryCurve,
@@ -23,8 +23,8 @@ from trainfit.report.data import (
     Share,
     StepsSeen,
     Subject,
+    UsualWay,
     VerificationData,
-    Way,
 )
 from trainfit.report.module_rows import largest_rows
 from trainfit.report.ordered_data import OrderData, OrderRow
@@ -119,7 +119,8 @@ def plan_data(result: PlanResult) -> PlanData:
         smallest_memory_bytes=plan.memory_bytes,
         reserve_bytes=plan.reserve_bytes,
         step_seconds=plan.step_seconds,
-        recompute_seconds=sum(region.recompute_seconds for region in plan.regions),
+        recompute_seconds=_recomputed(plan),
+        waiting_seconds=_waiting(plan),
         bound_seconds=plan.bound_seconds,
         gap=plan.gap,
         method=plan.method,
@@ -128,7 +129,7 @@ def plan_data(result: PlanResult) -> PlanData:
         regions=tuple({**asdict(region), "decisions": decided[region.kind]} for region in plan.regions),
         baselines=result.baselines,
         by_category=dict(result.timeline.peak_by_category),
-        advice=() if result.feasible else advice(result.timeline, planned=True),
+        advice=result.advice,
         minimum_peak_bytes=None if result.feasible else plan.peak_bytes,
         minimum_memory_bytes=None if result.feasible else plan.memory_bytes,
         expandable=_expandable(result),
@@ -137,6 +138,15 @@ def plan_data(result: PlanResult) -> PlanData:
         ways=_ways(plan, result.baselines),
         memory=memory_curve(result.timeline),
     )
+
+
+def _recomputed(plan: Plan) -> float:
+    return sum(region.recompute_seconds for region in plan.regions)
+
+
+def _waiting(plan: Plan) -> float:
+    """Return what a plan adds besides recomputation; some of that may be hidden behind communication."""
+    return max(plan.added_seconds - _recomputed(plan), 0.0)
 
 
 def _expandable(result: PlanResult) -> dict[str, float] | None:
@@ -162,12 +172,12 @@ def _groups(plan: Plan, decided: Sequence[dict[str, int]]) -> tuple[RegionGroup,
     )
 
 
-def _ways(plan: Plan, baselines: Sequence[Baseline]) -> tuple[Way, ...]:
+def _ways(plan: Plan, baselines: Sequence[Baseline]) -> tuple[ComparedWay, ...]:
     rows = [("this plan", plan.peak_bytes, plan.memory_bytes, plan.step_seconds)]
     rows += [(way.name, way.peak_bytes, way.memory_bytes, way.step_seconds) for way in baselines]
     base = plan.baseline_step_seconds
     return tuple(
-        Way(name, peak, memory, step, step / base - 1 if base else 0.0, memory <= plan.budget_bytes)
+        ComparedWay(name, peak, memory, step, step / base - 1 if base else 0.0, memory <= plan.budget_bytes)
         for name, peak, memory, step in rows
     )
 
@@ -175,6 +185,10 @@ def _ways(plan: Plan, baselines: Sequence[Baseline]) -> tuple[Way, ...]:
 def frontier_data(frontier: Frontier) -> FrontierData:
     """Return what a reader sees of a frontier."""
     device, fastest = frontier.device, frontier.points[-1].step_seconds
+
+    def added(seconds: float) -> float | None:
+        return seconds / fastest - 1 if fastest else None
+
     points = tuple(
         PointRow(
             peak_bytes=point.peak_bytes,
@@ -183,7 +197,9 @@ def frontier_data(frontier: Frontier) -> FrontierData:
             bound_seconds=point.plan.bound_seconds,
             regions=len(point.plan.regions),
             verdict=device.verdict(point.memory_bytes),
-            added=point.step_seconds / fastest - 1 if fastest else None,
+            added=added(point.step_seconds),
+            recompute_seconds=_recomputed(point.plan),
+            waiting_seconds=_waiting(point.plan),
         )
         for point in frontier.points
     )
@@ -193,6 +209,18 @@ def frontier_data(frontier: Frontier) -> FrontierData:
         margin_bytes=device.margin_bytes,
         baselines=frontier.baselines,
         best=next((point for point in reversed(points) if point.verdict == "fits"), None),
+        ways=tuple(
+            UsualWay(
+                name=way.name,
+                peak_bytes=way.peak_bytes,
+                smallest_memory_bytes=way.memory_bytes,
+                step_seconds=way.step_seconds,
+                regions=way.regions,
+                verdict=device.verdict(way.memory_bytes),
+                added=added(way.step_seconds),
+            )
+            for way in frontier.baselines
+        ),
     )
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 from trainfit.costs.estimates import Estimate
 from trainfit.errors import OptionError
+from trainfit.fitting.fit_results import FitResult
 from trainfit.planning.plan_results import Frontier, PlanResult
+from trainfit.report.fit_data import fit_data
 from trainfit.report.json_result import result_json, write_json
 from trainfit.report.reading import estimate_data, frontier_data, plan_data
 
 
-def save_result(result: Estimate | PlanResult | Frontier, path: str | Path) -> None:
-    """Write an estimate or a frontier as one JSON object, whole or not at all."""
+def save_result(result: Estimate | PlanResult | Frontier | FitResult, path: str | Path) -> None:
+    """Write an estimate, a frontier or ways to fit as one JSON object, whole or not at all."""
     data: Any
     if isinstance(result, Estimate):
         data = estimate_data(result)
@@ -21,9 +23,11 @@ def save_result(result: Estimate | PlanResult | Frontier, path: str | Path) -> N
         data = plan_data(result)
     elif isinstance(result, Frontier):
         data = frontier_data(result)
+    elif isinstance(result, FitResult):
+        data = fit_data(result)
     else:
         raise OptionError(
-            "save_result writes what `trainfit.estimate` or `trainfit.frontier` returns, got "
-            f"{type(result).__name__}; plans have save_plan."
+            "save_result writes what `trainfit.estimate`, `trainfit.frontier` or `trainfit.fit` returns, got "
+            f"{type(result).__name__}; plans have save_plan, and ways save_way."
         )
     write_json(result_json(data), str(path))

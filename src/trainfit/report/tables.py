@@ -13,11 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes
+from trainfit.basics.visible_text import shortened, visible
 from trainfit.report.data import Subject
 
 _LEAST_WIDTH = 40
 """A name, a number and the space between them; narrower terminals wrap."""
 _LEAST_NAME_WIDTH = 18
+_LEAST_COLUMNS = 2
+_LONGEST_NAME = 60
 _ONE_LINE = 10_000
 _PADDING = 3
 MOST_WARNINGS = 10
@@ -49,11 +52,15 @@ def show(view: RenderableType, file: IO[str] | None = None, *, one_line: bool = 
 class NumberTable:
     """A table of names with numbers beside them. Numbers are never cut.
 
-    Where the terminal is too narrow, names are folded first; then columns are left out, the last one first.
+    Where the terminal is too narrow, names are folded first; then columns are left out.
     """
 
-    def __init__(self, first: str, *numbers: str, last: str | None = None) -> None:
-        """Name the columns; `last` is one more that is not aligned to the right."""
+    def __init__(self, first: str, *numbers: str, last: str | None = None, least: Sequence[str] = ()) -> None:
+        """Name the columns; `last` is one more that is not aligned to the right.
+
+        `least` are those that are left out first, in this order; the others follow, the last one first.
+        """
+        self._least = least
         self._headers = [first, *numbers, *([] if last is None else [last])]
         self._left = () if last is None else (len(self._headers) - 1,)
         self._rows: list[tuple[Cell, ...]] = []
@@ -65,13 +72,7 @@ class NumberTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw as many columns as there is room for."""
         widths = [self._width(console, column) for column in range(len(self._headers))]
-        room = options.max_width - min(widths[0], _LEAST_NAME_WIDTH)
-        shown = [0]
-        for column, width in enumerate(widths[1:], start=1):
-            room -= _PADDING + width
-            if room < 0 and column > 1:
-                break
-            shown.append(column)
+        shown = self._shown(widths, options.max_width - min(widths[0], _LEAST_NAME_WIDTH))
         table = Table(box=None, padding=(0, _PADDING, 0, 0), pad_edge=False, header_style="dim")
         table.add_column(self._headers[0], overflow="fold")
         for column in shown[1:]:
@@ -80,6 +81,17 @@ class NumberTable:
         for row in self._rows:
             table.add_row(*(row[column] for column in shown))
         yield table
+
+    def _shown(self, widths: Sequence[int], room: int) -> list[int]:
+        """Return the columns that there is room for: the names, and one number at least."""
+        shown = list(range(len(widths)))
+        leaving = [self._headers.index(name) for name in self._least if name in self._headers]
+        leaving += [column for column in reversed(shown) if column not in leaving]
+        for column in leaving:
+            if len(shown) <= _LEAST_COLUMNS or sum(_PADDING + widths[one] for one in shown[1:]) <= room:
+                break
+            shown.remove(column)
+        return shown
 
     def _width(self, console: Console, column: int) -> int:
         wide = console.options.update(max_width=10_000)
@@ -140,11 +152,14 @@ def indented(lines: Sequence[str], most: int) -> list[RenderableType]:
 def percent(share: float) -> str:
     """Write a share with enough digits to show that it is not zero."""
     percent = 100 * share
-    return f"{percent:.2f} %" if percent >= 0.01 else f"{percent:.1g} %"
+    return f"{percent:.2f}%" if percent >= 0.01 else f"{percent:.1g}%"
+
+
+def name_text(name: str, style: str = "", longest: int = _LONGEST_NAME) -> Text:
+    """Return somebody's name of something, shortened in the middle so that it does not fill the terminal."""
+    return Text(shortened(visible(name), longest), style)
 
 
 def safe(text: str, style: str = "") -> Text:
     """Return text that stands for itself: no markup, and nothing that would steer the terminal."""
-    return Text(
-        "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text), style
-    )
+    return Text(visible(text), style)

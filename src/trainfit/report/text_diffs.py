@@ -7,30 +7,17 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.basics.units import format_count
+from trainfit.basics.visible_text import short_operator
 from trainfit.report.amounts import Amount, at_most
 from trainfit.report.diff_data import Change, DiffData, ModuleChange, OperatorChange, RegionChange
-from trainfit.report.tables import Cell, NumberTable, safe, stacked
+from trainfit.report.figure_words import FIGURE_WORDS, MODULE_STATES, peak_moved, written, written_change
+from trainfit.report.tables import Cell, NumberTable, name_text, safe, stacked
 
 _MOST_ROWS = 10
 _MOST_OTHERS = 8
-_WORDS = {
-    "peak_bytes": "peak",
-    "persistent_bytes": "before the step",
-    "allocated_peak_bytes": "allocated",
-    "reserved_peak_bytes": "reserved",
-    "smallest_memory_bytes": "runs in",
-    "budget_bytes": "budget",
-    "step_seconds": "step",
-    "forward_seconds": "forward",
-    "backward_seconds": "backward",
-    "optimizer_seconds": "optimizer",
-    "recompute_seconds": "recomputation",
-    "communication_seconds": "communication",
-    "flops": "FLOPs",
-    "ops": "ops",
-}
-_STATES = {"added": "new", "removed": "gone"}
+_LEAST = ("share", "old", "new")
+"""What is left out first where there is no room: the change is what one asks for."""
 
 
 def diff_view(data: DiffData, amount: Amount = "usual") -> RenderableType:
@@ -42,7 +29,7 @@ def diff_view(data: DiffData, amount: Amount = "usual") -> RenderableType:
     return stacked(
         [_headline(data), *_verdict(data)],
         _others(data),
-        _moved(data),
+        [safe(moved)] if (moved := peak_moved(data)) else [],
         [_figures(data)],
         [_categories(data.categories)] if data.categories else [],
         [_modules(telling[:most])] if telling else [],
@@ -56,8 +43,8 @@ def _headline(data: DiffData) -> Text:
     parts: list[Text] = []
     for one in data.figures:
         if one.name in ("peak_bytes", "step_seconds"):
-            line = Text(f"{_WORDS[one.name]} ").append(_shown(one.name, one.old)).append(" to ")
-            line.append(_shown(one.name, one.new), "bold")
+            line = Text(f"{FIGURE_WORDS[one.name]} ").append(written(one.name, one.old)).append(" to ")
+            line.append(written(one.name, one.new), "bold")
             parts.append(line.append(", ").append_text(_grown(one)))
     return Text("; ").join(parts)
 
@@ -73,18 +60,9 @@ def _verdict(data: DiffData) -> list[Text]:
 def _grown(one: Change) -> Text:
     if not one.change:
         return Text("unchanged", "green")
-    sign = "+" if one.change > 0 else "-"
-    text = f"{sign}{_shown(one.name, abs(one.change))}"
+    text = written_change(one.name, one.change)
     share = "" if one.share is None else f" ({one.share:+.2%})"
     return Text(f"{text}{share}", "yellow" if one.change > 0 else "green")
-
-
-def _shown(name: str, figure: float | None) -> str:
-    if figure is None:
-        return "-"
-    if name.endswith("_seconds"):
-        return format_seconds(figure)
-    return format_bytes(int(figure)) if name.endswith("_bytes") else format_count(int(figure))
 
 
 def _others(data: DiffData) -> list[RenderableType]:
@@ -98,36 +76,27 @@ def _others(data: DiffData) -> list[RenderableType]:
     return lines
 
 
-def _moved(data: DiffData) -> list[RenderableType]:
-    """Say where the peak is, if it is elsewhere now: then what is alive at it is something else."""
-    old, new = data.old.peak_at, data.new.peak_at
-    if not old or not new or old == new:
-        return []
-    return [safe(f"The peak moved: from {old}, to {new}. What is alive there is not the same.")]
-
-
 def _figures(data: DiffData) -> NumberTable:
-    table = NumberTable("predicted", "old", "new", "change", "share")
+    table = NumberTable("predicted", "old", "new", "change", "share", least=_LEAST)
     for one in data.figures:
         if one.change or one.name in ("peak_bytes", "step_seconds"):
-            table.add_row(_WORDS[one.name], *_cells(one, one.name))
+            table.add_row(FIGURE_WORDS[one.name], *_cells(one, one.name))
     return table
 
 
 def _cells(one: Change, unit: str) -> list[Cell]:
     share = "" if one.share is None or not one.change else f"{one.share:+.2%}"
-    return [_shown(unit, one.old), _shown(unit, one.new), _signed(unit, one.change), share]
+    return [written(unit, one.old), written(unit, one.new), _signed(unit, one.change), share]
 
 
 def _signed(unit: str, change: float | None) -> Cell:
     if not change:
         return Text("-", "dim")
-    style = "yellow" if change > 0 else "green"
-    return Text(f"{'+' if change > 0 else '-'}{_shown(unit, abs(change))}", style)
+    return Text(written_change(unit, change), "yellow" if change > 0 else "green")
 
 
 def _categories(changed: Sequence[Change]) -> NumberTable:
-    table = NumberTable("at the peak", "old", "new", "change", "share")
+    table = NumberTable("at the peak", "old", "new", "change", "share", least=_LEAST)
     for one in changed:
         table.add_row(safe(one.name.replace("_", " ")), *_cells(one, "_bytes"))
     return table
@@ -138,15 +107,15 @@ def _modules(changed: Sequence[ModuleChange]) -> NumberTable:
     roots = {one.module.partition(".")[0] for one in changed}
     root = f"{roots.pop()}." if len(roots) == 1 else ""
     for one in changed:
-        label = safe(one.module.removeprefix(root))
+        label = name_text(one.module.removeprefix(root))
         if one.old_count != one.new_count and one.old_count and one.new_count:
             label.append(f" ({one.old_count} × to {one.new_count} ×)", "dim")
         elif max(one.old_count, one.new_count) > 1:
             label.append(f" ({max(one.old_count, one.new_count)} ×)", "dim")
-        if one.state in _STATES:
-            label.append(f" {_STATES[one.state]}", "cyan")
+        if MODULE_STATES[one.state]:
+            label.append(f" {MODULE_STATES[one.state]}", "cyan")
         elif one.was:
-            label.append_text(safe(f" was {one.was.removeprefix(root)}", "cyan"))
+            label.append(" was ", "cyan").append_text(name_text(one.was.removeprefix(root), "cyan"))
         table.add_row(
             label,
             _signed("_bytes", one.held_change_bytes),
@@ -163,8 +132,10 @@ def _operators(changed: Sequence[OperatorChange]) -> NumberTable:
         calls = format_count(one.new_calls)
         if one.new_calls != one.old_calls:
             calls = f"{format_count(one.old_calls)} to {calls}"
-        times = (_shown("_seconds", seconds) for seconds in (one.old_seconds, one.new_seconds))
-        table.add_row(safe(one.operator), _signed("_seconds", one.change_seconds), *times, calls)
+        times = (written("_seconds", seconds) for seconds in (one.old_seconds, one.new_seconds))
+        table.add_row(
+            name_text(short_operator(one.operator)), _signed("_seconds", one.change_seconds), *times, calls
+        )
     return table
 
 
@@ -172,7 +143,7 @@ def _regions(changed: Sequence[RegionChange]) -> NumberTable:
     table = NumberTable("checkpointed", "regions", "keep", "recompute")
     for one in changed:
         table.add_row(
-            safe(one.module),
+            name_text(one.module),
             f"{one.old_regions} to {one.new_regions}"
             if one.old_regions != one.new_regions
             else str(one.new_regions),

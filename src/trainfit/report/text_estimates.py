@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.basics.visible_text import short_operator, shortened
+from trainfit.report.added_words import setting_of_estimate
 from trainfit.report.amounts import WITHOUT_END, Amount, at_most, stage_times, verdict_alone
 from trainfit.report.data import EstimateData, ModuleRow, Subject
 from trainfit.report.module_rows import largest_rows
@@ -18,6 +20,7 @@ from trainfit.report.tables import (
     NumberTable,
     indented,
     margin_words,
+    name_text,
     safe,
     settings_lines,
     stacked,
@@ -27,12 +30,11 @@ if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
 
 _BAR_WIDTH = 24
+_LONGEST_NAME = 80
 _MOST_OPERATORS = 8
 _MOST_RANKS = 8
 _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
-_WORTH_SAYING = 0.01
-"""Of the memory that a step needs: what would save less is not mentioned."""
 _NOTICEABLE = 0.01
 _STYLES = {"fits": "bold green", "too close to call": "bold yellow", "does not fit": "bold red"}
 
@@ -43,7 +45,8 @@ def estimate_view(data: EstimateData, amount: Amount = "usual") -> RenderableTyp
     if amount == "verdict":
         return verdict_alone(_headline(data), subject.warnings)
     rows = data.rows if amount == "usual" else largest_rows(data.modules, WITHOUT_END)
-    advice = [one.text for one in data.advice]
+    # What fits needs no advice, unless one wants to see everything.
+    advice = [one.text for one in data.advice] if not data.fits or amount == "all" else []
     return stacked(
         [_headline(data), *settings_lines(subject)],
         [_where(data)],
@@ -86,7 +89,9 @@ def _where(data: EstimateData) -> Text:
     )
     if peak.op_index < 0:
         return safe(f"The peak is what is there before the step. {before}")
-    module = "outside of any module" if peak.module == "Global" else f"in {peak.module}"
+    module = (
+        "outside of any module" if peak.module == "Global" else f"in {shortened(peak.module, _LONGEST_NAME)}"
+    )
     place = f"The peak is in the {peak.phase}, {module}, at {peak.op} (op {format_count(peak.op_index)}"
     return safe(f"{place} of {format_count(subject.ops)}). {before}")
 
@@ -127,13 +132,8 @@ def _device_memory(data: EstimateData) -> Text:
     if kept:
         line.append(f", {format_bytes(kept)} of it workspaces of {_library_names(data)}")
     line.append(f"; the CUDA context takes about {format_bytes(data.context_bytes)} besides.")
-    if data.expandable_saves_bytes > _WORTH_SAYING * data.smallest_memory_bytes:
-        line.append(
-            " Set PYTORCH_ALLOC_CONF=expandable_segments:True: it runs with "
-            f"{format_bytes(data.expandable_saves_bytes)} less.",
-            "yellow",
-        )
-    return line
+    setting = setting_of_estimate(data)
+    return line.append(f" {setting}", "yellow") if setting else line
 
 
 def _communicators(data: EstimateData) -> Text:
@@ -163,10 +163,10 @@ def _modules(rows: Sequence[ModuleRow], *, timed: bool, divided: bool) -> Number
         columns.insert(2, "whole")
     table = NumberTable("largest modules (predicted)", *columns)
     for row in rows:
-        label = safe("  " * row.indent + row.label)
+        label = Text("  " * row.indent).append_text(name_text(row.label))
         label.append(f" ({row.count} ×)" if row.count > 1 else "", "dim")
         if row.class_name != row.label:
-            label.append_text(safe(f" {row.class_name}", "dim"))
+            label.append(" ").append_text(name_text(row.class_name, "dim"))
         sizes = [row.held_bytes, row.parameter_bytes, row.activation_bytes]
         if divided:
             sizes.insert(2, row.whole_parameter_bytes)
@@ -232,12 +232,13 @@ def _uncalibrated(time: StepTime) -> str:
 
 
 def _operators(time: StepTime, most: int) -> NumberTable:
-    table = NumberTable("longest operators (predicted)", "calls", "time", "of busy", "bound by", "figure")
+    columns = ("calls", "time", "share", "bound by", "figure from")
+    least = ("figure from", "bound by", "calls")
+    table = NumberTable("longest operators (predicted)", *columns, least=least)
     for operator in time.operators[:most]:
         if operator.seconds:
-            name = operator.name.removeprefix("aten.").removesuffix(".default")
             table.add_row(
-                safe(name),
+                name_text(short_operator(operator.name)),
                 format_count(operator.calls),
                 format_seconds(operator.seconds),
                 f"{operator.share:.1%}",

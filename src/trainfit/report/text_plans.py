@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.report.added_words import SETTING, setting_of_plan, shows_waiting, waiting_name
 from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
-from trainfit.report.data import FrontierData, PlanData, RegionGroup, Way
+from trainfit.report.data import ComparedWay, FrontierData, PlanData, RegionGroup
 from trainfit.report.sparkline import Sparkline
 from trainfit.report.tables import (
     MOST_WARNINGS,
     NumberTable,
     margin_words,
+    name_text,
     safe,
     settings_lines,
     stacked,
 )
 
 _MOST_GROUPS = 10
+_OF_REGIONS = ("keep", "recompute", "saved ops", "repeated", "skipped")
 _FITS = {
     "fits": Text("yes", "green"),
     "too close to call": Text("close", "yellow"),
@@ -36,7 +40,7 @@ def plan_view(data: PlanData, amount: Amount = "usual") -> RenderableType:
         [_plan_headline(data), *_expandable(data), *settings_lines(data.subject)],
         [_ways(data.ways, on_gpu=data.subject.captured_for == "cuda")],
         [Sparkline(data.memory)] if data.memory.ops else [],
-        [_regions(data.groups[: at_most(_MOST_GROUPS, amount)])] if data.groups else [],
+        _checkpointed(data, amount),
         stage_times(data.subject.seconds, amount),
         warnings=data.subject.warnings,
         most_warnings=at_most(MOST_WARNINGS, amount),
@@ -51,19 +55,32 @@ def frontier_view(data: FrontierData, amount: Amount = "usual") -> RenderableTyp
         return verdict_alone(_frontier_headline(data), subject.warnings)
     on_gpu = subject.captured_for == "cuda"
     columns = ("runs in (predicted)", "peak") if on_gpu else ("peak (predicted)",)
-    table = NumberTable(*columns, "step", "added", "regions", "fits")
+    waiting = shows_waiting(data)
+    named = (waiting_name(data),) if waiting else ()
+    table = NumberTable(
+        *columns, "step", "added", "regions", "fits", *named, least=("peak", "regions", *named, "added")
+    )
     for point in data.points:
         sizes = (point.smallest_memory_bytes, point.peak_bytes) if on_gpu else (point.peak_bytes,)
         table.add_row(
             *(format_bytes(size) for size in sizes),
             format_seconds(point.step_seconds),
-            "-" if point.added is None else f"{point.added:.1%}",
+            "-" if point.added is None else f"{point.added:+.1%}",
             format_count(point.regions),
             _FITS[point.verdict],
+            *((format_seconds(point.waiting_seconds),) if waiting else ()),
         )
-    footer = f"close: within {margin_words(data.margin_bytes)}" if data.margin_bytes else ""
+    is_close = any(point.verdict == "too close to call" for point in data.points)
+    footer = f"close: within {margin_words(data.margin_bytes)}" if is_close else ""
     times = stage_times(subject.seconds, amount)
-    return stacked([_frontier_headline(data), *settings_lines(subject)], [table], times, footer=footer)
+    return stacked(
+        [_frontier_headline(data), *settings_lines(subject)],
+        [table],
+        times,
+        warnings=subject.warnings,
+        most_warnings=at_most(MOST_WARNINGS, amount),
+        footer=footer,
+    )
 
 
 def _frontier_headline(data: FrontierData) -> Text:
@@ -98,20 +115,25 @@ def _plan_headline(data: PlanData) -> Text:
 
 def _expandable(data: PlanData) -> list[Text]:
     """Say what a setting of the allocator would be worth."""
-    if data.expandable is None:
+    sentence = setting_of_plan(data)
+    if not sentence:
         return []
-    instead = f" instead of {data.added:.1%}" if data.feasible else ""
-    return [
-        Text("With ")
-        .append("PYTORCH_ALLOC_CONF=expandable_segments:True", "bold")
-        .append(f" a plan adds {data.expandable['added']:.1%}{instead} (predicted): --allocator expandable.")
-    ]
+    line = Text(sentence)
+    line.highlight_words([SETTING], "bold")
+    return [line]
 
 
-def _ways(ways: Sequence[Way], *, on_gpu: bool) -> NumberTable:
+def _checkpointed(data: PlanData, amount: Amount) -> list[RenderableType]:
+    if not data.regions:
+        return []
+    return [_every_region(data.regions) if amount == "all" else _regions(data.groups[:_MOST_GROUPS])]
+
+
+def _ways(ways: Sequence[ComparedWay], *, on_gpu: bool) -> NumberTable:
     """Compare ways; on a GPU the memory that they run in is more than their peak."""
     columns = ("peak", "runs in") if on_gpu else ("peak",)
-    table = NumberTable("compared (predicted)", *columns, "step", "added", "fits")
+    least = ("peak", "step", "runs in") if on_gpu else ("step", "peak")
+    table = NumberTable("compared (predicted)", *columns, "step", "added", "fits", least=least)
     for way in ways:
         table.add_row(
             Text(way.name, "bold" if way is ways[0] else ""),
@@ -124,16 +146,31 @@ def _ways(ways: Sequence[Way], *, on_gpu: bool) -> NumberTable:
 
 
 def _regions(groups: Sequence[RegionGroup]) -> NumberTable:
-    table = NumberTable("checkpointed", "calls", "keep", "recompute", "saved ops", "repeated", "skipped")
+    table = NumberTable("checkpointed", "calls", *_OF_REGIONS)
     for group in groups:
+        label = name_text(group.module).append("" if group.calls == 1 else f" and {group.calls - 1} more")
+        table.add_row(label, format_count(group.calls), *_region_cells(vars(group)))
+    return table
+
+
+def _every_region(regions: Sequence[Mapping[str, Any]]) -> NumberTable:
+    """List each call of a module by itself."""
+    table = NumberTable("checkpointed", *_OF_REGIONS)
+    for region in regions:
+        label = name_text(region["module"])
         table.add_row(
-            safe(group.module if group.calls == 1 else f"{group.module} and {group.calls - 1} more"),
-            format_count(group.calls),
-            format_bytes(group.kept_bytes),
-            format_seconds(group.recompute_seconds),
-            *(format_count(count) for count in group.decisions.values()),
+            label.append(f" (call {region['call'] + 1})" if region["call"] else "", "dim"),
+            *_region_cells(region),
         )
     return table
+
+
+def _region_cells(region: Mapping[str, Any]) -> list[str]:
+    return [
+        format_bytes(region["kept_bytes"]),
+        format_seconds(region["recompute_seconds"]),
+        *(format_count(count) for count in region["decisions"].values()),
+    ]
 
 
 def _plan_footer(data: PlanData) -> str:

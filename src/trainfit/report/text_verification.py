@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trainfit.report.rank_report import RankVerificationData
 
 MOST_DIFFERENCES = 5
+_EAGER = ("predicted", "measured")
+_COMPILED = ("eager, predicted", "compiled, measured")
 _EQUALITY = {True: ("equal", "green"), False: ("NOT equal", "bold red"), None: ("not compared", "yellow")}
 
 
@@ -72,9 +74,9 @@ def verification_page(
 
 def _figures(data: VerificationData) -> NumberTable:
     if data.compiled:
-        table, compare = NumberTable("", "eager, predicted", "compiled, measured", "ratio"), _ratio
+        table, compare = NumberTable("", *_COMPILED, "ratio", least=_COMPILED), _ratio
     else:
-        table, compare = NumberTable("", "predicted", "measured", "error"), error_cell
+        table, compare = NumberTable("", *_EAGER, "error", least=_EAGER), error_cell
     peak, before, seconds = data.peak_bytes, data.persistent_bytes, data.seconds
     peak_error, ratio = compare(peak), 1.0 if seconds.ratio is None else seconds.ratio
     time_error = Text(f"{ratio:.2f} x" if data.compiled else f"{ratio - 1:+.1%}")

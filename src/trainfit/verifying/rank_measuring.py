@@ -48,16 +48,14 @@ class RankMemory:
 
 def predicted_memory(timeline: Timeline) -> RankMemory:
     """Return what a rank's step is predicted to need."""
-    phases = [op.phase for op in timeline.trace.ops]
-    last = max((number for number, phase in enumerate(phases) if phase == "backward"), default=len(phases))
     found = dict.fromkeys(PHASES, 0)
-    for number, (phase, used) in enumerate(zip(phases, timeline.used_bytes.tolist())):
-        if number > last:
-            name = "optimizer"
-        else:
-            # An optimizer that steps inside of backward is part of it.
-            name = "forward" if phase == "forward" else "backward"
-        found[name] = max(found[name], used)
+    trains = any(op.phase == "backward" for op in timeline.trace.ops)
+    following = "optimizer" if trains else "forward"
+    for op, used in zip(reversed(timeline.trace.ops), reversed(timeline.used_bytes.tolist())):
+        # An optimizer that steps inside of backward is part of it; before another forward, part of that.
+        if op.phase == "backward" or (op.phase == "forward" and following != "optimizer"):
+            following = op.phase
+        found[following] = max(found[following], used)
     return RankMemory(timeline.peak_bytes, timeline.persistent_bytes, found)
 
 

@@ -5,6 +5,8 @@ saved_report     `save_report`: the same from Python
 page_sections    the sections of each kind of result
 diff_page        the page of a diff
 calibrated_page  the page of a calibration
+fit_page         the page of ways to fit
+peak_places      what dominates a peak: a category, and which layers or operators have it
 page_parts       what a page is put together from: sections, and the pictures and tables in them
 page_answers     the first screen of each kind of result, in words and figures
 first_screen     the first screen as HTML

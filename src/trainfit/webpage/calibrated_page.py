@@ -9,7 +9,7 @@ from trainfit.basics.units import format_seconds
 from trainfit.report.calibrations import CalibrationData, FigureRow
 from trainfit.report.text_calibrations import written_figure
 from trainfit.webpage.page_answers import GOOD, PLAIN, Figure, FirstScreen
-from trainfit.webpage.page_parts import Part, Section, Strings, column, table
+from trainfit.webpage.page_parts import Part, Section, Strings, bar, bars, column, table
 
 _RATES = ("FLOP/s", "bytes/s")
 
@@ -57,15 +57,11 @@ def calibration_sections(data: CalibrationData, result: Any, strings: Strings) -
 
 def _bars(data: CalibrationData) -> Part:
     rows = [
-        {
-            "label": f"{step.target} {step.options}, {what}",
-            "value": getattr(step, f"{what}_seconds"),
-            "style": what,
-        }
+        bar(f"{step.target} {step.options}, {what}", getattr(step, f"{what}_seconds"), what)
         for step in data.steps
         for what in ("predicted", "measured")
     ]
-    return {"kind": "bars", "caption": "Time of a step", "unit": "seconds", "rows": rows}
+    return bars("Time of a step", "seconds", rows)
 
 
 def _steps(data: CalibrationData) -> Part:

@@ -10,28 +10,40 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from trainfit.basics.visible_text import visible
+
 SCRIPTS = (
     *("formats", "elements", "theme", "tables", "columns", "x_axis", "memory_picture", "memory_panel"),
     *("lanes", "treemap", "trade_off", "bars", "main"),
 )
 """The scripts in the order in which they are put together."""
-_AS_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+_NUMBERS = {int, float, bool, type(None)}
+_AS_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"}
 
 
 def escaped(text: str) -> str:
-    """Return text as HTML that shows just this text, in an element or a quoted attribute.
-
-    What cannot be seen but turns text around is isolated by the style (`unicode-bidi`), not removed.
-    """
-    unprintable = "\N{REPLACEMENT CHARACTER}"
-    return html.escape("".join(s if s.isprintable() or s == "\n" else unprintable for s in text), quote=True)
+    """Return text as HTML that shows just this text, in an element or a quoted attribute."""
+    return html.escape(visible(text), quote=True)
 
 
 def embedded_json(data: Any) -> str:
-    """Return data as JSON that can stand in a `script` element: no sign in it can end the element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    # A lone half of a surrogate pair is no text that a file can hold.
-    return text.translate(_AS_ESCAPES).encode("utf-8", "backslashreplace").decode()
+    """Return data as JSON that can stand in a `script` element: no sign in it can end the element.
+
+    Texts are as they are shown, with signs that cannot be seen written out.
+    """
+    text = json.dumps(_shown(data), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.translate(_AS_ESCAPES)
+
+
+def _shown(data: Any) -> Any:
+    if isinstance(data, str):
+        return visible(data)
+    if isinstance(data, dict):
+        return {name: _shown(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        # Most columns are long and have only numbers, in which nothing is to be written out.
+        return data if set(map(type, data)) <= _NUMBERS else [_shown(one) for one in data]
+    return data
 
 
 @cache

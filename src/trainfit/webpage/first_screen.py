@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from trainfit.basics.units import format_bytes
 from trainfit.webpage.embedding import escaped
 from trainfit.webpage.page_answers import FirstScreen, MemoryBar
@@ -30,9 +32,16 @@ def first_screen_html(answer: FirstScreen, level: int = 1) -> str:
     parts.append(_figures(answer))
     if answer.dominates:
         parts.append(f'<p class="tf-dominates">{escaped(answer.dominates)}</p>')
+    if answer.setting:
+        parts.append(f'<p class="tf-setting">{_breakable(answer.setting)}</p>')
     if answer.description:
         parts.append(f'<p class="tf-settings">{escaped(answer.description)}</p>')
     return "\n".join(parts)
+
+
+def _breakable(text: str) -> str:
+    """Return text whose long words may be broken where a reader would."""
+    return re.sub(r"([=_:])(?=\w)", r"\1<wbr>", escaped(text))
 
 
 def _figures(answer: FirstScreen) -> str:

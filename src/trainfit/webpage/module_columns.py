@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainfit.memory.module_stats import ModuleStats
@@ -13,20 +11,6 @@ from trainfit.memory.peak_owners import OUTSIDE, peak_owners
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import CATEGORIES
 from trainfit.webpage.page_parts import Part, Strings, column, table
-
-NO_MODULE = "outside of modules"
-
-
-@dataclass(frozen=True)
-class LargestPart:
-    """What holds most of the category that most of the peak is."""
-
-    category: str
-    category_bytes: int
-    place: str
-    """Modules alike as one: `blocks.*.mlp`."""
-    place_bytes: int
-    modules: int
 
 
 def treemap_part(timeline: Timeline, modules: Sequence[ModuleStats], strings: Strings) -> Part:
@@ -70,7 +54,7 @@ def modules_table(modules: Sequence[ModuleStats], divided: bool) -> Part:
     """Return every module with everything below it."""
     columns: list[dict[str, Any]] = [
         column("module", "text", [module.name for module in modules]),
-        column("class", "text", [module.class_name for module in modules]),
+        column("class", "text", [module.class_name for module in modules], minor=True),
         column(
             "at the peak",
             "bytes",
@@ -95,26 +79,6 @@ def modules_table(modules: Sequence[ModuleStats], divided: bool) -> Part:
         columns.append(column("backward", "seconds", [module.backward_seconds for module in modules]))
     caption = "Every module, with everything inside it (predicted)"
     return table(caption, *columns, sorted_by=None, name="modules")
-
-
-def largest_part(timeline: Timeline) -> LargestPart | None:
-    """Return which category most of the peak is, and which modules hold most of that."""
-    owners = peak_owners(timeline)
-    categories: Counter[str] = Counter()
-    for (_, category), size in owners.items():
-        categories[category] += size
-    if not categories:
-        return None
-    category, total = categories.most_common(1)[0]
-    places: Counter[str] = Counter()
-    members: dict[str, set[int]] = {}
-    for (module, kind), size in owners.items():
-        if kind == category:
-            place = alike(timeline.trace.modules[module].name) if module >= 0 else NO_MODULE
-            places[place] += size
-            members.setdefault(place, set()).add(module)
-    place, size = places.most_common(1)[0]
-    return LargestPart(category, total, place, size, len(members[place]))
 
 
 def alike(name: str) -> str:

@@ -12,12 +12,13 @@ from typing import Any
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.plans.plan import Plan
 from trainfit.traces.settings import describe
+from trainfit.traces.simulate import Timeline
 from trainfit.webpage.embedding import asset, escaped
 from trainfit.webpage.first_screen import first_screen_html
 from trainfit.webpage.page import answer, limit_of, timeline_of
 from trainfit.webpage.page_answers import GOOD, Figure, FirstScreen
 from trainfit.webpage.saved_report import data_of
-from trainfit.webpage.static_picture import static_picture
+from trainfit.webpage.static_picture import is_far, static_picture
 
 
 def notebook_html(result: Any) -> str:
@@ -29,10 +30,21 @@ def notebook_html(result: Any) -> str:
     timeline = timeline_of(result)
     screen = first_screen_html(answer(data, timeline), level=3)
     picture = "" if timeline is None else static_picture(timeline, limit_of(data))
-    if picture:
-        steps = "Memory over the step, op by op; the line is what there is (predicted)"
-        picture = f'<figure><figcaption class="tf-settings">{escaped(steps)}</figcaption>{picture}</figure>'
+    if timeline is not None and picture:
+        said = escaped(_caption(timeline, limit_of(data)))
+        picture = f'<figure><figcaption class="tf-settings">{said}</figcaption>{picture}</figure>'
     return _boxed(screen + picture)
+
+
+def _caption(timeline: Timeline, limit_bytes: int | None) -> str:
+    """Say what the picture shows, how high it is, and where the limit is."""
+    peak = format_bytes(timeline.peak_bytes)
+    text = f"Memory over the step, op by op, up to {peak} (predicted)"
+    if limit_bytes is None:
+        return text
+    limit = format_bytes(limit_bytes)
+    far = f"the limit, {limit}, is far above the picture"
+    return f"{text}; {far if is_far(timeline, limit_bytes) else f'the line is the limit, {limit}'}"
 
 
 def _boxed(content: str) -> str:

@@ -12,16 +12,17 @@ from trainfit.basics.units import format_count, format_seconds
 from trainfit.report.calibrations import CalibrationData
 from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
 from trainfit.report.diff_data import DiffData
+from trainfit.report.fit_data import FitData
 from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
-from trainfit.webpage import calibrated_page, diff_page, page_answers, page_sections
+from trainfit.webpage import calibrated_page, diff_page, fit_page, page_answers, page_sections
 from trainfit.webpage.embedding import asset, content_policy, embedded_json, escaped, script
 from trainfit.webpage.first_screen import first_screen_html
-from trainfit.webpage.module_columns import largest_part
 from trainfit.webpage.page_answers import FirstScreen
 from trainfit.webpage.page_parts import Section, Strings
+from trainfit.webpage.peak_places import largest_part
 from trainfit.webpage.static_picture import static_picture
 
 _LONGEST_TITLE = 120
@@ -34,6 +35,7 @@ _ANSWERS: dict[type, Callable[..., FirstScreen]] = {
     OrderData: page_answers.order_answer,
     CalibrationData: calibrated_page.calibration_answer,
     DiffData: diff_page.diff_answer,
+    FitData: fit_page.fit_answer,
 }
 _SAY_WHAT_DOMINATES = (EstimateData, PlanData, FrontierData)
 _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
@@ -45,6 +47,7 @@ _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
     OrderData: page_sections.order_sections,
     CalibrationData: calibrated_page.calibration_sections,
     DiffData: diff_page.diff_sections,
+    FitData: fit_page.fit_sections,
 }
 
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
-from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
+from trainfit.basics.visible_text import short_operator, shortened
+from trainfit.report.added_words import (
+    setting_of_estimate,
+    setting_of_plan,
+    shows_waiting,
+    waiting_name,
+    waiting_words,
+)
+from trainfit.report.data import EstimateData, FrontierData, PlanData, PointRow, Subject, VerificationData
 from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
-from trainfit.webpage.module_columns import NO_MODULE, LargestPart
+from trainfit.report.tables import percent
+from trainfit.webpage.peak_places import LargestPart
 
 GOOD, CLOSE, BAD, PLAIN = "good", "close", "bad", "plain"
 _TONES = {"fits": GOOD, "too close to call": CLOSE, "does not fit": BAD}
 _LEAST_SHOWN = 0.0005
+_LONGEST_NAME = 80
 _GRAPHS = {"joint": "its joint graph", "eager": "the eager step", "file": "a file", "graph": "a graph"}
 _CATEGORY_WORDS = {
     "parameter": "Parameters",
@@ -61,6 +71,8 @@ class FirstScreen:
     """The word between the two."""
     description: str = ""
     dominates: str = ""
+    setting: str = ""
+    """What a setting of the allocator would be worth."""
     bar: MemoryBar | None = None
 
 
@@ -75,11 +87,21 @@ def dominates(largest: LargestPart | None, peak_bytes: int) -> str:
         f"{word} {verb} the peak: {format_bytes(largest.category_bytes)} of {format_bytes(peak_bytes)} "
         f"({share:.0%}, predicted)"
     )
-    if largest.place == NO_MODULE:
-        return f"{text}."
-    many = f" ({largest.modules} modules)" if largest.modules > 1 else ""
-    part = format_bytes(largest.place_bytes)
-    return f"{text}; the largest part of that, {part}, belongs to {largest.place}{many}."
+    return f"{text}{_whose(largest)}."
+
+
+def _whose(largest: LargestPart) -> str:
+    """Say which layers have most of it, or what made it if none of them has it."""
+    part, place = format_bytes(largest.place_bytes), shortened(largest.place, _LONGEST_NAME)
+    if largest.modules > 1:
+        return f"; {part} of that is in the {largest.modules} modules {place}"
+    if largest.modules == 1:
+        return f"; {part} of that is in {place}"
+    made = " and ".join(short_operator(name) for name in largest.operators)
+    if made:
+        where = f"in {place}, outside of its layers" if place else "outside of modules"
+        return f"; {made} made {part} of that {where}"
+    return f"; {part} of that is {place}'s own, outside of its layers" if place else ""
 
 
 def estimate_answer(data: EstimateData, largest: LargestPart | None) -> FirstScreen:
@@ -108,6 +130,7 @@ def estimate_answer(data: EstimateData, largest: LargestPart | None) -> FirstScr
         figures=(*figures, *_time_figures(data)),
         description=subject.description,
         dominates=dominates(largest, data.peak_bytes),
+        setting=setting_of_estimate(data),
         bar=MemoryBar(
             data.by_category,
             data.smallest_memory_bytes,
@@ -161,13 +184,16 @@ def plan_answer(data: PlanData, largest: LargestPart | None) -> FirstScreen:
             f"(predicted). Its peak is {saved} lower. No plan of this kind is more than {data.gap:.2%} "
             "faster."
         )
-    figures = (
+    figures = [
         Figure("peak with the plan", format_bytes(data.peak_bytes), "predicted"),
         Figure("peak without", format_bytes(int(data.baseline["peak_bytes"])), "predicted"),
         Figure("step with the plan", format_seconds(data.step_seconds), f"{data.added:+.1%}, predicted"),
         Figure("step without", format_seconds(data.baseline["step_seconds"]), "predicted"),
         Figure("recomputed", format_seconds(data.recompute_seconds), "of every step, predicted"),
-    )
+    ]
+    if shows_waiting(data):
+        waiting = format_seconds(data.waiting_seconds)
+        figures.append(Figure(waiting_name(data), waiting, "added to every step, predicted"))
     bar = MemoryBar(data.by_category, data.smallest_memory_bytes, data.budget_bytes, "budget", 0)
     return FirstScreen(
         target=subject.target,
@@ -175,9 +201,10 @@ def plan_answer(data: PlanData, largest: LargestPart | None) -> FirstScreen:
         verdict=verdict,
         tone=tone,
         sentence=sentence,
-        figures=figures,
+        figures=tuple(figures),
         description=subject.description,
         dominates=dominates(largest, data.peak_bytes),
+        setting=setting_of_plan(data),
         bar=bar,
     )
 
@@ -187,9 +214,11 @@ def frontier_answer(data: FrontierData, largest: LargestPart | None) -> FirstScr
     subject, best, least = data.subject, data.best, data.points[0]
     usable = format_bytes(subject.device_usable_bytes)
     figures = [
-        Figure("plans", format_count(len(data.points)), "none of them beaten in both memory and time"),
+        Figure(
+            "plans", format_count(len(data.points)), "none of them beaten by another in both memory and time"
+        ),
         Figure("least memory", format_bytes(least.smallest_memory_bytes), "predicted"),
-        Figure("its step", format_seconds(least.step_seconds), "predicted"),
+        Figure("its step", format_seconds(least.step_seconds), f"predicted{_waits(data, least)}"),
         Figure("fastest step", format_seconds(data.points[-1].step_seconds), "predicted"),
     ]
     if best is None:
@@ -214,6 +243,11 @@ def frontier_answer(data: FrontierData, largest: LargestPart | None) -> FirstScr
     )
 
 
+def _waits(data: FrontierData, point: PointRow) -> str:
+    words = waiting_words(data, point.waiting_seconds)
+    return f"; {words}" if words else ""
+
+
 def _peak_of(data: FrontierData) -> int:
     """Return the peak of the step without a plan, which the sentence about the peak is of."""
     plain = next((one.peak_bytes for one in data.baselines if one.name == "keep everything"), None)
@@ -235,7 +269,7 @@ def verification_answer(data: VerificationData) -> FirstScreen:
         sentence = f"Predicted and measured are both {format_count(peak.measured)} bytes."
     else:
         direction = "high" if data.error > 0 else "low"
-        verdict, tone = f"The predicted peak is {abs(data.error):.2%} too {direction}", CLOSE
+        verdict, tone = f"The predicted peak is {percent(abs(data.error))} too {direction}", CLOSE
         sentence = f"Peak: {both}, {format_count(abs(peak.predicted - peak.measured))} bytes apart."
     figures = (
         Figure("peak", format_bytes(peak.predicted), "predicted"),
@@ -256,7 +290,7 @@ def rank_verification_answer(data: RankVerificationData) -> FirstScreen:
         verdict, tone = "The predicted peak is exact on every rank", GOOD
     else:
         direction = "high" if data.error > 0 else "low"
-        verdict, tone = f"The predicted peak is up to {abs(data.error):.2%} too {direction}", CLOSE
+        verdict, tone = f"The predicted peak is up to {percent(abs(data.error))} too {direction}", CLOSE
     sentence = (
         f"{data.world_size} ranks ran. The one that needs the most has {format_bytes(peak.measured)} "
         f"(measured); {format_bytes(peak.predicted)} were predicted for it."

@@ -8,7 +8,11 @@ from typing import Any
 Part = dict[str, Any]
 """Plain data; `kind` names what draws it: `memory`, `treemap`, `table`, `trade_off` or `bars`."""
 
-KINDS_OF_COLUMNS = ("text", "bytes", "seconds", "count", "share", "added", "error", "large")
+KINDS_OF_COLUMNS = (
+    *("text", "bytes", "seconds", "count", "share", "added", "error", "large"),
+    *("bytes_change", "seconds_change", "figure"),
+)
+"""How values are written and compared; a `figure` is written already, where the rows have several units."""
 
 
 @dataclass
@@ -38,15 +42,28 @@ class Section:
     """Sentences in a list."""
 
 
-def column(name: str, kind: str, values: list[Any], about: str = "") -> dict[str, Any]:
-    """Return a column of a table; what is None is shown as nothing."""
+def column(
+    name: str, kind: str, values: list[Any], about: str = "", *, minor: bool = False
+) -> dict[str, Any]:
+    """Return a column of a table; what is None is shown as nothing, and what is minor not on a phone."""
     assert kind in KINDS_OF_COLUMNS, kind
-    return {"name": name, "kind": kind, "values": values, **({"about": about} if about else {})}
+    found = {"name": name, "kind": kind, "values": values, **({"about": about} if about else {})}
+    return {**found, "minor": True} if minor else found
 
 
 def table(caption: str, *columns: dict[str, Any], sorted_by: int | None = None, name: str = "") -> Part:
     """Return a table; `sorted_by` is the column that the rows are in the order of, the most first."""
     return {"kind": "table", "caption": caption, "columns": list(columns), "sorted": sorted_by, "name": name}
+
+
+def bar(label: str, value: float | int, style: str = "other") -> dict[str, Any]:
+    """Return one of the bars of a part."""
+    return {"label": label, "value": value, "style": style}
+
+
+def bars(caption: str, unit: str, rows: list[dict[str, Any]]) -> Part:
+    """Return figures beside each other as bars; the unit is a kind of column."""
+    return {"kind": "bars", "caption": caption, "unit": unit, "rows": rows}
 
 
 def gaps(numbers: list[int]) -> list[int]:

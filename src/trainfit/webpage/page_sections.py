@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
+from trainfit.basics.visible_text import shortened
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.summary import StepTime, summarise
-from trainfit.memory.advice import advice
 from trainfit.memory.module_stats import ModuleStats, module_stats
 from trainfit.ordering.order_timeline import OrderTimeline, order_timeline
+from trainfit.report.added_words import setting_of_estimate, setting_of_plan
 from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
 from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
@@ -20,7 +21,7 @@ from trainfit.traces.simulate import Timeline, simulate
 from trainfit.webpage import page_tables as tables
 from trainfit.webpage.memory_columns import aligned, curve, line, memory_part
 from trainfit.webpage.module_columns import modules_table, treemap_part
-from trainfit.webpage.page_parts import Section, Strings, gaps
+from trainfit.webpage.page_parts import Part, Section, Strings, gaps
 from trainfit.webpage.queue_lanes import lanes
 from trainfit.webpage.trade_offs import frontier_part, plan_part, regions_table
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from trainfit.verifying.rank_verification import RankVerification
     from trainfit.verifying.verification import Verification
 
+_LONGEST_NAME = 120
 _MEMORY = "Memory over the step"
 _STACKED = "Bytes in use while each op runs, stacked by category (predicted). "
 
@@ -54,14 +56,16 @@ def estimate_sections(data: EstimateData, result: Estimate, strings: Strings) ->
     ]
     if data.time is not None:
         found.append(_time(data.time))
-    ranked = data.advice or advice(timeline)
-    if ranked:
-        forward = None if data.time is None else data.time.forward_seconds
-        lead = "" if not data.fits else "The step fits as it is. This would lower its peak all the same."
-        found.append(Section("advice", "What would help", lead, (tables.advice_table(ranked, forward),)))
+    if data.advice:
+        lead = "" if not data.fits else "The step fits as it is. This would lower its peak all the same. "
+        found.append(_help(lead, tables.advice_table(data.advice), setting_of_estimate(data)))
     if data.subject.world_size > 1:
         found.append(_cluster(data))
     return [*found, *_notes(data.subject)]
+
+
+def _help(lead: str, ranked: Part, setting: str) -> Section:
+    return Section("advice", "What would help", f"{lead}{setting}".strip(), (ranked,))
 
 
 def _memory(
@@ -71,7 +75,7 @@ def _memory(
     if plan is not None:
         part["lanes"] = [lanes(plan)]
     peak = data.peak
-    where = "outside of modules" if peak.module == "Global" else f"in {peak.module}"
+    where = "outside of modules" if peak.module == "Global" else f"in {shortened(peak.module, _LONGEST_NAME)}"
     lead = f"The peak is in the {peak.phase}, {where}, at {peak.op} (op {format_count(peak.op_index)})."
     if peak.op_index < 0:
         lead = "The peak is what is there before the step."
@@ -81,7 +85,7 @@ def _memory(
 def _modules(
     timeline: Timeline, modules: Sequence[ModuleStats], strings: Strings, subject: Subject
 ) -> Section:
-    lead = "Choose a module to see what is inside it. Every byte at the peak is in the picture (predicted)."
+    lead = "Choose a module to see what is inside it."
     parts = treemap_part(timeline, modules, strings), modules_table(modules, subject.world_size > 1)
     return Section("modules", "Modules", lead, parts)
 
@@ -147,8 +151,7 @@ def plan_sections(data: PlanData, result: PlanResult, strings: Strings) -> list[
         found.append(Section("plan", "What the plan does", lead, (regions,)))
     found.append(_modules(planned, stats, strings, data.subject))
     if data.advice:
-        ranked = tables.advice_table(data.advice, None)
-        found.append(Section("advice", "What would help", "", (ranked,)))
+        found.append(_help("", tables.advice_table(data.advice), setting_of_plan(data)))
     return [*found, *_notes(data.subject)]
 
 
@@ -189,8 +192,8 @@ def frontier_sections(data: FrontierData, result: Frontier, strings: Strings) ->
     limits = [line(f"{data.subject.device}: {format_bytes(usable)} for tensors", usable, "device")]
     part = memory_part([curve("without a plan", timeline, strings)], limits)
     lead = (
-        "Each point is the fastest plan for its memory (predicted). Move the slider to see what each "
-        "plan recomputes."
+        "Each point is the fastest plan that was found for its memory (predicted). Move the slider to see "
+        "what each plan recomputes."
     )
     parts = frontier_part(result, data), tables.points_table(data)
     return [

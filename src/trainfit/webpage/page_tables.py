@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainfit.report.data import Compared, FrontierData, PlanData, PointRow, VerificationData
+from trainfit.basics.units import format_seconds
+from trainfit.basics.visible_text import short_operator
+from trainfit.report.added_words import shows_waiting, waiting_name
+from trainfit.report.data import FrontierData, PlanData, PointRow, UsualWay, VerificationData
+from trainfit.report.figure_words import FIGURE_WORDS, written
 from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
 from trainfit.traces.trace import PHASES
-from trainfit.webpage.page_parts import Part, column, table
+from trainfit.webpage.page_parts import Part, bar, bars, column, table
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
     from trainfit.devices.distinct_ranks import RankPeak
     from trainfit.memory.advice import Advice
-    from trainfit.planning.baselines import Baseline
 
 _CERTAINTY = {
+    "captured": "captured: the changed step",
     "computed": "computed from this trace",
     "bound": "no plan gets below",
-    "about": "about: capture the changed step to know",
+    "about": "about: derived from this trace",
 }
+_FITS = {"fits": "yes", "too close to call": "close", "does not fit": "no"}
 _NOT_PREDICTED = "not predicted here"
 
 
@@ -30,7 +35,7 @@ def operators_table(time: StepTime) -> Part:
     rows = time.operators
     return table(
         "Every operator (predicted)",
-        column("operator", "text", [row.name for row in rows]),
+        column("operator", "text", [short_operator(row.name) for row in rows]),
         column("calls", "count", [row.calls for row in rows]),
         column("time", "seconds", [row.seconds for row in rows], "On the device"),
         column("share", "share", [row.share for row in rows], "Of the device's busy time"),
@@ -42,15 +47,10 @@ def operators_table(time: StepTime) -> Part:
     )
 
 
-def short_name(name: str) -> str:
-    """Return an operator's name as people say it."""
-    return name.removeprefix("aten.").removesuffix(".default")
-
-
 def operators_part(time: StepTime) -> Part:
     """Return the operators as areas; what limits each is its colour."""
     rows = [
-        [short_name(one.name), float(f"{one.seconds:.4g}"), one.bound]
+        [short_operator(one.name), float(f"{one.seconds:.4g}"), one.bound]
         for one in time.operators
         if one.seconds > 0
     ]
@@ -59,26 +59,24 @@ def operators_part(time: StepTime) -> Part:
 
 def phases_bars(time: StepTime) -> Part:
     """Return how long each phase takes."""
-    rows = [_bar(name, getattr(time, f"{name}_seconds"), name) for name in PHASES]
+    rows = [bar(name, getattr(time, f"{name}_seconds"), name) for name in PHASES]
     if time.recompute_seconds:
-        rows.append(_bar("of backward, recomputation", time.recompute_seconds, "backward"))
+        rows.append(bar("of backward, recomputation", time.recompute_seconds, "backward"))
     if time.communication_seconds:
-        rows.append(_bar("communication, beside the rest", time.communication_seconds, "other"))
-        rows.append(_bar("of it not hidden", time.exposed_communication_seconds, "other"))
-    return {"kind": "bars", "caption": "Time by phase (predicted)", "unit": "seconds", "rows": rows}
+        rows.append(bar("communication, beside the rest", time.communication_seconds, "other"))
+        rows.append(bar("of it not hidden", time.exposed_communication_seconds, "other"))
+    return bars("Time by phase (predicted)", "seconds", rows)
 
 
-def _bar(label: str, value: float | int, style: str = "other") -> dict[str, Any]:
-    return {"label": label, "value": value, "style": style}
-
-
-def advice_table(advice: Sequence[Advice], forward_seconds: float | None) -> Part:
+def advice_table(advice: Sequence[Advice]) -> Part:
     """Return what would lower the peak, the most first."""
 
     def seconds_of(one: Advice) -> str:
-        if one.kind == "plan" and forward_seconds is not None:
-            return f"of computing, at most the forward again, {forward_seconds * 1000:.3g} ms"
-        return _NOT_PREDICTED
+        if one.step_seconds is None:
+            return _NOT_PREDICTED
+        most = one.kind == "plan" or one.kind.startswith("optimizer")
+        words = "at most " if most else "about " if one.certainty == "about" else ""
+        return words + format_seconds(one.step_seconds)
 
     return table(
         "What would lower the peak, the most first (predicted)",
@@ -86,7 +84,7 @@ def advice_table(advice: Sequence[Advice], forward_seconds: float | None) -> Par
         column("is about", "bytes", [one.freed_bytes for one in advice], "Of the bytes at the peak"),
         column("leaves a peak of", "bytes", [one.peak_bytes for one in advice]),
         column("how sure", "text", [_CERTAINTY[one.certainty] for one in advice]),
-        column("time it adds", "text", [seconds_of(one) for one in advice]),
+        column("step takes", "text", [seconds_of(one) for one in advice]),
         column("same results", "text", ["no" if one.changes_results else "yes" for one in advice]),
         column("in words", "text", [one.text for one in advice]),
         name="advice",
@@ -110,20 +108,23 @@ def ways_table(data: PlanData) -> Part:
 
 def points_table(data: FrontierData) -> Part:
     """Return the points of a frontier and the usual ways."""
-    points, others = data.points, data.baselines
-    rows: list[PointRow | Baseline] = [*points, *others]
-    needed = [*(p.smallest_memory_bytes for p in points), *(w.memory_bytes for w in others)]
-    return table(
-        "All plans of the frontier, and the usual ways (predicted)",
-        column("plan", "text", [*(f"plan {n + 1}" for n in range(len(points))), *(w.name for w in others)]),
-        column("peak", "bytes", [row.peak_bytes for row in rows]),
-        column("runs in", "bytes", needed),
+    points, others = data.points, data.ways
+    rows: list[PointRow | UsualWay] = [*points, *others]
+    names = [*(f"plan {n + 1}" for n in range(len(points))), *(way.name for way in others)]
+    columns = [
+        column("plan", "text", names),
+        column("runs in", "bytes", [row.smallest_memory_bytes for row in rows]),
         column("step", "seconds", [row.step_seconds for row in rows]),
-        column("added", "added", [*(p.added for p in points), *(None for _ in others)]),
-        column("regions", "count", [row.regions for row in rows]),
-        column("verdict", "text", [*(p.verdict for p in points), *("" for _ in others)]),
-        name="points",
-    )
+        column("added", "added", [row.added for row in rows], "To the fastest plan"),
+        column("fits", "text", [_FITS[row.verdict] for row in rows]),
+        column("peak", "bytes", [row.peak_bytes for row in rows]),
+        column("regions", "count", [row.regions for row in rows], "Calls of modules that are checkpointed"),
+    ]
+    if shows_waiting(data):
+        waiting = [*(point.waiting_seconds for point in points), *(None for _ in others)]
+        about = "Of the time that the plan adds, what is not recomputation"
+        columns.insert(4, column(waiting_name(data), "seconds", waiting, about))
+    return table("All plans of the frontier, and the usual ways (predicted)", *columns, name="points")
 
 
 def ranks_table(ranks: Sequence[RankPeak]) -> Part:
@@ -139,37 +140,55 @@ def ranks_table(ranks: Sequence[RankPeak]) -> Part:
 def compared_parts(data: VerificationData) -> list[Part]:
     """Return predicted beside measured, as bars and as a table."""
     peak, before, seconds = data.peak_bytes, data.persistent_bytes, data.seconds
-    rows: list[tuple[str, Compared[Any]]] = [("peak", peak), ("before the step", before)]
-    bars = [
-        _bar(f"{name}, {what}", getattr(figure, what), what)
-        for name, figure in rows
+    memory = [
+        bar(f"{name}, {what}", getattr(figure, what), what)
+        for name, figure in (("peak", peak), ("before the step", before))
         for what in ("predicted", "measured")
     ]
-    times = [_bar(f"step time, {what}", getattr(seconds, what), what) for what in ("predicted", "measured")]
-    if data.plan_made_for is not None:
-        bars.append(_bar("peak without the plan, measured", data.baseline_measured_peak_bytes, "measured"))
-        times.append(_bar("step time without the plan, measured", data.baseline_measured_seconds, "measured"))
-    errors = [figure.error for _, figure in rows]
-    memory = table(
-        "Memory",
-        column("figure", "text", [name for name, _ in rows]),
-        column("predicted", "bytes", [figure.predicted for _, figure in rows]),
-        column("measured", "bytes", [figure.measured for _, figure in rows]),
-        column("error", "error", errors),
-        name="compared",
-    )
-    return [
-        {"kind": "bars", "caption": "Memory", "unit": "bytes", "rows": bars},
-        {"kind": "bars", "caption": "Time", "unit": "seconds", "rows": times},
-        memory,
+    times = [bar(f"step time, {what}", getattr(seconds, what), what) for what in ("predicted", "measured")]
+    rows: list[tuple[str, str, float | None, float, float | None]] = [
+        ("peak", "_bytes", peak.predicted, peak.measured, peak.error),
+        ("before the step", "_bytes", before.predicted, before.measured, before.error),
+        ("step time", "_seconds", seconds.predicted, seconds.measured, seconds.error),
     ]
+    if data.plan_made_for is not None:
+        sizes, spent = data.baseline_measured_peak_bytes, data.baseline_measured_seconds
+        memory.append(bar("peak without the plan, measured", sizes, "measured"))
+        times.append(bar("step time without the plan, measured", spent, "measured"))
+        rows.append(("peak without the plan", "_bytes", None, sizes, None))
+        rows.append(("step time without the plan", "_seconds", None, spent, None))
+    return [
+        bars("Memory", "bytes", memory),
+        bars("Time", "seconds", times),
+        table(
+            "All figures",
+            column("figure", "text", [name for name, *_ in rows]),
+            column("predicted", "figure", [written(unit, one) for _, unit, one, _, _ in rows]),
+            column("measured", "figure", [written(unit, one) for _, unit, _, one, _ in rows]),
+            _error_column(data, [error for *_, error in rows]),
+            name="compared",
+        ),
+    ]
+
+
+def _error_column(data: VerificationData, errors: list[float | None]) -> dict[str, Any]:
+    """Say how far off each figure is; nobody predicted a compiled step, or another one than the plan's."""
+    if data.compiled:
+        ratios = [None if error is None else f"{1 + error:.2f} x" for error in errors]
+        return column(
+            "ratio", "figure", ratios, "The eager step as predicted by the compiled one as measured"
+        )
+    if data.plan_differences:
+        named = ["other step" if error is not None else None for error in errors]
+        return column("error", "figure", named, "The plan was made for another step")
+    return column("error", "error", errors)
 
 
 def rank_compared_table(data: RankVerificationData) -> Part:
     """Return predicted beside measured for every rank."""
     names = ("peak_bytes", "forward_bytes", "backward_bytes", "optimizer_bytes", "persistent_bytes")
     rows = [
-        (rank.rank, name.removesuffix("_bytes"), getattr(rank, name))
+        (rank.rank, FIGURE_WORDS[name], getattr(rank, name))
         for rank in data.ranks
         for name in names
         if getattr(rank, name).predicted is not None
@@ -187,9 +206,9 @@ def rank_compared_table(data: RankVerificationData) -> Part:
 
 def orders_parts(data: OrderData) -> list[Part]:
     """Return the peak that each method reached."""
-    bars = [_bar(row.name, row.peak_bytes, "best" if row.best else "other") for row in data.rows]
+    rows = [bar(row.name, row.peak_bytes, "best" if row.best else "other") for row in data.rows]
     return [
-        {"kind": "bars", "caption": "Peak by method (predicted)", "unit": "bytes", "rows": bars},
+        bars("Peak by method (predicted)", "bytes", rows),
         table(
             "Peak by method (predicted)",
             column("method", "text", [row.name for row in data.rows]),

@@ -8,12 +8,14 @@ from typing import Any
 
 from trainfit.errors import OptionError
 from trainfit.report import json_result, reading
+from trainfit.report.fit_data import fit_data
 from trainfit.webpage.page import write_page
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "Estimate": reading.estimate_data,
     "PlanResult": reading.plan_data,
     "Frontier": reading.frontier_data,
+    "FitResult": fit_data,
     "Verification": reading.verification_data,
     "OrderResult": reading.order_data,
 }

@@ -13,6 +13,8 @@ from trainfit.webpage.first_screen import STACKED
 
 _COLUMNS = 400
 """So many of the highest moments: more than can be told apart on a screen's width."""
+_BESIDES = 1.8
+"""Times the peak; the page's own picture has the same bound."""
 _WIDTH, _HEIGHT = 1000.0, 260.0
 
 
@@ -26,7 +28,8 @@ def static_picture(timeline: Timeline, limit_bytes: int | None) -> str:
     ops = [first + int(timeline.used_bytes[first:last].argmax()) for first, last in pairwise(edges)]
     rows = timeline.by_category[:, ops].copy()
     rows[CATEGORIES.index("temporary")] += timeline.workspace_bytes[ops]
-    top = max(timeline.peak_bytes, limit_bytes or 0, 1) * 1.05
+    shown = None if limit_bytes is None or is_far(timeline, limit_bytes) else limit_bytes
+    top = max(timeline.peak_bytes, shown or 0, 1) * 1.05
     width = _WIDTH / columns
     below = np.zeros(columns, dtype=np.int64)
     areas = []
@@ -36,8 +39,8 @@ def static_picture(timeline: Timeline, limit_bytes: int | None) -> str:
             areas.append(f'<path class="tf-c-{name}" d="{_area(below, below + row, width, top)}"/>')
             below = below + row
     lines = ""
-    if limit_bytes is not None:
-        y = _HEIGHT * (1 - limit_bytes / top)
+    if shown is not None:
+        y = _HEIGHT * (1 - shown / top)
         lines = f'<line class="tf-limit" x1="0" x2="{_WIDTH:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
     peak = format_bytes(timeline.peak_bytes)
     said = f"Memory over the {count} ops of the step, predicted; the peak is {peak}"
@@ -45,6 +48,11 @@ def static_picture(timeline: Timeline, limit_bytes: int | None) -> str:
         f'<svg class="tf-picture" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" role="img" '
         f'aria-label="{said}">{"".join(areas)}{lines}</svg>'
     )
+
+
+def is_far(timeline: Timeline, limit_bytes: int) -> bool:
+    """Whether the limit is so far above the peak that with it the picture would be flat."""
+    return limit_bytes > _BESIDES * max(timeline.peak_bytes, 1)
 
 
 def _area(low: Bytes, high: Bytes, width: float, top: float) -> str:

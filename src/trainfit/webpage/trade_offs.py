@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainfit.basics.visible_text import short_operator
 from trainfit.memory.module_stats import ModuleStats
 from trainfit.plans.plan import DECISIONS, RECOMPUTE, SAVE, Plan, Region
+from trainfit.report.added_words import waiting_words
 from trainfit.report.data import FrontierData, PlanData
 from trainfit.traces.trace import Trace
 from trainfit.webpage.module_columns import alike
 from trainfit.webpage.page_parts import Part, column, table
-from trainfit.webpage.page_tables import short_name
+from trainfit.webpage.peak_places import numbered
 
 if TYPE_CHECKING:
     from trainfit.planning.baselines import Baseline
@@ -46,7 +48,9 @@ def regions_alike(plan: Plan, trace: Trace) -> list[RegionsAlike]:
     for (kind, name), members in groups.items():
         ops = plan.kinds[kind].ops
         named = {
-            what: Counter(short_name(op.name) for op in ops if op.decision == what and op.name not in views)
+            what: Counter(
+                short_operator(op.name) for op in ops if op.decision == what and op.name not in views
+            )
             for what in DECISIONS
         }
         found.append(
@@ -70,18 +74,7 @@ def _label(name: str, members: Sequence[Region]) -> str:
         return f"{name} ({len(names)} modules)"
     head, _, tail = name.partition("*")
     numbers = [module.removeprefix(head).removesuffix(tail) for module in names]
-    return f"{head}{{{_ranges(sorted(map(int, numbers)))}}}{tail}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write `0-11, 14` for numbers in ascending order."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+    return numbered(head, sorted(map(int, numbers)), tail)
 
 
 def regions_table(plan: Plan, modules: Sequence[ModuleStats], trace: Trace) -> Part:
@@ -124,6 +117,7 @@ def frontier_part(frontier: Frontier, data: FrontierData) -> Part:
             "peak": row.peak_bytes,
             "seconds": row.step_seconds,
             "added": row.added,
+            "waiting": waiting_words(data, row.waiting_seconds),
             "verdict": row.verdict,
             "groups": _what(point.plan, frontier.trace),
         }
@@ -170,6 +164,7 @@ def plan_part(data: PlanData, plan: Plan, trace: Trace) -> Part:
         "peak": data.peak_bytes,
         "seconds": data.step_seconds,
         "added": data.added,
+        "waiting": waiting_words(data, data.waiting_seconds),
         "verdict": "fits" if data.feasible else "does not fit",
         "groups": _what(plan, trace),
     }

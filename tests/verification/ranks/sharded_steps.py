@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import trainfit
 
@@ -30,6 +31,27 @@ def build(width: int = 33) -> trainfit.Step:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss
+
+    return trainfit.Step(model=model, optimizer=optimizer, run=run)
+
+
+def joined(device: str = "cpu", width: int = 32) -> trainfit.Step:
+    """Rank 1 has one batch more than rank 0, which waits for it in `join`."""
+    dist.init_process_group("nccl")
+    place = torch.device("cuda", dist.get_rank()) if device == "cuda" else torch.device("cpu")
+    layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(place)
+    model = DistributedDataParallel(layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.ones(64, width, device=place) for _ in range(2 + dist.get_rank())]
+
+    def run() -> torch.Tensor:
+        with model.join():
+            for batch in batches:
+                loss: torch.Tensor = model(batch).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
         return loss
 
     return trainfit.Step(model=model, optimizer=optimizer, run=run)

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._pytree import tree_leaves
 
-from trainfit.capturing.exchanges import collective_of, written_arguments
+from trainfit.capturing.exchanges import collective_of, place_in_group, written_arguments
 from trainfit.capturing.metadata import call_key
 from trainfit.capturing.replacing import replaced, replaced_by_name
 from trainfit.capturing.schemas import describe
@@ -129,12 +129,16 @@ def _agree(
     collective: Collective, func: OpOverload, args: Arguments, outputs: Any, written: list[LiveStorage]
 ) -> bool:
     """Write what the ranks get if all have the same known values; say whether that could be done."""
-    if any(live.backing is None for live in written) or collective.kind not in _AGREED:
+    if any(live.backing is None for live in written) or collective.kind not in (*_AGREED, "all_to_all"):
         return False
     results = _tensors(outputs)
     given = (
         results if _is_input_too(func) else [t for t in _tensors(args) if all(t is not r for r in results)]
     )
+    if collective.kind == "all_to_all" and isinstance(outputs[0], list):
+        given = _chosen(given, args)
+    if not given:
+        return False  # it is received over what is sent
     with torch.utils._python_dispatch._disable_current_modes():
         whole = [_agreed(collective, args, tensor) for tensor in given]
         if any(value is None for value in whole):
@@ -151,8 +155,34 @@ def _agree(
 
 def _agreed(collective: Collective, args: Arguments, tensor: torch.Tensor) -> torch.Tensor | None:
     """Return what a rank gets if all ranks put in the same values; None if that is not known."""
+    if collective.kind == "all_to_all":
+        return _dealt_out(tensor, collective.group_size, args)
     how = _AGREED.get(collective.kind)
     return None if how is None else how(tensor, collective.group_size, _reduction(args))
+
+
+def _chosen(given: list[torch.Tensor], args: Arguments) -> list[torch.Tensor]:
+    """Return what a rank gets of lists that all ranks send alike: from each what is meant for it."""
+    place = place_in_group(args)
+    if place is None or len({tensor.shape for tensor in given}) != 1 or place >= len(given):
+        return []
+    return [given[place]] * len(given)
+
+
+def _dealt_out(tensor: torch.Tensor, ranks: int, args: Arguments) -> torch.Tensor | None:
+    """Return the rank's own part, from every rank; None if parts are not equal.
+
+    Where a list is sent, they are chosen already.
+    """
+    if isinstance(args[0], list):
+        return tensor
+    sizes = {size for value in args if isinstance(value, list) for size in value if type(size) is int}
+    place = place_in_group(args)
+    if place is None or not tensor.dim() or tensor.shape[0] % ranks:
+        return None
+    each = tensor.shape[0] // ranks
+    own = tensor[place * each : (place + 1) * each]
+    return own.repeat(ranks, *(1 for _ in tensor.shape[1:])) if sizes <= {each} else None
 
 
 def _reduction(args: Arguments) -> str:

@@ -59,7 +59,7 @@ def _of_many(session: Session) -> Iterator[None]:
         stack.enter_context(strategies_shared())
         stack.enter_context(units_followed(session.mode))
         spoken = session.cluster.rank, session.messages, session.listener
-        stack.enter_context(stages_of(*spoken))
+        stack.enter_context(stages_of(*spoken, session.values))
         stack.enter_context(objects_exchanged(*spoken))
         # It compares the models of all processes, of which there is one.
         stack.enter_context(

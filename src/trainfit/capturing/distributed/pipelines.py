@@ -2,6 +2,9 @@
 
 The stage before is another rank. What it would say is found by building the step as that rank and running it
 until it says it. The stage behind says what gradients look like: like the outputs.
+
+Schedules set their stages up in the first step, with a vote and a run of the model for its shapes. What is
+read from tensors meanwhile is read once: later steps are not different because they do not read it again.
 """
 
 from __future__ import annotations
@@ -11,19 +14,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining import stage as stages
 
 from trainfit.capturing.distributed.rank_messages import Messages, RankHasSpoken
-from trainfit.capturing.replacing import replaced
+from trainfit.capturing.replacing import replaced, while_set
+from trainfit.capturing.values import Values
 
 _stages: Any = stages
+_schedules: Any = schedules
 
 
 @contextlib.contextmanager
-def stages_of(rank: int, messages: Messages, listener: int | None) -> Iterator[None]:
+def stages_of(rank: int, messages: Messages, listener: int | None, values: Values) -> Iterator[None]:
     """Let the stages of a rank exchange shapes; with a `listener`, only until it has been told."""
     with contextlib.ExitStack() as stack:
-        stage = _stages.PipelineStage
+        stage, schedule = _stages.PipelineStage, _schedules._PipelineSchedule
+        stack.enter_context(replaced(schedule, "_initialize_pp_stages", lambda o: _setting_up(values, o)))
         stack.enter_context(replaced(stage, "_send_meta", lambda o: _sending(rank, messages, listener)))
         stack.enter_context(replaced(stage, "_recv_meta", lambda o: _receiving(rank, messages)))
         stack.enter_context(replaced(stage, "_warmup_backward_result", _voting))
@@ -56,3 +63,11 @@ def _voting(original: Any) -> Any:
         return torch.tensor([own], dtype=torch.int32, device=self.device)
 
     return warmup_backward_result
+
+
+def _setting_up(values: Values, original: Any) -> Any:
+    def initialize_pp_stages(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with while_set(values, "answers", []):
+            return original(self, *args, **kwargs)
+
+    return initialize_pp_stages

@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Iterator
 
 from trainfit.capturing.dispatch import CaptureMode
+from trainfit.capturing.retarget.attention import EFFICIENT, efficient_rows_on
 from trainfit.capturing.retarget.autocast import gpu_autocast
 from trainfit.capturing.retarget.device import looks_like_cuda
 from trainfit.capturing.retarget.gpu import Gpu
@@ -28,6 +29,7 @@ from trainfit.capturing.retarget.storages import moving_storages
 @contextlib.contextmanager
 def retargeted_to(gpu: Gpu, mode: CaptureMode) -> Iterator[None]:
     """Make ordinary code behave, on CPU tensors, as it does on a GPU."""
+    mode.handlers = {**mode.handlers, EFFICIENT: efficient_rows_on(gpu)}
     with (
         gpu_kernels(gpu),
         gpu_autocast(),

@@ -5,6 +5,9 @@ needs 16-bit dtypes, no mask, a head of at most 256 values, and an NVIDIA GPU of
 higher or one of AMD's for data centers. Memory-efficient takes fp32 and masks, and older GPUs in fp32 and
 fp16, but not grouped query heads. All else runs as a formula.
 
+The memory-efficient kernel keeps the logarithm of each row's sum. NVIDIA's rounds the number of rows up to a
+multiple of 32; AMD's does not.
+
 On compute capability 9 and 10 torch prefers cuDNN's kernel where its version is new enough. It keeps what
 flash keeps, the result and one value per row, and is captured as flash.
 """
@@ -29,6 +32,9 @@ _AMD_WITH_KERNELS = ("gfx90a", "gfx942", "gfx950")
 """AMD's architectures that torch's attention kernels support, and not only experimentally."""
 _FLASH_HEAD_MULTIPLE = 8
 _BIAS_ALIGNMENT = 16
+EFFICIENT_ROWS = 32
+"""The rows that NVIDIA's memory-efficient kernel rounds up to."""
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 LOW = (torch.float16, torch.bfloat16)
 _ONE_OF_EACH_GENERATION = ("sm_75", "sm_90", "gfx942")
 
@@ -177,10 +183,29 @@ def _flash(call: Attention) -> torch.Tensor:
 def _efficient(call: Attention) -> torch.Tensor:
     query, key, value, mask = call.query, call.key, call.value, call.attn_mask
     bias = None if mask is None else _aligned_bias(mask, query, key)
-    output: torch.Tensor = aten._scaled_dot_product_efficient_attention.default(
+    output: torch.Tensor = EFFICIENT(
         query, key, value, bias, call.needs_gradient, call.dropout_p, call.is_causal, scale=call.scale
     )[0]
     return output
+
+
+def efficient_rows_on(gpu: Gpu) -> Callable[..., Any]:
+    """Return what handles the memory-efficient operator, for a GPU whose maker decides about its rows."""
+
+    def handle(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args[0].shape[-2] % EFFICIENT_ROWS:
+            gpu.architecture_mattered = True
+        kernel = _with_rows_as_they_are if is_amd(gpu.device.architecture) else None
+        return mode.compute(func, args, kwargs, kernel=kernel)
+
+    return handle
+
+
+def _with_rows_as_they_are(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Return what the kernel of AMD's GPUs returns, for fake tensors."""
+    output, sums, *state = EFFICIENT(query, *args, **kwargs)
+    rows = min(sums.shape[-1], query.shape[-2])  # none, if they are not asked for
+    return output, sums.new_empty((*sums.shape[:-1], rows)), *state
 
 
 def _aligned_bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

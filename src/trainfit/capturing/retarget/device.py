@@ -247,9 +247,11 @@ def looks_like_cuda(mode: CaptureMode, gpu: Gpu) -> Iterator[None]:
         for owner in (torch.autograd, torch.autograd.graph):
             stack.enter_context(replaced(owner, "_engine_run_backward", looks.heard_in))
         if mode.of_cluster:
+            from trainfit.capturing.distributed.ring_attention import padded_rows_refused
             from trainfit.capturing.retarget.distributed_tensors import heard_in_distributed_tensors
 
             stack.enter_context(heard_in_distributed_tensors(looks.heard_in))
+            stack.enter_context(padded_rows_refused(gpu))
         hooks = torch.autograd.graph.saved_tensors_hooks
         stack.enter_context(replaced(hooks, "__init__", lambda original: _hooks_init(looks, original)))
         stack.enter_context(replaced(torch._C, "_group_tensors_by_device_and_dtype", _groups))

@@ -40,4 +40,14 @@ function shortened(text, longest) {
 
 const named = (text, longest = 80) => element("bdi", text.length > longest ? { title: text.slice(0, 2000) } : {}, shortened(text, longest));
 
+// The same where there is little room: long words may be broken after their signs.
+const LONG_WORD = 24;
+const namedInParts = (text, longest) => {
+  const parts = shortened(text, longest).split(/(?<= )/).flatMap((word) => (word.length > LONG_WORD ? word.split(/(?<=[._])/) : [word]));
+  return element("bdi", text.length > longest ? { title: text.slice(0, 2000) } : {}, ...parts.flatMap((part, number) => (number ? [element("wbr"), part] : [part])));
+};
+
+// Whether two boxes (left, top, width, height) cover each other.
+const overlap = (one, other) => one[0] < other[0] + other[2] && other[0] < one[0] + one[2] && one[1] < other[1] + other[3] && other[1] < one[1] + one[3];
+
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

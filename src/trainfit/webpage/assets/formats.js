@@ -28,8 +28,8 @@ function formatSeconds(seconds) {
 }
 
 const formatCount = (count) => Math.round(count).toLocaleString("en-US");
-const formatShare = (share) => `${(100 * share).toFixed(1)} %`;
-const formatAdded = (share) => (share === 0 ? "0 %" : `${share < 0 ? "-" : "+"}${Math.abs(100 * share).toFixed(1)} %`);
+const formatShare = (share) => `${(100 * share).toFixed(1)}%`;
+const formatAdded = (share) => (share === 0 ? "0%" : `${share < 0 ? "-" : "+"}${Math.abs(100 * share).toFixed(1)}%`);
 
 // Counts of operations: 369 T instead of fifteen digits.
 function formatLarge(count) {
@@ -38,6 +38,12 @@ function formatLarge(count) {
   return power ? `${threeDigits(count / 1000 ** power)} ${signs[power]}` : String(count);
 }
 
+// Enough digits to show that it is not zero.
+const notNothing = (percent) => (percent >= 0.01 ? percent.toFixed(2) : percent.toExponential(0));
+
+// A change always has its sign.
+const formatChange = (change, format) => (change ? `${change < 0 ? "-" : "+"}${format(Math.abs(change))}` : "–");
+
 const FORMATS = {
   text: String,
   bytes: formatBytes,
@@ -45,8 +51,11 @@ const FORMATS = {
   count: formatCount,
   share: formatShare,
   added: formatAdded,
-  error: (share) => (share === 0 ? "exact" : `${share < 0 ? "-" : "+"}${Math.abs(100 * share).toFixed(2)} %`),
+  error: (share) => (share === 0 ? "exact" : `${share < 0 ? "-" : "+"}${notNothing(Math.abs(100 * share))}%`),
   large: formatLarge,
+  figure: String, // already written
+  bytes_change: (size) => formatChange(size, formatBytes),
+  seconds_change: (seconds) => formatChange(seconds, formatSeconds),
 };
 
 // Steps between the marks of an axis: about `many` of them, at round numbers of the unit that suits the largest.

@@ -107,7 +107,9 @@ class MemoryPanel {
     this.laneCanvas.hidden = !lanes.length;
     const queues = this.lanesOf.length && !this.axis.byTime ? " Choose time to see the queues." : "";
     const far = this.picture.lines.filter((line) => line.bytes > this.picture.top).map((line) => ` ${line.label}: above the picture.`).join("");
-    this.hint.textContent = `${far.trim() ? `${far.trim()} ` : ""}Drag to zoom, double-click for the whole step; with the picture focused, the wheel zooms.${queues}`;
+    const how = matchMedia("(pointer: coarse)").matches ? "Tap to see what an op is; two fingers zoom."
+      : "Drag to zoom, double-click for the whole step; with the picture focused, the wheel zooms.";
+    this.hint.replaceChildren(far.trim() ? `${far.trim()} ` : "", element("span", { class: "tf-how" }, `${how}${queues}`));
   }
 
   redraw() {
@@ -182,7 +184,8 @@ class MemoryPanel {
       target.addEventListener("pointermove", (event) => this.move(event));
       target.addEventListener("pointerup", (event) => this.release(event));
       target.addEventListener("pointercancel", (event) => { this.fingers.delete(event.pointerId); this.picture.selection = null; });
-      target.addEventListener("pointerleave", () => { if (!this.fingers.size) this.leave(); });
+      // A finger leaves when it is lifted; what it has tapped at stays until the next tap.
+      target.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse" && !this.fingers.size) this.leave(); });
       target.addEventListener("dblclick", () => this.axis.reset());
       target.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     }

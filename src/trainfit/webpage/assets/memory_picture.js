@@ -101,16 +101,22 @@ class MemoryPicture {
       context.fillStyle = this.colours.soft;
       context.fillText(formatMark(mark), GUTTER.left - 8, y + 4);
     }
-    context.textAlign = "center";
+    context.textAlign = "left";
+    context.fillStyle = this.colours.soft;
+    context.fillText(this.axis.name, 2, this.height - 7);
+    // Labels keep a distance from each other and from the axis's name.
+    let taken = 2 + context.measureText(this.axis.name).width + 6;
     for (const mark of this.axis.marks(Math.max(2, this.inner / 110))) {
       const x = this.xOf(mark);
       context.fillStyle = this.colours.grid;
       context.fillRect(Math.round(x), this.height - GUTTER.bottom, 1, 5);
       context.fillStyle = this.colours.soft;
-      const half = context.measureText(this.axis.label(mark)).width / 2;
-      context.fillText(this.axis.label(mark), Math.min(x, this.width - half - 1), this.height - 7);
+      const wide = context.measureText(this.axis.label(mark)).width;
+      const at = Math.min(x - wide / 2, this.width - wide - 1);
+      if (at < taken) continue;
+      context.fillText(this.axis.label(mark), at, this.height - 7);
+      taken = at + wide + 10;
     }
-    context.textAlign = "left";
   }
 
   // Fill `picked` with the op of each column of pixels, and the bytes of the outline there.
@@ -191,6 +197,7 @@ class MemoryPicture {
 
   drawLines(context) {
     const taken = [];
+    this.labels = []; // where they stand, for the peak's label to keep off
     // The labels keep to the side where the peak is not.
     const { curve } = this.axis;
     const isRight = curve.peak >= 0 && this.xOf(this.axis.start(curve.peak)) < GUTTER.left + this.inner / 2;
@@ -215,6 +222,7 @@ class MemoryPicture {
       context.globalAlpha = 0.85;
       const left = isRight ? this.width - GUTTER.right - wide - 6 : GUTTER.left + 6;
       context.fillRect(left, at - 12, wide, 16);
+      this.labels.push([left, at - 12, wide, 16]);
       context.globalAlpha = 1;
       context.fillStyle = this.colours.text;
       context.fillText(text, left + 4, at);
@@ -239,12 +247,14 @@ class MemoryPicture {
     const wide = context.measureText(text).width;
     const isLeft = x + wide + 24 > this.width - GUTTER.right;
     const at = isLeft ? x - wide - 14 : x + 12;
+    let middle = y;
+    while (this.labels.some((label) => overlap([at - 4, middle - 9, wide + 8, 18], label)) && middle < this.height / 2) middle += 6;
     context.globalAlpha = 0.85;
     context.fillStyle = this.colours.surface;
-    context.fillRect(at - 4, y - 9, wide + 8, 18);
+    context.fillRect(at - 4, middle - 9, wide + 8, 18);
     context.globalAlpha = 1;
     context.fillStyle = this.colours.text;
-    context.fillText(text, at, y + 4);
+    context.fillText(text, at, middle + 4);
     context.font = "12px system-ui, sans-serif";
   }
 

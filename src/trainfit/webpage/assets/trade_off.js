@@ -1,6 +1,7 @@
 // Memory against time: plans as a line of points, the usual ways as labelled ones, a slider over the plans.
 
 const FAR = 1.6;
+const LETTER = 6.9; // pixels: about as wide as a letter of a label
 
 function tradeOffPart(part) {
   return new TradeOff(part).box;
@@ -46,7 +47,7 @@ class TradeOff {
     this.boxes = all.map((one) => [this.x(one.memory) - 7, this.y(one.seconds) - 7, 14, 14]);
     points.slice(1).forEach((point, number) => this.addStair(points[number], point));
     const label = `Memory against time of a step: ${points.length} plans and ${ways.length} usual ways, predicted`;
-    const picture = drawing("svg", { width: this.wide, height: this.high, role: "img", "aria-label": label });
+    const picture = drawing("svg", { viewBox: `0 0 ${this.wide} ${this.high}`, width: this.wide, role: "img", "aria-label": label });
     this.drawAxes(picture);
     near.forEach((line) => this.drawLine(picture, line));
     if (points.length > 1) {
@@ -75,10 +76,14 @@ class TradeOff {
 
   drawAxes(picture) {
     const { wide, high } = this;
-    for (const mark of roundMarks(this.x.from, this.x.to, Math.max(2, wide / 150), unitOf(this.x.to))) {
+    let taken = 0;
+    for (const mark of roundMarks(this.x.from, this.x.to, Math.max(3, wide / 150), unitOf(this.x.to))) {
       const x = this.x(mark);
+      const half = (formatMark(mark).length * LETTER) / 2;
       picture.append(drawing("line", { class: "tf-grid", x1: x, x2: x, y1: 16, y2: high - 40 }));
+      if (x - half < taken || x + half > wide) continue;
       picture.append(drawing("text", { x, y: high - 24, "text-anchor": "middle" }, formatMark(mark)));
+      taken = x + half + LETTER;
     }
     for (const mark of roundMarks(this.y.from, this.y.to, 5, 1)) {
       const y = this.y(mark);
@@ -120,7 +125,7 @@ class TradeOff {
 
   // Write a label beside a point where it covers nothing that is there already.
   place(picture, text, x, y, off, style = "") {
-    const wide = text.length * 6.9;
+    const wide = text.length * LETTER * (style ? 1.12 : 1); // bold letters are wider
     const spots = [[off, 4], [-off - wide, 4], [-wide / 2, -off - 4], [-wide / 2, off + 12], [off, -14], [off, 22], [-off - wide, -14], [-off - wide, 22], [off, 40], [-off - wide, 40], [off, -32], [-off - wide, -32], [-wide / 2, -off - 24], [-wide / 2, off + 30], [off, -50], [off, 58]];
     const free = spots.find(([dx, dy]) => {
       const box = [x + dx, y + dy - 12, wide, 15];
@@ -132,13 +137,16 @@ class TradeOff {
     picture.append(drawing("text", { class: `tf-label ${style}`, x: x + free[0], y: y + free[1] }, text));
   }
 
+  // What a plan adds besides recomputing: with short ops that is most of it.
+  waits(point) { return point.waiting ? `; ${point.waiting}` : ""; }
+
   describe() {
     const { points } = this.part;
     const point = points[this.chosen];
     const added = point.added === null || point.added === undefined ? "" : `, ${formatAdded(point.added)}`;
     const which = points.length > 1 ? `Plan ${this.chosen + 1} of ${points.length}: runs` : "This plan runs";
     const head = element("p", {}, element("b", {}, `${which} in ${formatBytes(point.memory)}`),
-      `, ${point.verdict}; peak ${formatBytes(point.peak)}, ${formatSeconds(point.seconds)} per step${added} (predicted).`);
+      `, ${point.verdict}; peak ${formatBytes(point.peak)}, ${formatSeconds(point.seconds)} per step${added}${this.waits(point)} (predicted).`);
     if (this.range) this.range.setAttribute("aria-valuetext", `${formatBytes(point.memory)}, ${formatSeconds(point.seconds)} per step`);
     if (!point.groups.length) {
       this.about.replaceChildren(head, element("p", {}, "It recomputes nothing."));
@@ -156,7 +164,6 @@ class TradeOff {
 }
 
 const unitOf = (largest) => 1024 ** Math.min(Math.floor(Math.log2(Math.max(largest, 1)) / 10), 5);
-const overlap = (one, other) => one[0] < other[0] + other[2] && other[0] < one[0] + one[2] && one[1] < other[1] + other[3] && other[1] < one[1] + one[3];
 
 function scale(values, low, high) {
   const [least, most] = [Math.min(...values), Math.max(...values)];

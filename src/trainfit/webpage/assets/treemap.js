@@ -1,6 +1,7 @@
 // The modules as areas: what each holds at the peak, or how long it takes. Choosing one opens it.
 
 const MOST_TILES = 60;
+const LEAST_TILE = 3; // pixels: what is smaller is named below the picture
 const LEAST_INNER = 3;
 const DEEPEST = 4;
 const OPENED = 0.2; // of a tile: what is larger is shown by its parts
@@ -95,7 +96,8 @@ class Treemap {
     const rest = all.slice(MOST_TILES).reduce((sum, tile) => sum + tile.size, 0);
     if (rest > 0) tiles.push({ node: null, label: `${all.length - MOST_TILES} smaller ones`, size: rest, kind: "rest" });
     squarified(tiles, 0, 0, this.wide, high);
-    this.area.replaceChildren(...tiles.map((tile) => this.tile(tile, whole)));
+    const seen = tiles.filter((tile) => tile.w >= LEAST_TILE && tile.h >= LEAST_TILE);
+    this.area.replaceChildren(...seen.map((tile) => this.tile(tile, whole)));
     this.crumbs.replaceChildren(...this.path.flatMap((one, depth) => [
       depth ? element("span", { "aria-hidden": true }, "›") : null,
       button(shortened(depth ? one.short : one.name, 40), () => this.up(depth), { "aria-current": depth === this.path.length - 1 ? "location" : null }),
@@ -105,7 +107,9 @@ class Treemap {
       element("li", {}, element("i", { class: this.styleOf(kind) }), `${this.part.operators ? "bound by " : ""}${kind.replace("_", " ")} `, element("b", {}, this.format(value)))));
     const time = this.part.operators ? "on the device" : "of forward and backward";
     const what = this.measure === "memory" ? "at the peak" : time;
-    this.about.replaceChildren(named(node.name, 120), `: ${this.format(whole)} ${what}, predicted.`);
+    const small = tiles.filter((tile) => !seen.includes(tile));
+    const unseen = small.length ? ` Too small to be seen: ${small.slice(0, 3).map((tile) => `${shortened(tile.label, 40)} ${this.format(tile.size)}`).join(", ")}${small.length > 3 ? ` and ${small.length - 3} more` : ""}.` : "";
+    this.about.replaceChildren(named(node.name, 120), `: ${this.format(whole)} ${what}, predicted.${unseen}`);
   }
 
   tile(tile, whole) {
@@ -119,7 +123,7 @@ class Treemap {
     const attributes = { class: "tf-tile", title: said, "aria-label": opens ? `${said}. Open` : said };
     const one = opens ? button(null, () => this.open(tile.node), attributes) : element("div", { ...attributes, role: "img", tabindex: "0" });
     one.append(...[head, size, inner].filter(Boolean));
-    Object.assign(one.style, { left: `${tile.x}px`, top: `${tile.y}px`, width: `${Math.max(tile.w - 2, 1)}px`, height: `${Math.max(tile.h - 2, 1)}px` });
+    this.put(one, tile, this.wide, 2);
     this.fillInner(inner, tile, size ? 38 : head ? 22 : 0);
     return one;
   }
@@ -134,20 +138,25 @@ class Treemap {
       squarified(parts, x, y, w, h);
       for (const part of parts) {
         if (part.node && depth < DEEPEST && part.w * part.h > whole * OPENED && this.inside(part.node).length > 0) fill(part.node, part, depth + 1, `${prefix}${part.label}.`);
-        else this.addPiece(inner, { ...part, label: part.node || !prefix ? prefix + part.label : `${prefix.slice(0, -1)}: ${part.kind.replace("_", " ")}` });
+        else this.addPiece(inner, { ...part, label: part.node || !prefix ? prefix + part.label : `${prefix.slice(0, -1)}: ${part.kind.replace("_", " ")}` }, box.w);
       }
     };
     if (tile.node && this.inside(tile.node).length) fill(tile.node, box, 0, "");
-    else this.addPiece(inner, { ...box, node: tile.node, kind: tile.kind });
+    else this.addPiece(inner, { ...box, node: tile.node, kind: tile.kind }, box.w);
   }
 
-  addPiece(inner, part) {
+  // Widths are shares of what is around: paper is narrower than the window that this was laid out for.
+  put(one, { x, y, w, h }, whole, gap) {
+    Object.assign(one.style, { left: `${(100 * x) / whole}%`, top: `${y}px`, width: `calc(${(100 * w) / whole}% - ${gap}px)`, height: `${Math.max(h - gap, 1)}px` });
+  }
+
+  addPiece(inner, part, whole) {
     if (part.w < LEAST_INNER || part.h < LEAST_INNER) return;
     const kinds = part.node ? Object.entries(part.node[this.measure]).sort((one, other) => other[1] - one[1]) : [[part.kind, 1]];
     const piece = element("i", { class: this.styleOf(kinds[0][0]) });
     if (part.node) piece.style.background = this.banded(kinds);
     if (part.label && part.w > 70 && part.h > 24) piece.append(element("em", {}, shortened(part.label, Math.floor(part.w / 7))));
-    Object.assign(piece.style, { left: `${part.x}px`, top: `${part.y}px`, width: `${Math.max(part.w - 1, 1)}px`, height: `${Math.max(part.h - 1, 1)}px` });
+    this.put(piece, part, whole, 1);
     inner.append(piece);
   }
 

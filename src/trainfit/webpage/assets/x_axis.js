@@ -17,6 +17,7 @@ class StepAxis {
     if (ops) this.show(this.start(ops[0]), this.end(ops[1]));
   }
 
+  get name() { return this.byTime ? "time" : "op"; }
   get isWhole() { return this.from <= 0 && this.to >= this.whole; }
   get span() { return this.to - this.from; }
   start(op) { return this.byTime ? (op > 0 ? this.curve.ends[op - 1] : 0) : op; }

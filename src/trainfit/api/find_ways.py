@@ -1,0 +1,159 @@
+"""`fit`: what to change so that a step fits on a device, and runs as fast as it can there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.api.request import Build, Request
+from trainfit.basics.doing import Progress, doing, heard_by
+from trainfit.basics.units import format_bytes
+from trainfit.changes.change import NotPossible, StepChange
+from trainfit.changes.changed_steps import made_to, options_with
+from trainfit.changes.kinds import changes_of
+from trainfit.changes.unchanged_step import UnchangedStep
+from trainfit.costs.table import CostTable
+from trainfit.devices.device_table import Device
+from trainfit.errors import BudgetTooSmall, OptionError, TrainfitError
+from trainfit.fitting.fit_results import FitResult
+from trainfit.fitting.way_candidates import Candidates
+from trainfit.fitting.way_search import WaySearch
+from trainfit.models.recipe import StepOptions
+from trainfit.planning.requests import bytes_of_budget
+from trainfit.plans.ways import OTHER_NUMERICS
+from trainfit.targets import load
+from trainfit.traces.trace import Trace
+
+
+def fit(
+    target: str | Build,
+    *,
+    device: str | Device = "cpu",
+    budget: int | str | None = None,
+    options: StepOptions | None = None,
+    task: str | None = None,
+    keep_numerics: bool = False,
+    allocator: str | AllocatorOptions | None = "default",
+    seconds_limit: float = 30.0,
+    progress: Progress | None = None,
+) -> FitResult:
+    """Return ways to run a step within a budget, the fastest first.
+
+    Each is a combination of changes (a checkpointing plan, smaller batches, loss in chunks, optimizer, dtype,
+    the allocator's setting) that was captured together, with the lines of code that make them. None of them
+    is beaten by another that changes results no more, does no more things differently and is no slower.
+    `keep_numerics` leaves out what makes the results different numbers than rounding does.
+
+    The samples of a step stay the same: smaller batches are accumulated. `budget` is as in `trainfit.plan`.
+    """
+    with heard_by(progress):
+        asked = Ask(target, device, options or StepOptions(), task, allocator)
+        return fit_step(asked, budget, keep_numerics, seconds_limit)
+
+
+def refuse_nothing_fits(result: FitResult) -> None:
+    """Raise `BudgetTooSmall` if no way fits."""
+    if result.ways:
+        return
+    least = min((result.as_it_is, *result.nearest), key=lambda way: way.memory_bytes)
+    raise BudgetTooSmall(
+        f"nothing that was tried fits into {format_bytes(result.budget_bytes)}. The least without a plan is "
+        f"{format_bytes(least.memory_bytes)}, with {least.words}.",
+        least.memory_bytes,
+    )
+
+
+@dataclass
+class Ask:
+    """A step that is captured again and again, with one change or another."""
+
+    target: str | Build
+    device: str | Device
+    options: StepOptions
+    task: str | None
+    allocator: str | AllocatorOptions | None
+    impossible: dict[str, str] = field(default_factory=dict)
+    """What could not be made, and why."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be captured again."""
+        if isinstance(self.target, Trace):
+            raise OptionError("fit captures the step with every change, and a trace is captured already.")
+
+    def request(self, changes: Sequence[StepChange] = ()) -> Request:
+        """Return the question about the step with these changes."""
+        options = options_with(self.options, changes)
+        return Request(
+            self.target, self.device, options, self.task, allocator=self.allocator, changed=made_to(changes)
+        )
+
+    def captured(self, changes: Sequence[StepChange]) -> tuple[Trace, CostTable] | None:
+        """Capture and price the step with changes; None if they cannot be made, and why is remembered."""
+        request = self.request(changes)
+        try:
+            trace = request.trace()
+        except TrainfitError as error:
+            self.impossible[", ".join(change.name for change in changes)] = _reason(error)
+            return None
+        return trace, request.price(trace)
+
+    def takes(self, more: dict[str, object]) -> bool:
+        """Whether the target can be built with such options."""
+        device = self.request().device
+        options = replace(self.options, device=device.kind, **more)  # type: ignore[arg-type]
+        try:
+            load(self.target, options, self.task)
+        except TrainfitError:
+            return False
+        return True
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a change cannot be made: what it says itself, or the first line of what went wrong."""
+    found: BaseException | None = error
+    seen: set[int] = set()  # what was raised in turn may lead back to itself
+    while found is not None and id(found) not in seen:
+        if isinstance(found, NotPossible):
+            return str(found)
+        seen.add(id(found))
+        found = found.__cause__ or found.__context__
+    return str(error).splitlines()[0]
+
+
+def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_limit: float) -> FitResult:
+    """Capture the step, then look for what to change."""
+    if not 0 < seconds_limit < math.inf:
+        raise OptionError(f"--seconds must be above zero, got {seconds_limit}.")
+    request = asked.request()
+    bytes_of_budget(budget, request.device)  # refused before anything is captured
+    trace = request.trace()
+    device = request.device
+    table = request.price(trace)
+    candidates = Candidates(asked.captured, bytes_of_budget(budget, device), request.allocator)
+    candidates.know((), trace, table)
+    doing("judging the step as it is")
+    base = candidates.unplanned(())
+    assert base is not None, "it has just been captured"
+    changes = changes_of(UnchangedStep(trace, device, request.resolved.kind, asked.takes))
+    if keep_numerics:
+        changes = [change for change in changes if change.made.exactness != OTHER_NUMERICS]
+    search = WaySearch(candidates, changes, base, seconds_limit)
+    ways = search.run()
+    request.watch.lap("search")
+    return FitResult(
+        target=trace.target,
+        device=device,
+        trace=trace,
+        budget_bytes=candidates.budget_bytes,
+        as_it_is=base,
+        fits=candidates.fits(base),
+        ways=tuple(ways),
+        nearest=() if ways else tuple(search.not_fitting),
+        impossible=tuple(asked.impossible.items()),
+        looked_at=search.looked_at,
+        complete=search.complete,
+        warnings=trace.warnings + table.warnings,
+        seconds=request.watch.seconds,
+    )

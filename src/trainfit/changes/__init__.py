@@ -1,0 +1,11 @@
+"""Changes to a training step that need less memory or less time, each carried out on the step itself.
+
+A change is made where the step is built, with the code that makes it in a real run: what it does to memory
+and time is captured, not derived.
+
+- `change`: `StepChange`, what each kind offers, and how exact results stay
+- `unchanged_step`: what is known of a step before it is changed
+- `updates_in_backward`, `accumulation`, `chunked_head` with `chunked_cross_entropy`: how larger ones are made
+- `kinds/`: one file for each kind of change, found by its name
+- `changed_steps`: a target with changes
+"""

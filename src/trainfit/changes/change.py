@@ -1,0 +1,39 @@
+"""`StepChange`: one thing that can be done differently in a step, with the code that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainfit.plans.ways import ChangeMade
+from trainfit.steps.step import Step
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """One value of one kind of change, and how it is made. A step has at most one change of each kind."""
+
+    made: ChangeMade
+    make: Callable[[Step], Step] | None = None
+    """Carries it out on a step that was just built; raises `NotPossible` if that cannot be."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the target that it sets instead, or besides."""
+    repeats: int = 1
+    """How often forward and backward run in one step."""
+    excludes: frozenset[str] = frozenset()
+    """Kinds of change that it cannot be made together with."""
+
+    @property
+    def kind(self) -> str:
+        """What is changed."""
+        return self.made.kind
+
+    @property
+    def name(self) -> str:
+        """As results write it."""
+        return self.made.name
+
+
+class NotPossible(Exception):
+    """A change cannot be made to this step; the message says why."""

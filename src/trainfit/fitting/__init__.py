@@ -1,0 +1,7 @@
+"""Which changes to a step, together with a plan, make it fit and run fastest.
+
+- `fit_results`: `FitResult`, what leaves
+- `way_candidates`: one combination of changes, captured, and planned if it has to be
+- `way_search`: which combinations are looked at, and in which order
+- `way_ranking`: which of those that fit are worth showing
+"""

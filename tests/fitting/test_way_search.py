@@ -1,0 +1,132 @@
+"""The search finds what trying everything finds, and shows nothing that another way beats."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from trainfit.changes.change import StepChange
+from trainfit.fitting.way_ranking import not_beaten, rank
+from trainfit.fitting.way_search import WaySearch
+from trainfit.plans.ways import EXACTNESS, ChangeMade, Way
+
+
+@dataclass
+class Invented:
+    """Candidates whose figures follow from random factors, with something that only pairs do."""
+
+    budget_bytes: int
+    memory: dict[str, float]
+    time: dict[str, float]
+    together: dict[frozenset[str], float]
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+
+    def unplanned(self, changes: Sequence[StepChange]) -> Way | None:
+        names = [change.name for change in changes]
+        self.asked.append(tuple(names))
+        memory, seconds = 1000.0, 1.0
+        for name in names:
+            memory *= self.memory[name]
+            seconds *= self.time[name]
+        for pair in itertools.combinations(names, 2):
+            seconds *= self.together.get(frozenset(pair), 1.0)
+        made = tuple(change.made for change in changes)
+        return Way("x", "d", made, None, int(memory), int(memory), seconds, 1, None)
+
+    def planned(self, changes: Sequence[StepChange], seconds_limit: float) -> Way | None:
+        way = self.unplanned(changes)
+        assert way is not None
+        if way.memory_bytes > 2 * self.budget_bytes:
+            return None
+        missing = max(way.memory_bytes - self.budget_bytes, 0) / way.memory_bytes
+        plan: object = "a plan"
+        return Way(
+            *("x", "d", way.changes, plan, self.budget_bytes, self.budget_bytes),  # type: ignore[arg-type]
+            way.step_seconds * (1 + 0.3 * missing),
+            *(1, None),
+        )
+
+    def fits(self, way: Way) -> bool:
+        return way.memory_bytes <= self.budget_bytes
+
+
+def invented(seed: int) -> tuple[Invented, list[StepChange]]:
+    rng = random.Random(seed)
+    changes = [
+        StepChange(ChangeMade(kind, str(value), "", rng.choice(EXACTNESS)))
+        for kind in ("optimizer", "dtype", "loss", "batch")
+        for value in range(rng.randint(1, 3))
+    ]
+    names = [change.name for change in changes]
+    pairs = [frozenset(pair) for pair in itertools.combinations(names, 2)]
+    return Invented(
+        budget_bytes=rng.randint(150, 1100),
+        memory={name: rng.uniform(0.4, 1.05) for name in names},
+        time={name: rng.uniform(0.7, 1.3) for name in names},
+        together={pair: rng.uniform(0.98, 1.1) for pair in rng.sample(pairs, len(pairs) // 3)},
+    ), changes
+
+
+def everything(candidates: Invented, changes: list[StepChange]) -> list[Way]:
+    kinds: dict[str, list[StepChange | None]] = {}
+    for change in changes:
+        kinds.setdefault(change.kind, [None]).append(change)
+    found = []
+    for chosen in itertools.product(*kinds.values()):
+        combination = [change for change in chosen if change is not None]
+        for way in (candidates.unplanned(combination), candidates.planned(combination, 1.0)):
+            if way is not None and candidates.fits(way):
+                found.append(way)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_that_was_not_found_is_faster(seed: int) -> None:
+    candidates, changes = invented(seed)
+    base = candidates.unplanned(())
+    assert base is not None
+    search = WaySearch(candidates, changes, base, 60.0)  # type: ignore[arg-type]
+    ways = search.run()
+    all_ways = everything(candidates, changes)
+    assert search.complete
+    assert bool(ways) == bool(all_ways)
+    for way in all_ways:
+        no_worse = [w for w in ways if rank(w.exactness) <= rank(way.exactness) and w.count <= way.count]
+        assert no_worse and min(w.step_seconds for w in no_worse) <= way.step_seconds * 1.0011
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_way_that_is_shown_is_beaten_by_another(seed: int) -> None:
+    candidates, changes = invented(seed)
+    ways = not_beaten(everything(candidates, changes))
+    for one, other in itertools.permutations(ways, 2):
+        better = rank(one.exactness) <= rank(other.exactness) and one.count <= other.count
+        assert not (better and one.step_seconds <= other.step_seconds)
+    assert [way.step_seconds for way in ways] == sorted(way.step_seconds for way in ways)
+
+
+def test_changes_that_exclude_each_other_are_not_combined() -> None:
+    candidates, _ = invented(0)
+    changes = [
+        StepChange(ChangeMade("optimizer", "0", "", "bit-equal"), excludes=frozenset({"batch"})),
+        StepChange(ChangeMade("batch", "0", "", "bit-equal")),
+    ]
+    candidates.memory = {change.name: 0.5 for change in changes}
+    candidates.time = {change.name: 1.0 for change in changes}
+    base = candidates.unplanned(())
+    assert base is not None
+    WaySearch(candidates, changes, base, 60.0).run()  # type: ignore[arg-type]
+    assert max(len(names) for names in candidates.asked) == 1
+
+
+def test_when_time_is_up_that_is_said() -> None:
+    candidates, changes = invented(1)
+    base = candidates.unplanned(())
+    assert base is not None
+    search = WaySearch(candidates, changes, base, 0.0)  # type: ignore[arg-type]
+    search.run()
+    assert not search.complete
