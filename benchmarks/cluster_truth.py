@@ -21,6 +21,7 @@ import functools
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ from cluster_cases import CASES
 from trainfit.capturing import capture
 from trainfit.costs.pricing import price_trace
 from trainfit.devices.device_table import find_device
+from trainfit.planning import master
+from trainfit.planning.master import MasterProblem
 from trainfit.planning.planner import Planner
+from trainfit.planning.unit_gathers import has_units_inside
 from trainfit.plans.plan import Plan
 from trainfit.plans.plan_store import load_plan, save_plan
 from trainfit.traces.simulate import simulate
@@ -111,9 +115,8 @@ def on_this_rank(name: str, share: float | None) -> dict[str, Any]:
         predicted = predicted_memory(simulate(trace))
         plan, budget = None, 0
         if share is not None:
-            plan, budget = (
-                _plan_of_rank(trace, share) if case.plan_per_rank else _shared(trace, share, control)
-            )
+            make = functools.partial(_plan_of_rank, trace, share, case.around_units)
+            plan, budget = make() if case.plan_per_rank else _shared(make, control)
             predicted = planned_memory(plan, trace)
         with silent_groups():
             found = run_rank(case.build, predicted, trace.steps, control, plan=plan, eager=False)
@@ -124,19 +127,36 @@ def on_this_rank(name: str, share: float | None) -> dict[str, Any]:
         raise
 
 
-def _plan_of_rank(trace: Trace, share: float) -> tuple[Plan, int]:
+def _plan_of_rank(trace: Trace, share: float, around_units: bool) -> tuple[Plan, int]:
     """Return a plan for the rank that this process is, and its budget."""
     planner = Planner(trace, price_trace(trace, find_device("cpu")))
+    if around_units:
+        planner.problem = _around_units(planner)
     smallest, largest = planner.smallest().peak_bytes, planner.nothing().peak_bytes
     budget = round(smallest + share * (largest - smallest))
     return planner.plan(budget).plan, budget
 
 
-def _shared(trace: Trace, share: float, control: RankControl) -> tuple[Plan, int]:
+def _around_units(planner: Planner) -> MasterProblem:
+    """Return the planner's problem with the regions that lie around units, but for the whole model."""
+    trace, before = planner.trace, planner.problem
+    kept = [
+        number
+        for number, option in enumerate(before.options)
+        for region in (option.effects[0].region,)
+        if region.module != trace.model and has_units_inside(trace, region.calls)
+    ]
+    place = {number: position for position, number in enumerate(kept)}
+    exclusive = [[place[number] for number in group if number in place] for group in before.exclusive]
+    options = [before.options[number] for number in kept]
+    return master.build(simulate(trace), options, exclusive, before.spare_seconds)
+
+
+def _shared(make: Callable[[], tuple[Plan, int]], control: RankControl) -> tuple[Plan, int]:
     """Return the plan of rank 0, which all ranks use, and its budget."""
     text, budget = "", 0
     if control.cluster.rank == 0:
-        plan, budget = _plan_of_rank(trace, share)
+        plan, budget = make()
         text = _plan_text(plan)
     text, budget = control.gathered([text, budget])[0]
     return _plan_from(text), budget

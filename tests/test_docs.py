@@ -22,6 +22,7 @@ from trainfit.cli import commands as cli
 TRAININGS = {
     "train_with_plan.py": "the losses are the same",
     "hf_trainer.py": "losses and trained weights are the same, bit by bit",
+    "hf_trainer_autoplan.py": "losses and trained weights are the same, bit by bit",
 }
 """Examples that train with a plan, and what they find."""
 EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / name for name in TRAININGS})

@@ -42,6 +42,8 @@ LAYERS = (
     "verifying",
     "calibrating",
     "api",
+    "autoplanning",
+    "lightning",
     "compat",
     "report",
     "webpage",
@@ -57,7 +59,7 @@ LAYERS = (
 THIRD_PARTIES = {
     "torch": (
         "steps models targets workspace capturing changes applying comparing order_fronts timing verifying "
-        "calibrating api compat",
+        "calibrating api autoplanning lightning compat",
         "devices costs cli",
     ),
     "numpy": (
@@ -66,9 +68,10 @@ THIRD_PARTIES = {
     ),
     "rich": ("report", ""),
     "typer": ("cli", ""),
+    "transformers": ("autoplanning.trainer_callback", "targets"),
+    "lightning": ("lightning", ""),
     "ray": ("", "sweeping.ray_crew"),
     "pyarrow": ("", "sweeping.swept_table"),
-    "transformers": ("applying.trainer_callback", "targets"),
 }
 
 RANK = {part: rank for rank, part in enumerate(LAYERS)}

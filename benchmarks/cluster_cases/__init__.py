@@ -34,6 +34,9 @@ class ClusterCase:
     plan_per_rank: bool = False
     """Whether every rank has a plan of its own, because they are stages of a pipeline; else all have that of
     the first."""
+    around_units: bool = False
+    """Whether plans have only such regions as lie around units of FSDP: a planner that is free to choose
+    mostly takes those inside."""
 
 
 CASES: dict[str, ClusterCase] = {
@@ -53,6 +56,14 @@ CASES: dict[str, ClusterCase] = {
     "fsdp-checkpoint-inside": ClusterCase(fsdp.checkpoint_inside),
     "fsdp-checkpoint-around": ClusterCase(fsdp.checkpoint_around),
     "fsdp-checkpoint-pairs": ClusterCase(fsdp.checkpoint_around_pairs),
+    "fsdp-stages": ClusterCase(fsdp.stages, plans=True, around_units=True),
+    "fsdp-stages-no-reshard": ClusterCase(fsdp.stages_kept_after_forward, plans=True, around_units=True),
+    "fsdp-stages-smaller-group": ClusterCase(
+        fsdp.stages_in_smaller_groups_after_forward, (4,), plans=True, around_units=True
+    ),
+    "fsdp-stages-bf16": ClusterCase(fsdp.stages_bf16, (2,), plans=True, around_units=True),
+    "fsdp-stages-any-region": ClusterCase(fsdp.stages, (2,), plans=True),
+    "fsdp-units-in-units": ClusterCase(fsdp.units_in_units, plans=True, around_units=True),
     "fsdp-foreach": ClusterCase(fsdp.foreach_adamw),
     "fsdp-fused": ClusterCase(fsdp.fused_adamw),
     "fsdp-loop-sgd": ClusterCase(fsdp.loop_sgd),

@@ -178,6 +178,43 @@ def checkpoint_around_pairs() -> trainfit.Step:
     return usual_step(model, adamw(model), token_batch())
 
 
+def _in_stages(mesh: DeviceMesh, blocks: int = 3, **options: Any) -> trainfit.Step:
+    """Return a step whose blocks lie in two stages: modules of their own, with a unit for each block."""
+    model = Transformer(layers=2 * blocks)
+    units = [fully_shard(layer, mesh=mesh, **options) for layer in model.layers]
+    model.layers = nn.ModuleList(nn.Sequential(*stage) for stage in (units[:blocks], units[blocks:]))
+    fully_shard(model, mesh=mesh)
+    return usual_step(model, adamw(model), token_batch(batch=8))
+
+
+def stages() -> trainfit.Step:
+    return _in_stages(flat_mesh())
+
+
+def stages_kept_after_forward() -> trainfit.Step:
+    return _in_stages(flat_mesh(), reshard_after_forward=False)
+
+
+def stages_in_smaller_groups_after_forward() -> trainfit.Step:
+    return _in_stages(flat_mesh(), reshard_after_forward=2)
+
+
+def stages_bf16() -> trainfit.Step:
+    """Every block casts what it is given, and back."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    return _in_stages(flat_mesh(), mp_policy=policy)
+
+
+def units_in_units() -> trainfit.Step:
+    """A block is a unit around another one, as around experts."""
+    mesh, model = flat_mesh(), Transformer(layers=3)
+    for layer in model.layers:
+        fully_shard(layer.feed_forward, mesh=mesh)
+        fully_shard(layer.attention, mesh=mesh)
+    sharded(model, mesh)
+    return usual_step(model, adamw(model), token_batch(batch=8))
+
+
 def foreach_adamw() -> trainfit.Step:
     model = sharded(Transformer(), flat_mesh())
     return usual_step(model, adamw(model, foreach=True), token_batch())

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from trainfit.applying import applied as applied
     from trainfit.applying import apply as apply
     from trainfit.applying import remove as remove
-    from trainfit.applying.trainer_callback import PlanCallback as PlanCallback
+    from trainfit.autoplanning.autoplan_result import AutoPlan as AutoPlan
+    from trainfit.autoplanning.plan_here import autoplan as autoplan
+    from trainfit.autoplanning.trainer_callback import PlanCallback as PlanCallback
     from trainfit.calibrating.calibration_result import CalibrationResult as CalibrationResult
     from trainfit.costs.estimates import Estimate as Estimate
     from trainfit.costs.estimates import Peak as Peak
@@ -91,7 +93,9 @@ _HOME = {
     "trainfit.api.predict": "capture estimate price",
     "trainfit.api.prove": "verify",
     "trainfit.applying": "applied apply remove",
-    "trainfit.applying.trainer_callback": "PlanCallback",
+    "trainfit.autoplanning.autoplan_result": "AutoPlan",
+    "trainfit.autoplanning.plan_here": "autoplan",
+    "trainfit.autoplanning.trainer_callback": "PlanCallback",
     "trainfit.calibrating.calibration_result": "CalibrationResult",
     "trainfit.costs.estimates": "Estimate Peak",
     "trainfit.costs.summary": "OperatorTime StepTime",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from trainfit.planning.certify import parts_of_rank
+from trainfit.planning.model_calls import forward_ops
 from trainfit.planning.region_flow import flow_of
 from trainfit.planning.regions import saved_inside
 from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
@@ -69,20 +71,20 @@ def plan_for(trace: Trace, modules: Sequence[str], policy: Policy) -> Plan:
 
 def region_kind(trace: Trace, call: int, policy: Policy) -> RegionKind:
     """Decide for each op: saved if the policy says so, else recomputed if something needs it."""
-    start, end = trace.calls[call].body.start, trace.calls[call].body.stop
-    signatures = [trace.signatures[trace.ops[position].signature] for position in range(start, end)]
+    ops, end = forward_ops(trace, call), trace.calls[call].body.stop
+    signatures = [trace.signatures[trace.ops[position].signature] for position in ops]
     saved = [not s.view and policy(s, number) for number, s in enumerate(signatures)]
     decisions = ["save" if each else "recompute" for each in saved]
-    flow = flow_of(trace, (call,), saved_inside(trace, start, end, trace.calls[call].backward_start))
+    flow = flow_of(trace, (call,), saved_inside(trace, ops, end, trace.calls[call].backward_start))
     kept = {
         storage
-        for number, position in enumerate(range(start, end))
+        for number, position in enumerate(ops)
         if saved[number]
         for storage in (*trace.ops[position].creates, *trace.ops[position].writes)
     }
-    again = flow.runs_again(kept, flow.first_draws(lambda op: decisions[op - start]))
-    for number, signature in enumerate(signatures):
-        if not saved[number] and start + number not in again and not signature.view:
+    again = flow.runs_again(kept, flow.first_draws(lambda op: decisions[bisect_left(ops, op)]))
+    for number, (position, signature) in enumerate(zip(ops, signatures)):
+        if not saved[number] and position not in again and not signature.view:
             decisions[number] = "skip"
     return RegionKind(
         tuple(

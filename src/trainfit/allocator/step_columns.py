@@ -221,6 +221,12 @@ def columns_of(trace: Trace, kept: Sequence[LibraryWorkspace] = ()) -> StepColum
     )
 
 
+def filling_rows(trace: Trace) -> dict[tuple[int, int], int]:
+    """Return the entries of storages that were empty and get memory, by storage and time."""
+    found = enumerate(_fillings(trace) or (), start=len(trace.storages))
+    return {(number, begin): entry for entry, (number, begin, *_) in found}
+
+
 def _fillings(trace: Trace) -> list[tuple[int, int, int, int, int]] | None:
     """Return which storages that are empty have memory when: from, until, bytes, the turn of the release.
 

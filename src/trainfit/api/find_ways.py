@@ -11,8 +11,8 @@ from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Progress, doing, heard_by
 from trainfit.basics.units import format_bytes
 from trainfit.changes.change import NotPossible, StepChange
-from trainfit.changes.changed_steps import made_to, options_with
 from trainfit.changes.kinds import changes_of
+from trainfit.changes.step_with_changes import made_to, options_with
 from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device

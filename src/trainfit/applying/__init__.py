@@ -13,10 +13,9 @@ In the order in which a step passes through them:
   what the region before it computes again (`chaining.py`);
 - `op_results.py` returns results without computing them, `randomness.py` repeats random draws;
 - `python_objects.py` sees to what Python code changes, and `sharded_modules.py` to what it must not touch;
-- `modes.py` and `torch_changes.py` let a region run the operators that the capture recorded;
+- `modes.py` and `torch_changes.py` let a region run the operators that the capture recorded, and no others;
 - `way_changes.py` makes what else a way changes, besides its plan;
-- `plain_checkpoint.py` leaves regions to torch alone, where that is known to do the same;
-- `trainer_callback.py` lets Hugging Face's Trainer apply a plan, the only file that loads transformers.
+- `plain_checkpoint.py` leaves regions to torch alone, where that is known to do the same.
 """
 
 from trainfit.applying.attach import applied, apply, attach_plan, remove, runs_plan

@@ -103,7 +103,7 @@ class RegionMode(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         if execution.level != self._level:
-            return func(*args, **kwargs)
+            return self.handle_elsewhere(func, args, kwargs)
         with torch._C.DisableTorchFunction():
             return self._sort(func, args, kwargs)
 
@@ -123,6 +123,10 @@ class RegionMode(TorchDispatchMode):
     def handle(self, facts: Facts, func: OpOverload, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run, or answer, an operator that counts."""
         raise NotImplementedError
+
+    def handle_elsewhere(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what is no part of the region."""
+        return func(*args, **kwargs)
 
     def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what is no ordinary operator, such as a higher-order one."""

@@ -17,7 +17,7 @@ from trainfit.applying.execution import execution
 from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
-from trainfit.applying.sharded_modules import has_distributed_weights, units_inside
+from trainfit.applying.sharded_modules import has_distributed_weights
 
 FORWARD = "forward"
 """The attribute of a module that hides its class's."""
@@ -28,7 +28,6 @@ _NOT_COMPILED = (
     "this model is compiled as a whole, has distributed tensors and runs the plan: torch cannot compile "
     "around the regions, so it runs without the compiler. Compile it block by block, as in block.compile()."
 )
-_UNITS_INSIDE = "modules inside of it are FSDP units, and the plan was made without them"
 
 
 class PlannedForward:
@@ -49,8 +48,6 @@ class PlannedForward:
         self._eager = (part != ROOT or bool(calls)) and self._distributed
         self._own = vars(module).get(FORWARD)
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
-        self._has_units: bool | None = None
-        """Whether modules inside are units of FSDP; found out when it runs, because units are made last."""
         self.removed = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,11 +116,6 @@ class PlannedForward:
             return forward(*args, **kwargs)
         module = self._module()
         assert module is not None
-        if self._has_units is None:
-            self._has_units = units_inside(module)
-        if self._has_units:
-            self._planned_model.warn(self._name, module, _UNITS_INSIDE)
-            return forward(*args, **kwargs)
         self._planned_model.region_begins(module)
         circumstances = circumstances_of(args, kwargs) if planned.whole else None
         on_followed = None

@@ -152,6 +152,16 @@ class RegionRecorder(RegionMode):
         self._append(OpRecord(func=func, must_run=True, reads=reads))
         return func(*args, **kwargs)
 
+    def handle_elsewhere(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what is no part of the region; what it makes may have the place of something that is gone."""
+        out = func(*args, **kwargs)
+        if self._number_of:
+            given = {_storage_id(tensor) for tensor in tensors_in(args, kwargs) if has_storage(tensor)}
+            for tensor in tensors_in((out,), {}):
+                if has_storage(tensor) and _storage_id(tensor) not in given:
+                    self._number_of.pop(_storage_id(tensor), None)
+        return out
+
     def _append(self, row: OpRecord) -> None:
         self.record.ops.append(row)
         self.record.flow.ops.append(row)

@@ -27,7 +27,7 @@ from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
 from trainfit.applying.sharded_modules import is_unit
-from trainfit.applying.torch_changes import noticed_reads, ordinary_paths, quiet_propagation
+from trainfit.applying.torch_changes import noticed_reads, ordinary_paths, quiet_propagation, quiet_units
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans.plan import OpDecision
 from trainfit.plans.recomputation import rerun
@@ -124,7 +124,8 @@ class RegionCall:
         hooks = saved_tensors_hooks(pack_and_note, unpack)
         with contextlib.ExitStack() as stack:
             stack.enter_context(execution.forward(recorder.value_read))
-            for change in (ordinary_paths(self._planned.names), noticed_reads.used(), quiet_propagation()):
+            stack.enter_context(ordinary_paths(self._planned.names))
+            for change in (noticed_reads.used(), quiet_propagation(), quiet_units()):
                 stack.enter_context(change)
             stack.enter_context(hooks)
             stack.enter_context(recorder)
@@ -177,7 +178,7 @@ class RegionCall:
             try:
                 ordinary = ordinary_paths(self._planned.names)
                 drawn = drawn_again(self._host_random)
-                with ordinary, quiet_propagation(), as_in_forward, drawn, mode:
+                with ordinary, quiet_propagation(), quiet_units(), as_in_forward, drawn, mode:
                     yield
             finally:
                 mode.finish()

@@ -1,9 +1,9 @@
 """What `torch.distributed` puts onto modules: FSDP's units, the hooks of tensor parallelism, their own state.
 
 A region runs inside of its module's hooks. So a unit of FSDP can be a region: its parameters are gathered
-before its `forward`, and before autograd comes to it in backward. A region around units cannot be followed:
-when it is recomputed, FSDP gathers those units that backward has not gathered yet, and leaves out the others,
-so that other operators run than in forward.
+before its `forward`, and before autograd comes to it in backward. In a region around units, their hooks run
+with it. When it is recomputed, FSDP gathers those units that backward has not gathered yet, and leaves out
+the others: so what it does for that is no part of the region (`quiet_units` in `torch_changes.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 _DISTRIBUTED = ("torch.distributed.", "torch._C._distributed")
-_TENSOR_PARALLEL = "torch.distributed.tensor."
+_KNOWN_HOOKS = ("torch.distributed.tensor.", "torch.distributed.fsdp._fully_shard.")
 _UNIT = "FSDPModule"
 _CONNECTIONS = ("ProcessGroup", "Backend", "Store", "Work")
 """What other ranks see the state of: a class of somebody's own may be derived from these."""
@@ -46,11 +46,9 @@ def has_distributed_weights(module: nn.Module) -> bool:
     return any(_is_of_torch(type(parameter.data)) for parameter in module.parameters())
 
 
-def units_inside(module: nn.Module) -> bool:
-    """Whether modules below this one are units of FSDP."""
-    return any(is_unit(each) for each in module.modules() if each is not module)
-
-
 def has_own_hooks(hooks: Iterable[Any]) -> bool:
-    """Whether some hooks are the user's; those of tensor parallelism do nothing but call operators."""
-    return any(not (getattr(hook, "__module__", None) or "").startswith(_TENSOR_PARALLEL) for hook in hooks)
+    """Whether some hooks are the user's.
+
+    Those of tensor parallelism do nothing but call operators, and FSDP's do not look at values either.
+    """
+    return any(not (getattr(hook, "__module__", None) or "").startswith(_KNOWN_HOOKS) for hook in hooks)

@@ -7,6 +7,9 @@ capture recorded, so they get their ordinary path here too.
 Reads without an operator: `tolist` and `numpy` read memory directly. What they read in forward must have its
 values again when the region is recomputed, so they say what they read.
 
+Units: what FSDP's hooks do to gather the parameters of units inside of a region, and to let go of them, is no
+part of it. Units that are whole when it is recomputed do nothing of that.
+
 Propagation: distributed tensors ask fake tensors what an operator returns, once for each kind of call. That
 is no part of the region: it would not be there when the region is recomputed.
 """
@@ -28,6 +31,7 @@ from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.replacing import replaced
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
+_UNITS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA")
 
 
@@ -149,6 +153,31 @@ def quiet_propagation() -> Iterator[None]:
         yield
 
 
+def _install_quiet_units(installed: contextlib.ExitStack) -> None:
+    group = sys.modules[_UNITS].FSDPParamGroup
+    for name in ("pre_forward", "post_forward", "unshard", "wait_for_unshard"):
+        installed.enter_context(replaced(group, name, _unwatched))
+
+
+def _unwatched(original: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with execution.unwatched():
+            return original(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def quiet_units() -> Iterator[None]:
+    """Let units of FSDP gather their parameters where no region sees that."""
+    if _UNITS not in sys.modules:
+        yield
+        return
+    with _quiet_units.used():
+        yield
+
+
+_quiet_units = _SharedChange(_install_quiet_units)
 _quiet_propagation = _SharedChange(_install_quiet_propagation)
 _ordinary_paths = _SharedChange(_install_ordinary_paths)
 noticed_reads = _SharedChange(_install_noticed_reads)

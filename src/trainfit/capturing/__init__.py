@@ -6,6 +6,8 @@ session          builds the step, runs it under all of the others, and returns t
 steps            how often the step runs, and which run is recorded
 python_state     what Python code may decide by, and so may make runs differ; with `python_parts`
 growth           memory that grows from run to run; `lbfgs`, whose history does
+lent_tensors     the step of a running program: its tensors are lent to the capture, and given back
+python_rollback  all other state of such a program, put back as it was; `stopped_iterators` are what cannot be
 left_as_found    what was there before a capture, so that nothing of it is left behind
 random_stream    random numbers come out as in a real run
 interrupts       Ctrl-C waits while functions are replaced, and for destructors

@@ -71,6 +71,7 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
             waits_for=recorder.queues.of_steady_step(row.waits_for),
             host_waits=row.host_waits,
             reads_value=row.reads_value,
+            exchange=row.exchange,
         )
         for row, forward_op in zip(rows, _forward_ops(rows))
     )

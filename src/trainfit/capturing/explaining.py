@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing.values import user_line_of
 from trainfit.errors import CaptureError, UserCodeError
 
@@ -17,6 +19,20 @@ if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
 _TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
+
+
+def user_code(session: Session, function: Callable[[], Any], doing: str) -> Any:
+    """Call a function of the user's; what it raises becomes one of our errors, with what was being done."""
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        ours = explained(session, error)
+        if ours is not None:
+            raise ours from error
+        try:
+            raise_as_user_error(error, doing)
+        except UserCodeError as theirs:
+            raise with_assumption(session, theirs) from error
 
 
 def explained(session: Session, error: BaseException) -> CaptureError | None:

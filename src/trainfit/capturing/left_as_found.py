@@ -25,14 +25,15 @@ def file_time() -> float:
 class FoundState:
     """The parameters and function caches that exist now."""
 
-    def __init__(self) -> None:
-        """Note what exists now."""
+    def __init__(self, parameters_are_lent: bool = False) -> None:
+        """Note what exists now; of parameters that are lent to the capture it does not matter."""
         self.file_time = file_time()
         self._default_dtype = torch.get_default_dtype()
         self._grad_enabled = torch.is_grad_enabled()
         things = gc.get_objects()
         # Types first: a process has some 300,000 objects and 10,000 types.
         kinds = {kind for kind in set(map(type, things)) if issubclass(kind, nn.Parameter)}
+        kinds = set() if parameters_are_lent else kinds
         self._parameters = {id(thing): weakref.ref(thing) for thing in things if type(thing) in kinds}
         self._caches = {
             id(thing): (thing, thing.cache_info().misses) for thing in things if type(thing) is _FunctionCache

@@ -14,6 +14,7 @@ import operator
 import random
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -111,6 +112,8 @@ class PythonState:
         return [place for place in changed if place.rpartition("[")[0] not in changed]
 
     def _visit(self, place: str, value: object, depth: int) -> None:
+        if type(value) in weakref.ProxyTypes:
+            return  # of an object that may be gone, and then cannot be asked what it is
         if isinstance(value, _PLAIN):
             self._note(place, value)
             return

@@ -75,6 +75,7 @@ class Row:
     waits_for: tuple[int, ...] = ()
     host_waits: bool = False
     reads_value: bool = False
+    exchange: str = ""
     line: str = ""
 
 
@@ -110,6 +111,7 @@ class Recorder:
         """Whether the user's line is noted for everything that is made; it takes a while to find."""
         self.rows: list[Row] = []
         self._unit: int | None = None
+        self._exchange = ""
         self.is_step = False
         """Whether a run of the step is recorded, and not how it is built."""
         self.restart()
@@ -178,19 +180,19 @@ class Recorder:
             row = Row(call, phase, module, module_call, recompute, sequence, *used, ledger.live_bytes)
             group = group_of(call.operator.name, call.key[1:]) if call.operator.collective else None
             row.queue, row.waits_for = self.queues.issue(group, (*reads, *writes))
-            if self.notes_lines and creates:
-                row.line = user_line()
+            row.exchange, row.line = self._exchange, user_line() if self.notes_lines and creates else ""
             self.rows.append(row)
             ledger.clock = number + 1
 
     @contextlib.contextmanager
-    def exchanging_for(self, module: int) -> Iterator[None]:
-        """Attribute everything to a module whose parameters are gathered, or whose gradients are reduced."""
-        before, self._unit = self._unit, module
+    def exchanging_for(self, module: int | None, exchange: str) -> Iterator[None]:
+        """Attribute everything to a unit of FSDP: what it does, and its module, if that is not running."""
+        before = self._unit, self._exchange
+        self._unit, self._exchange = module, exchange
         try:
             yield
         finally:
-            self._unit = before
+            self._unit, self._exchange = before
 
     def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer begins its step: what it finds as gradients are gradients, whoever made them."""

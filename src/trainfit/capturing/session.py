@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from trainfit.basics.doing import doing
-from trainfit.basics.user_errors import raise_as_user_error
 from trainfit.capturing import patches, refusals
 from trainfit.capturing.assemble import signature_of
 from trainfit.capturing.autograd import SavedTensorHooks
@@ -24,10 +23,11 @@ from trainfit.capturing.disk.pretended import Disk
 from trainfit.capturing.dispatch import CaptureMode
 from trainfit.capturing.distributed.fake_groups import rank_of
 from trainfit.capturing.distributed.rank_messages import Messages, NeedsRank, RankHasSpoken
-from trainfit.capturing.explaining import explained, with_assumption
+from trainfit.capturing.explaining import user_code
 from trainfit.capturing.interrupts import heard, interrupts_held
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.left_as_found import FoundState
+from trainfit.capturing.lent_tensors import LentState, lent
 from trainfit.capturing.metadata import MetadataOracle
 from trainfit.capturing.modules import ModuleTable
 from trainfit.capturing.own_gpu import gpu_of
@@ -41,7 +41,7 @@ from trainfit.capturing.retarget.libraries import libraries_on
 from trainfit.capturing.steps import NotSettled, Runs
 from trainfit.capturing.values import Values
 from trainfit.devices.device_table import ANY_GPU, Device
-from trainfit.errors import CaptureError, TrainfitError, UserCodeError
+from trainfit.errors import CaptureError, TrainfitError
 from trainfit.steps.step import Step
 from trainfit.traces.memory_model import memory_model
 from trainfit.traces.ranks import Cluster
@@ -91,9 +91,11 @@ class Session:
         self.categories_at_start: dict[int, str] = {}
         self.messages = Messages()
         self.listener: int | None = None
+        """The rank for which this one is run, if only for what it says."""
         self.waiting: tuple[int, ...] = ()
         """The ranks that wait, each for the next one, for what this one says."""
-        """The rank for which this one is run, if only for what it says."""
+        self.lent: LentState | None = None
+        """What the step of a running program refers to."""
         self.disk = Disk(self)
         self.before_operators: Guard = lambda needed_bytes: None
         self._entered = contextlib.ExitStack()
@@ -191,6 +193,7 @@ def capture(
     steps: int | None = None,
     guard: Guard | None = None,
     cluster: Cluster | None = None,
+    lent_state: LentState | None = None,
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of the worst run.
 
@@ -204,21 +207,23 @@ def capture(
 
     With a `cluster`, the step is that of one of its ranks: process groups of any size can be made, and
     `torch.distributed` answers as it does on that rank (`distributed/`).
+
+    With a `lent_state` the step is one of a program that goes on training; all of it is then as it was.
     """
+    global _captures_now
     if cluster is not None:
         cluster.check()
-    global _captures_now
     kind = device.kind if isinstance(device, Device) else device
     know_everything, host_by_default = False, kind == "cuda"
     _refuse_nesting()
     # Captures replace functions of torch for a while: other threads wait.
     with _lock, interrupts_held(), eager_only():
         _captures_now = threading.get_ident()
-        oracle, messages, found = MetadataOracle(kind), Messages(), FoundState()
+        oracle, messages, found = MetadataOracle(kind), Messages(), FoundState(lent_state is not None)
         architecture_mattered, corrections = False, 0
         while corrections < _MOST_CORRECTIONS:
             session = Session(device, oracle, settings, cluster)
-            session.messages = messages
+            session.messages, session.lent = messages, lent_state
             # What the oracle remembers may have been decided by it in an attempt before.
             session.gpu.architecture_mattered = architecture_mattered
             session.values.know_everything = know_everything
@@ -237,6 +242,10 @@ def capture(
             know_everything = True
         assert traces is not None, "the layouts of results do not settle"
         trace = heard(functools.partial(_finished, traces, session.gpu.device, kind, limits))
+    return _checked(trace)
+
+
+def _checked(trace: Trace) -> Trace:
     refusals.refuse_uncountable(trace)
     trace.check()
     refusals.refuse_nothing_counted(trace)
@@ -265,7 +274,8 @@ def _attempt(
     """
     session.disk.begin = found.file_time
     try:
-        with seeded(), rank_of(session.cluster), gpu_of(session.cluster), session.active():
+        where = session.cluster
+        with seeded(), rank_of(where), gpu_of(where), session.active(), lent(session.lent, session):
             return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
     except TrainfitError:
         if not session.names_no_device:
@@ -302,10 +312,10 @@ def _runs_of(
 
     doing("building the model")
     with while_set(session.values, "building", True):
-        step = _user_code(session, build, "building the step")
+        step = user_code(session, build, "building the step")
     refusals.refuse_unusable(step, found)
     session.modules.begin_with(step.model)
-    runs = Runs(session, step, target, lambda run: _user_code(session, run, "the step"), settled)
+    runs = Runs(session, step, target, lambda run: user_code(session, run, "the step"), settled)
     doing("running the first step")
     runs.warm_up(steps)
     if session.names_no_device:
@@ -330,16 +340,3 @@ _captures_now = 0
 def _refuse_nesting() -> None:
     if _lock.locked() and _captures_now == threading.get_ident():
         raise CaptureError("a capture is running already: a step that is captured cannot capture another.")
-
-
-def _user_code(session: Session, function: Callable[[], Any], doing: str) -> Any:
-    try:
-        return function()
-    except (Exception, SystemExit) as error:
-        ours = explained(session, error)
-        if ours is not None:
-            raise ours from error
-        try:
-            raise_as_user_error(error, doing)
-        except UserCodeError as theirs:
-            raise with_assumption(session, theirs) from error

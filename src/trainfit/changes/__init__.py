@@ -7,5 +7,5 @@ and time is captured, not derived.
 - `unchanged_step`: what is known of a step before it is changed
 - `updates_in_backward`, `accumulation`, `chunked_head` with `chunked_cross_entropy`: how larger ones are made
 - `kinds/`: one file for each kind of change, found by its name
-- `changed_steps`: a target with changes
+- `step_with_changes`: a target with changes
 """

@@ -2,6 +2,7 @@
 
 In the order in which data passes: `requests.py` checks what is asked for; `model_calls.py` says which module
 calls may be regions, `regions.py` what is inside of one, `groups.py` which of its ops belong together,
+`unit_gathers.py` what units of FSDP in it gather when it is recomputed,
 `weight_casts.py` what autocast casts again with it, and `region_flow.py` what the executor will run again;
 `minimum_cut.py` and `curves.py` find the trade-off of a region, `full_recompute.py` which of its points torch
 alone can carry out, `effects.py` what a point changes in memory; `rewrite.py` writes the trace that a choice

@@ -9,6 +9,8 @@ position within the segment.
 - A kept result is held until the segment, where it takes the place of its recomputation.
 - A repeated op makes its results again; they live as they did in forward, and those that autograd saved
   until it releases them.
+- Units of FSDP inside are gathered in the segment, by ops that have moved there from the backward
+  (`unit_gathers.py`).
 - What the executor needs besides is held as long as the inputs are: states of random generators, and copies
   of what the region overwrites and has to read again. A region that torch alone recomputes has one state,
   from its beginning.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trainfit.operators.memory_use import moves_statistics
 from trainfit.planning.full_recompute import is_full_recompute
@@ -26,12 +28,15 @@ from trainfit.planning.groups import values_read
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.model_calls import forward_ops
 from trainfit.planning.regions import RegionGraph, end_without_saves
+from trainfit.planning.unit_gathers import BEFORE_ALL, Gathers, Place
 from trainfit.planning.weight_casts import with_casts
 from trainfit.plans.plan import RECOMPUTE, SAVE, SKIP
 from trainfit.traces.trace import Trace
 
 SEGMENT_END = 1 << 60
 """A position after every op of the segment."""
+_ITSELF = 1 << 60
+"""Stands for the op of forward at a place, after everything that has moved there."""
 _CPU_GENERATOR_BYTES = 5056
 """What `torch.get_rng_state()` returns; the state of a GPU's generator is on the host."""
 
@@ -49,6 +54,22 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """What is in the segment instead of at its place in backward, by positions in the segment."""
+
+    ops: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
+    """Storages that are made there."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Storages that are freed there."""
+    filled: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Storages that get memory there, with the time at which they would have got it."""
+
+
+NOT_MOVED = Moved()
+
+
+@dataclass(frozen=True)
 class Effect:
     """The changes to the trace that one region makes."""
 
@@ -56,7 +77,8 @@ class Effect:
     choice: Choice
     insert: int
     segment: tuple[int, ...]
-    """Ops of the original forward that run again, in order."""
+    """Ops of the original forward that run again, in order, and those that move: the latter come later than
+    `insert` in the original."""
     until: dict[int, Moment]
     """Storages that the region holds, and until when: its inputs, and what it keeps."""
     ends: dict[int, Moment | None]
@@ -69,6 +91,12 @@ class Effect:
     """What it holds in the segment only: from which position to before which, and its bytes."""
     by_torch: bool = False
     """Whether torch alone computes it again (`full_recompute.py`)."""
+    moved: Moved = NOT_MOVED
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """The ops of the segment that run a second time."""
+        return tuple(op for op in self.segment if op < self.insert) if self.moved.ops else self.segment
 
     def decision(self, op: int) -> str:
         """Return what happens to an op of the region."""
@@ -91,35 +119,66 @@ def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bo
     else:
         saved = (storage for number in choice.kept for storage in region.groups[number].storages)
         repeated = region.flow.runs_again(saved, first_draws)
-    segment = _segment(trace, region, repeated)
-    read = {storage for op in segment for storage in values_read(trace, op)}
+    segment, places = _segment(trace, region, repeated)
+    forward = [op for op in segment if op < region.first_unpack]
+    read = {storage for op in forward for storage in values_read(trace, op)}
     kept = {
         storage
         for number in choice.kept
         for storage in region.groups[number].storages
         if storage in region.saved or storage in read
     }
-    made_again = {s for op in segment for s in trace.ops[op].creates}
+    made_again = {s for op in forward for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
-    ordered = sorted(segment)
-    released = {number: _release(trace, region, number, ordered) for number in kept | made_again}
+    released = {number: _release(trace, region, number, places) for number in kept | made_again}
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
     copies = {n: (position_of[trace.storages[n].producer], released[n]) for n in made_again}
     effect = Effect(region, choice, region.first_unpack, segment, until, {}, copies, by_torch=by_torch)
     return replace(
         effect,
+        moved=_moved(region.gathers, position_of, places) if region.gathers.ops else NOT_MOVED,
         ends=_ends(trace, region, until),
         held=(*_states(trace, effect, first_draws), *region.overwritten),
         held_again=tuple(_held_again(trace, effect)),
     )
 
 
-def _segment(trace: Trace, region: RegionGraph, repeated: set[int]) -> tuple[int, ...]:
-    """Return what runs until autograd has everything that it saved inside."""
-    last = max((hold.start for holds in region.saved.values() for hold in holds), default=region.start)
-    ops = range(region.start, min(max(last, *repeated, -1) + 1, region.end))
-    return tuple(with_casts(trace, ops, repeated, region.casts))
+def _segment(trace: Trace, region: RegionGraph, repeated: set[int]) -> tuple[tuple[int, ...], list[Place]]:
+    """Return what runs until autograd has everything that it saved inside, and the place of each op."""
+    stop = min(max(region.last_save, *repeated, -1) + 1, region.end)
+    ops = region.ops[: bisect_left(region.ops, stop)]
+    again = tuple(with_casts(trace, ops, repeated, region.casts))
+    if not region.gathers.ops:
+        return again, [(op, _ITSELF) for op in sorted(again)]
+    # Casts of weights, which belong to no place of the region, do not occur here.
+    places = sorted([*region.gathers.ops, *((op, _ITSELF) for op in again)])
+    return tuple(op if moved == _ITSELF else moved for op, moved in places), places
+
+
+def _moved(gathers: Gathers, position_of: dict[int, int], places: list[Place]) -> Moved:
+    """Say what moves in positions of the segment."""
+    return Moved(
+        ops={op: position_of[op] for _, op in gathers.ops},
+        starts={storage: position_of[op] for storage, op in gathers.starts.items()},
+        ends={storage: bisect_left(places, place) for storage, place in gathers.ends.items()},
+        filled={which: bisect_left(places, place) for which, place in gathers.filled.items()},
+    )
+
+
+def moved_bytes(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
+    """Yield what is allocated or, negative, freed in the segment instead of in backward.
+
+    At which position, at what time of the original trace it would have been, and the bytes on the device.
+    """
+    for number, position in effect.moved.starts.items():
+        yield position, trace.storages[number].start, trace.occupied_bytes[number]
+    for number, position in effect.moved.ends.items():
+        end = trace.storages[number].end
+        assert end is not None
+        yield max(position, effect.moved.starts.get(number, -1) + 1), end, -trace.occupied_bytes[number]
+    for (number, time), position in effect.moved.filled.items():
+        yield position, time, trace.memory.occupied(dict(trace.storages[number].resizes)[time])
 
 
 def _ends(trace: Trace, region: RegionGraph, until: dict[int, Moment]) -> dict[int, Moment | None]:
@@ -177,7 +236,7 @@ def _states(trace: Trace, effect: Effect, first_draws: Sequence[int]) -> Iterato
 def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
     """Yield the state that the generator is put back to, and the statistics that move in a copy."""
     for call in effect.region.calls if trace.device == "cpu" else ():
-        ops = forward_ops(trace, call)
+        ops = set(forward_ops(trace, call))
         again = [(position, op) for position, op in enumerate(effect.segment) if op in ops]
         draws = [position for position, op in again if trace.signatures[trace.ops[op].signature].random]
         if draws:
@@ -188,10 +247,10 @@ def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
             yield position, position + 1, sum(trace.storages[s].bytes for s in persistent)
 
 
-def _release(trace: Trace, region: RegionGraph, number: int, ordered: list[int]) -> Moment:
+def _release(trace: Trace, region: RegionGraph, number: int, places: list[Place]) -> Moment:
     """Return when what was made again or taken from the cache is freed: with autograd, else as in forward.
 
-    `ordered` are the ops of the segment by number.
+    `places` are those of the segment's ops, in order.
     """
     if number in region.released:
         return Moment(region.released[number])
@@ -199,4 +258,4 @@ def _release(trace: Trace, region: RegionGraph, number: int, ordered: list[int])
     python_end = max((region.end if hold.end is None else hold.end for hold in holds), default=region.end)
     if python_end >= region.end:
         return Moment(region.first_unpack, SEGMENT_END)
-    return Moment(region.first_unpack, bisect_left(ordered, python_end))
+    return Moment(region.first_unpack, bisect_left(places, (python_end, BEFORE_ALL)))

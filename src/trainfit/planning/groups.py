@@ -6,7 +6,7 @@ statistics) is never recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainfit.operators.value_use import reads_metadata_only
@@ -50,7 +50,7 @@ class Group:
 
 def groups_of(
     trace: Trace,
-    ops: range,
+    ops: Sequence[int],
     *,
     sizes: Mapping[int, int],
     saved: Collection[int],
@@ -99,7 +99,7 @@ def values_read(trace: Trace, number: int) -> tuple[int, ...]:
     return () if reads_metadata_only(trace.op_name(number)) else trace.ops[number].reads
 
 
-def _read_before_last_write(trace: Trace, ops: range, creator: dict[int, int]) -> set[int]:
+def _read_before_last_write(trace: Trace, ops: Sequence[int], creator: dict[int, int]) -> set[int]:
     """Return the creators of storages whose earlier versions other ops read: only the last could be kept."""
     last_write = {storage: number for number in ops for storage in trace.ops[number].writes}
     return {

@@ -32,7 +32,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.planning.effects import Effect
+from trainfit.planning.effects import Effect, moved_bytes
 from trainfit.planning.highs import Answer, Program, Term
 from trainfit.traces.simulate import Timeline
 
@@ -231,6 +231,9 @@ def _steps(timeline: Timeline, effect: Effect) -> dict[int, int]:
         size = trace.memory.occupied(asked)
         step(op, size)
         step(min(effect.region.release, ops), -size)
+    for _, time, size in moved_bytes(trace, effect):
+        step(effect.insert, size)
+        step(time, -size)
     return steps
 
 
@@ -260,6 +263,8 @@ def _add_segment(
     for first, last, asked in effect.held_again:
         steps[first] += trace.memory.occupied(asked)
         steps[last] -= trace.memory.occupied(asked)
+    for position, _, size in moved_bytes(trace, effect):
+        steps[min(position, length)] += size
     alive = np.cumsum(steps[:length])
     workspaces = [trace.workspace_bytes[trace.ops[op].signature] for op in effect.segment]
     covering[number] = max(covering.get(number, 0), base + int((alive + np.array(workspaces)).max()))

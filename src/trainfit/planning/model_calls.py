@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainfit.traces.trace import Trace
 
@@ -11,27 +11,34 @@ _WRAPPERS = ("DistributedDataParallel",)
 """Modules whose `forward` prepares its own backward: the model inside can be a region, they cannot."""
 
 
-def forward_ops(trace: Trace, call: int) -> range:
-    """Return the ops of a module's `forward` in a call, where a plan is applied: hooks run outside of it."""
-    return trace.calls[call].body
+def forward_ops(trace: Trace, call: int) -> Sequence[int]:
+    """Return the ops of a module's `forward` in a call, where a plan is applied: hooks run outside of it.
+
+    Nor does a plan decide about what units of FSDP inside do to be whole.
+    """
+    return own_ops(trace, trace.calls[call].body)
+
+
+def own_ops(trace: Trace, ops: range) -> Sequence[int]:
+    """Return the ops that the program itself runs, without what units of FSDP do around them."""
+    own = [op for op in ops if not trace.ops[op].exchange]
+    return ops if len(own) == len(ops) else own
 
 
 def candidate_calls(trace: Trace) -> Iterator[int]:
     """Yield the module calls that may be regions: those of the model whose results backward needs.
 
     A module outside of the model's tree (a loss of its own) is not reached when a plan is applied. A unit of
-    FSDP is gathered around its region. Regions around units are left out: their recomputation would gather
-    the units inside before their own backward does, and so move gathers, not repeat them.
+    FSDP is gathered around its region; those inside of a region gather when it is recomputed.
     """
-    around = around_units(trace)
     for number, call in enumerate(trace.calls):
         worth = not call.recompute and call.backward_start >= 0 and bool(call.body)
         wraps = trace.modules[call.module].class_name in _WRAPPERS
-        if worth and call.module in trace.in_model and number not in around and not wraps:
+        if worth and call.module in trace.in_model and not wraps:
             yield number
 
 
-def around_units(trace: Trace) -> set[int]:
+def _around_units(trace: Trace) -> set[int]:
     """Return the calls inside of which a unit of FSDP is called."""
     found: set[int] = set()
     for call in trace.calls:
@@ -43,9 +50,15 @@ def around_units(trace: Trace) -> set[int]:
 
 
 def block_families(trace: Trace) -> Iterator[list[int]]:
-    """Yield the calls of blocks, family by family: numbered modules of one class in one container."""
+    """Yield the calls of blocks, family by family: numbered modules of one class in one container.
+
+    Of a sharded model the blocks are units: what lies around several is none.
+    """
     families: dict[tuple[str, str], list[int]] = {}
+    around = _around_units(trace)
     for number in candidate_calls(trace):
+        if number in around and not trace.modules[trace.calls[number].module].unit:
+            continue
         module = trace.modules[trace.calls[number].module]
         container, _, last = module.name.rpartition(".")
         if last.isdecimal():

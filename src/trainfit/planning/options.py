@@ -85,7 +85,7 @@ def option_of(step: Schedule, occupied: Seconds, number: int, effects: tuple[Eff
     executor = sum(executor_seconds(effect, step.costs.host) for effect in effects)
     if step.costs.host.runs_kernels:
         return Option(number, effects, seconds + executor)
-    again = sum(float(occupied[list(effect.segment)].sum()) for effect in effects)
+    again = sum(float(occupied[list(effect.repeated)].sum()) for effect in effects)
     return Option(number, effects, seconds, again + executor)
 
 

@@ -12,9 +12,10 @@ from trainfit.errors import PlanDoesNotFit
 from trainfit.planning.certify import promised_peak
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.minimum_cut import Choice
-from trainfit.planning.model_calls import around_units, calls_in_pass, forward_ops
+from trainfit.planning.model_calls import calls_in_pass, forward_ops
 from trainfit.planning.regions import RegionGraph, chain_graph
 from trainfit.planning.rewrite import rewritten
+from trainfit.planning.unit_gathers import has_units_inside
 from trainfit.plans.plan import RECOMPUTE, SAVE, Plan, Region
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
@@ -37,14 +38,17 @@ def _effects(plan: Plan, trace: Trace) -> Iterator[Effect]:
     calls: _Calls = {}
     for number, place in calls_in_pass(trace).items():
         calls.setdefault((trace.module_name(trace.calls[number].module), place), []).append(number)
-    seconds, around = [0.0] * len(trace.ops), around_units(trace)
+    seconds = [0.0] * len(trace.ops)
     for row in _rows(plan):
         found = [_calls_of(region, calls) for region in row]
         # One region for each pass over the model: a plan decides the same for all of them.
         for together in zip(*found):
-            if around.intersection(together):
-                raise PlanDoesNotFit(f"{row[0].module} is around FSDP units, and would not be recomputed.")
             graph = chain_graph(trace, together, seconds)
+            if graph is None and has_units_inside(trace, together):
+                raise PlanDoesNotFit(
+                    f"{row[0].module} is around FSDP units, and what they gather if it is recomputed is not "
+                    "known."
+                )
             if graph is None:
                 raise PlanDoesNotFit(f"{row[0].module} cannot be checkpointed in this step.")
             yield effect_of(trace, graph, _choice(plan, trace, graph, row), by_torch=row[0].whole)

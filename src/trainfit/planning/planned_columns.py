@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from trainfit.allocator.step_columns import NEVER, Numbers, StepColumns, columns_of
+from trainfit.allocator.step_columns import NEVER, Numbers, StepColumns, columns_of, filling_rows
 from trainfit.devices.device_table import Device
 from trainfit.devices.library_handles import LibraryWorkspace, library_workspaces
 from trainfit.planning.effects import Effect, ends_of
@@ -43,6 +43,7 @@ class PlannedColumns:
     device: Device
     _base: StepColumns | None = field(init=False)
     _libraries: tuple[LibraryWorkspace, ...] = field(init=False)
+    _filling_rows: dict[tuple[int, int], int] = field(init=False)
     _segments: dict[int, tuple[Effect, _Segment]] = field(default_factory=dict)
     """By the identity of the effect, which is kept with it."""
 
@@ -50,6 +51,7 @@ class PlannedColumns:
         """Make the columns of the step without a plan."""
         self._base = columns_of(self.trace)
         self._libraries = library_workspaces(self.trace, self.device)
+        self._filling_rows = filling_rows(self.trace)
 
     def of(self, effects: Sequence[Effect]) -> StepColumns | None:
         """Return the columns of the step with these regions; None if it has no columns."""
@@ -64,8 +66,11 @@ class PlannedColumns:
         for number, moment, effect in ends_of(self.trace, effects):
             time = new.after(moment, effect)
             end[number] = NEVER if time is None else max(time, int(start[number]) + 1)
+        workspace_ops = new.starts(base.workspace_ops)
+        for effect in effects:
+            self._move(effect, new, (start, end, workspace_ops))
         starts, ends, sizes, streams = [start], [end], [base.sizes], [base.streams]
-        ops, workspaces = [new.starts(base.workspace_ops)], [base.workspace_sizes]
+        ops, workspaces = [workspace_ops], [base.workspace_sizes]
         for effect in effects:
             segment, first = self._segment(effect, base), new.segment_start[effect.region.start]
             made = first + segment.made
@@ -99,6 +104,20 @@ class PlannedColumns:
             kept=self._kept(new),
         )
 
+    def _move(self, effect: Effect, new: Renumbering, columns: tuple[Numbers, Numbers, Numbers]) -> None:
+        """Let units of FSDP be gathered in the segment: changes columns of starts, ends and workspaces."""
+        (start, end, workspace_ops), moved = columns, effect.moved
+        assert self._base is not None
+        first = new.segment_start[effect.region.start]
+        for number, position in moved.starts.items():
+            start[number] = first + position
+        for number, position in moved.ends.items():
+            end[number] = max(first + position, int(start[number]) + 1)
+        for which, position in moved.filled.items():
+            start[self._filling_rows[which]] = first + position
+        for op, position in moved.ops.items():
+            workspace_ops[self._base.workspace_ops == op] = first + position
+
     def _kept(self, new: Renumbering) -> tuple[tuple[int, int], ...]:
         """Return what libraries keep; what runs again may be the first of backward that needs it."""
         found = {one.name: (new.start(one.first_op), one.bytes) for one in self._libraries}
@@ -120,7 +139,10 @@ class PlannedColumns:
 
 
 def _segment_of(trace: Trace, effect: Effect, base: StepColumns) -> _Segment:
-    workspaces = [trace.signatures[trace.ops[op].signature].workspace_bytes for op in effect.segment]
+    workspaces = [
+        0 if op in effect.moved.ops else trace.signatures[trace.ops[op].signature].workspace_bytes
+        for op in effect.segment
+    ]
     used = np.flatnonzero(workspaces)
     copies = [
         (made, trace.storages[number].bytes, end.time, end.position)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from trainfit.operators.collectives import fills_outputs
 from trainfit.operators.value_use import reads_metadata_only
+from trainfit.planning.model_calls import own_ops
 from trainfit.plans.recomputation import NOBODY, Flow, FlowOp, Version, rerun, starts_stream
 from trainfit.traces.trace import Interval, Trace
 
@@ -22,7 +23,7 @@ Saved = Mapping[int, Sequence[Interval]]
 class RegionFlow:
     """The flow of a region's ops, in the numbers of the trace; its calls draw random numbers separately."""
 
-    ops: range
+    ops: Sequence[int]
     flow: Flow = field(default_factory=Flow)
     numbers: dict[int, int] = field(default_factory=dict)
     """The flow's numbers of the trace's storages."""
@@ -44,7 +45,7 @@ class RegionFlow:
             begins = set(first_draws)
             ops = list(flow.ops)
             for op in (op for draws in self.draws for op in draws):
-                number = op - self.ops.start
+                number = bisect_left(self.ops, op)
                 ops[number] = replace(ops[number], starts_stream=op in begins)
             flow = replace(flow, ops=ops)
         found = rerun(flow, (self.numbers[storage] for storage in kept))
@@ -54,7 +55,7 @@ class RegionFlow:
 def flow_of(trace: Trace, calls: Sequence[int], saved: Saved) -> RegionFlow:
     """Return the flow of calls in a row whose results are needed in backward as `saved` says."""
     starts = [trace.calls[call].body.start for call in calls]
-    found = RegionFlow(range(starts[0], trace.calls[calls[-1]].body.stop))
+    found = RegionFlow(own_ops(trace, range(starts[0], trace.calls[calls[-1]].body.stop)))
     flow, numbers = found.flow, found.numbers
     draws: dict[int, list[int]] = {}
     written_at: dict[int, list[int]] = {}
@@ -68,7 +69,7 @@ def flow_of(trace: Trace, calls: Sequence[int], saved: Saved) -> RegionFlow:
 
     def write(storage: int, op: int) -> Version:
         number = number_of(storage)
-        flow.makers[number].append(op - found.ops.start)
+        flow.makers[number].append(len(flow.ops) - 1)
         written_at.setdefault(storage, []).append(op)
         return number, flow.version(number)
 
@@ -83,7 +84,7 @@ def flow_of(trace: Trace, calls: Sequence[int], saved: Saved) -> RegionFlow:
             read = [number_of(storage) for storage in dict.fromkeys(op.reads) if storage not in op.writes]
             row.reads = [(number, flow.version(number)) for number in read]
         row.writes = [write(storage, position) for storage in dict.fromkeys(op.writes)]
-        row.creates = [number_of(storage, position - found.ops.start) for storage in op.creates]
+        row.creates = [number_of(storage, len(flow.ops) - 1) for storage in op.creates]
         if signature.random:
             row.stream = bisect_right(starts, position)
             draws.setdefault(row.stream, []).append(position)

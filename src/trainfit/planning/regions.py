@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from trainfit.operators.collectives import collective_kind
 from trainfit.planning.groups import Group, groups_of, values_read
+from trainfit.planning.model_calls import own_ops
 from trainfit.planning.region_flow import RegionFlow, flow_of
+from trainfit.planning.unit_gathers import NOTHING, Gathers, gathers_again
 from trainfit.planning.weight_casts import is_kept_by_autocast
 from trainfit.plans.recomputation import copied_before_write
 from trainfit.traces.trace import Interval, Trace
@@ -46,6 +48,8 @@ class RegionGraph:
     """The first op of backward that needs something saved inside."""
     overwritten: tuple[tuple[int, int], ...] = ()
     """Copies of what the region overwrites and has to read again: since which op, and their bytes."""
+    gathers: Gathers = NOTHING
+    """What units of FSDP inside of it gather when it is recomputed."""
 
     @property
     def call(self) -> int:
@@ -58,9 +62,14 @@ class RegionGraph:
         return sum(group.bytes for group in self.groups if group.needed)
 
     @property
-    def ops(self) -> range:
-        """The ops of its forward."""
-        return range(self.start, self.end)
+    def ops(self) -> Sequence[int]:
+        """The ops of its forward, without what units of FSDP inside do around theirs."""
+        return self.flow.ops
+
+    @property
+    def last_save(self) -> int:
+        """When autograd saves something inside for the last time: it is recomputed up to there."""
+        return max((hold.start for holds in self.saved.values() for hold in holds), default=self.start)
 
 
 def remaining_holds(trace: Trace, number: int, regions: Sequence[RegionGraph]) -> list[Interval]:
@@ -112,7 +121,8 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
     if any(op.recompute for op in trace.ops[last.backward_start : first.backward_end]):
         # The step has a checkpoint of its own in there; what that holds the second time is not in the trace.
         return None
-    saved = saved_inside(trace, start, end, last.backward_start)
+    ops = own_ops(trace, range(start, end))
+    saved = saved_inside(trace, ops, end, last.backward_start) if ops else {}
     if not saved:
         return None
     ends = [hold.end for holds in saved.values() for hold in holds]
@@ -126,8 +136,12 @@ def chain_graph(trace: Trace, calls: tuple[int, ...], op_seconds: list[float]) -
         calls, first.module, start, end, last.backward_start, release, saved, flow_of(trace, calls, saved)
     )
     region = _with_groups(trace, region, op_seconds)
-    # Each call of several casts for itself, which one copy of the cast would not tell.
-    return None if region.casts and len(calls) > 1 else region
+    gathers = gathers_again(trace, calls, region.first_unpack, region.last_save)
+    # Each call of several casts for itself, which one copy of the cast would not tell; nor are casts and
+    # gathers put in order here.
+    if gathers is None or (region.casts and (len(calls) > 1 or gathers.ops)):
+        return None
+    return replace(region, gathers=gathers)
 
 
 def handed_on(trace: Trace, before: int, after: int) -> int | None:
@@ -145,14 +159,17 @@ def handed_on(trace: Trace, before: int, after: int) -> int | None:
     return used.pop() if len(used) == 1 else None
 
 
-def saved_inside(trace: Trace, start: int, end: int, backward_start: int) -> dict[int, tuple[Interval, ...]]:
-    """Return the holds of autograd that begin inside the region.
+def saved_inside(
+    trace: Trace, ops: Sequence[int], end: int, backward_start: int
+) -> dict[int, tuple[Interval, ...]]:
+    """Return the holds of autograd that begin inside the region, which has these ops.
 
     A result of the last op is saved at the same time as an argument of the op that follows the region; what
     follows is released before the region's backward begins.
     """
     found: dict[int, tuple[Interval, ...]] = {}
-    touched = (storage for op in trace.ops[start:end] for storage in (*op.reads, *op.writes, *op.creates))
+    start, rows = ops[0], [trace.ops[number] for number in ops]
+    touched = (storage for op in rows for storage in (*op.reads, *op.writes, *op.creates))
     for number in dict.fromkeys(touched):
         holds = tuple(
             hold
@@ -214,7 +231,7 @@ def _reading_what_is_lost(trace: Trace, region: RegionGraph) -> set[int]:
     lost = {storage for op in trace.ops[region.end : region.backward_start] for storage in op.writes}
     if not lost:
         return set()
-    lost -= {storage for op in trace.ops[region.start : region.end] for storage in op.creates}
+    lost -= {storage for op in region.ops for storage in trace.ops[op].creates}
     # Parameters that are gathered again are what they were.
     lost = {storage for storage in lost if not trace.storages[storage].gathered}
     return {number for number in region.ops if lost.intersection(values_read(trace, number))}
@@ -237,10 +254,12 @@ _BEYOND = 1 << 60
 
 def _first_unpack(trace: Trace, region: RegionGraph) -> int:
     """Return the first op of backward that needs something saved inside the region."""
-    inside = region.ops
+    inside = range(region.start, region.end)
     for number in range(region.backward_start, len(trace.ops)):
         op = trace.ops[number]
-        if op.forward_op in inside and any(storage in region.saved for storage in op.reads):
+        if op.exchange or op.forward_op not in inside:
+            continue
+        if any(storage in region.saved for storage in op.reads):
             return number
     return region.backward_start
 

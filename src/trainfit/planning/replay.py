@@ -53,7 +53,7 @@ def executor_seconds(effect: Effect, host: Host) -> float:
 def _executor_seconds(trace: Trace, effects: Sequence[Effect], host: Host) -> Seconds:
     """Return the executor's time for each op of the new trace: half in forward, half before the segment."""
     new = Renumbering(trace, effects)
-    found = np.zeros(len(trace.ops) + sum(len(effect.segment) for effect in effects))
+    found = np.zeros(new.ops)
     for effect in effects:
         half = executor_seconds(effect, host) / 2
         ops = [new.start(op) for op in effect.region.ops]

@@ -22,6 +22,8 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
     storages = [_moved(storage, new) for storage in trace.storages]
     for number, end, effect in ends_of(trace, effects):
         storages[number] = _with_end(storages[number], new.after(end, effect))
+    for effect in effects:
+        _move_gathers(trace, effect, new, storages)
     copies = _copies(trace, effects, new, storages)
     storages += _held(effects, new)
     return replace(
@@ -57,30 +59,59 @@ class Renumbering:
             self._before.append(self._before[-1] + len(effect.segment))
         self._shift = np.array(self._before, dtype=np.int64)
         self.ordered = ordered
+        self._gone = sorted(op for effect in effects for op in effect.moved.ops)
         self._ops = len(trace.ops)
+        for effect in reversed(ordered) if self._gone else ():
+            start = self.segment_start[effect.region.start] - bisect.bisect_left(self._gone, effect.insert)
+            self.segment_start[effect.region.start] = start
+        self.moved_to = {
+            op: self.segment_start[effect.region.start] + position
+            for effect in effects
+            for op, position in effect.moved.ops.items()
+        }
+        """Where the ops are that have moved into a segment."""
         self.first_insert = min(self._inserts, default=len(trace.ops))
 
+    @property
+    def ops(self) -> int:
+        """How many ops there are in the new trace."""
+        return self._ops + self._before[-1] - len(self._gone)
+
     def start(self, time: int) -> int:
-        """Return the new number of an op: after the segments that are inserted before it; -1 stays -1."""
-        return time + self._before[bisect.bisect_right(self._inserts, time)]
+        """Return the new number of an op: after the segments that are inserted before it; -1 stays -1.
+
+        Of one that has moved, that is the number of the op that follows at its old place.
+        """
+        gone = bisect.bisect_left(self._gone, time)
+        return time + self._before[bisect.bisect_right(self._inserts, time)] - gone
+
+    def number(self, op: int) -> int:
+        """Return the new number of an op, also of one that has moved."""
+        moved = self.moved_to.get(op)
+        return self.start(op) if moved is None else moved
 
     def waited_for(self, op: int) -> int:
         """Return the new number of an op that another waits for; those of the step before are negative."""
-        return self.start(op) if op >= 0 else self.start(op + self._ops) - self._ops - self._before[-1]
+        return self.number(op) if op >= 0 else self.number(op + self._ops) - self.ops
 
     def end(self, time: int) -> int:
         """Return the new time of a release before an op: before the segments that are inserted there."""
-        return time + self._before[bisect.bisect_left(self._inserts, time)] if time > 0 else self.start(time)
+        if time <= 0:
+            return self.start(time)
+        gone = bisect.bisect_left(self._gone, time)
+        return time + self._before[bisect.bisect_left(self._inserts, time)] - gone
 
     def starts(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return `start` of many."""
-        found: NDArray[np.int64] = times + self._shift[np.searchsorted(self._inserts, times, side="right")]
+        shift = self._shift[np.searchsorted(self._inserts, times, side="right")]
+        found: NDArray[np.int64] = times + shift - np.searchsorted(self._gone, times)
         return found
 
     def ends(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return `end` of many."""
-        before = np.searchsorted(self._inserts, times, side="left")
-        return np.where(times > 0, times + self._shift[before], self.starts(times))
+        shift = self._shift[np.searchsorted(self._inserts, times, side="left")]
+        found = times + shift - np.searchsorted(self._gone, times)
+        return np.where(times > 0, found, self.starts(times))
 
     def after(self, moment: Moment | None, effect: Effect) -> int | None:
         """Return the new time of a moment; a position is one in the segment of `effect`."""
@@ -120,6 +151,27 @@ def _with_end(storage: Storage, end: int | None) -> Storage:
     if end is not None:
         end = max(end, storage.start + 1)
     return replace(storage, end=end, holders=(Interval("program", storage.start, end),))
+
+
+def _move_gathers(trace: Trace, effect: Effect, new: Renumbering, storages: list[Storage]) -> None:
+    """Let units of FSDP be gathered in the segment, and let go of what they need for it there."""
+    first, moved = new.segment_start[effect.region.start], effect.moved
+    for number in {**moved.starts, **moved.ends}:
+        storage = storages[number]
+        start = first + moved.starts[number] if number in moved.starts else storage.start
+        end = first + moved.ends[number] if number in moved.ends else storage.end
+        if end is not None:
+            end = max(end, start + 1)
+        producer = start if number in moved.starts else storage.producer
+        held = (Interval("program", start, end),)
+        storages[number] = replace(storage, start=start, producer=producer, end=end, holders=held)
+    for number in {number for number, _ in moved.filled}:
+        times = [
+            first + moved.filled[number, time] if (number, time) in moved.filled else renewed
+            for (time, _), (renewed, _) in zip(trace.storages[number].resizes, storages[number].resizes)
+        ]
+        sizes = [size for _, size in storages[number].resizes]
+        storages[number] = replace(storages[number], resizes=tuple(zip(times, sizes)))
 
 
 def _copies(
@@ -162,7 +214,9 @@ def _ops(
     for number, op in enumerate(trace.ops):
         while pending and pending[-1].insert == number:
             effect = pending.pop()
-            ops += _segment(trace, effect, new.segment_start[effect.region.start], copies)
+            ops += _segment(trace, effect, new, copies)
+        if number in new.moved_to:
+            continue
         if op.waits_for:
             op = replace(op, waits_for=tuple(new.waited_for(other) for other in op.waits_for))
         effect_here = region_of.get(op.forward_op)
@@ -178,15 +232,21 @@ def _ops(
     return ops
 
 
-def _segment(trace: Trace, effect: Effect, start: int, copies: dict[tuple[int, int], int]) -> Iterator[Op]:
+def _segment(
+    trace: Trace, effect: Effect, new: Renumbering, copies: dict[tuple[int, int], int]
+) -> Iterator[Op]:
     """Yield the ops that run again; they wait for what runs again with them, the rest is long done."""
+    start = new.segment_start[effect.region.start]
     again = {original: start + position for position, original in enumerate(effect.segment)}
 
     def numbers(storages: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(copies.get((effect.region.start, storage), storage) for storage in storages)
 
-    for original in effect.segment:
+    for position, original in enumerate(effect.segment):
         op = trace.ops[original]
+        if original in effect.moved.ops:
+            yield _gathering(op, trace, effect, new, position)
+            continue
         yield replace(
             op,
             phase="backward",
@@ -197,3 +257,17 @@ def _segment(trace: Trace, effect: Effect, start: int, copies: dict[tuple[int, i
             creates=numbers(op.creates),
             waits_for=tuple(again[other] for other in op.waits_for if other in again),
         )
+
+
+def _gathering(op: Op, trace: Trace, effect: Effect, new: Renumbering, position: int) -> Op:
+    """Return an op that has moved: it waits for what is done before it now, and not for what follows.
+
+    A unit that begins to gather waits for what was computed so far, as the first of a forward does.
+    """
+    number = new.segment_start[effect.region.start] + position
+    waits = {new.waited_for(other) for other in op.waits_for}
+    last = effect.segment[position - 1] if position else effect.insert - 1
+    before = trace.ops[last]
+    if op.exchange == "gather" and before.exchange != "gather" and before.queue != op.queue:
+        waits.add(number - 1 if position else new.number(last))
+    return replace(op, forward_op=-1, waits_for=tuple(sorted(other for other in waits if other < number)))

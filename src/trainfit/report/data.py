@@ -251,7 +251,7 @@ class PointRow:
 
 
 @dataclass(frozen=True)
-class UsualWay:
+class WayBeside:
     """One of the usual ways beside the points of a frontier."""
 
     name: str
@@ -274,7 +274,7 @@ class FrontierData:
     baselines: tuple[Baseline, ...]
     best: PointRow | None
     """The fastest that leaves the device's margin free."""
-    ways: tuple[UsualWay, ...]
+    ways: tuple[WayBeside, ...]
     """The usual ways as a reader sees them."""
 
 

@@ -23,8 +23,8 @@ from trainfit.report.data import (
     Share,
     StepsSeen,
     Subject,
-    UsualWay,
     VerificationData,
+    WayBeside,
 )
 from trainfit.report.module_rows import largest_rows
 from trainfit.report.ordered_data import OrderData, OrderRow
@@ -210,7 +210,7 @@ def frontier_data(frontier: Frontier) -> FrontierData:
         baselines=frontier.baselines,
         best=next((point for point in reversed(points) if point.verdict == "fits"), None),
         ways=tuple(
-            UsualWay(
+            WayBeside(
                 name=way.name,
                 peak_bytes=way.peak_bytes,
                 smallest_memory_bytes=way.memory_bytes,

@@ -35,6 +35,7 @@ HOLDERS = ("program", "autograd", "gradient", "optimizer")
 WORKSPACE_SOURCES = ("none", "formula", "measured", "unknown")
 TF32_KINDS = ("matmul", "convolution")
 WORK_SOURCES = ("none", "registry", "formula", "traffic")
+EXCHANGES = ("", "gather", "fill", "reduce", "hook")
 COMPUTE = "compute"
 """The queue that kernels run on unless the program chooses another one."""
 
@@ -95,6 +96,10 @@ class Op:
     """Whether the host goes on only when this op, and so all before it on its queue, is done."""
     reads_value: bool = False
     """Whether all it does is to show values to Python (`.item()`): they may decide what comes next."""
+    exchange: str = ""
+    """What a unit of FSDP does by it, which is then its module: `gather` parameters from other ranks, `fill`
+    the memory that they are read from, `reduce` gradients; `hook` for what else its hooks do around forward.
+    Empty for what the program itself computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +318,15 @@ class Trace:
             for storage in dict.fromkeys(op.reads):
                 found[storage].append(number)
         return tuple(tuple(numbers) for numbers in found)
+
+    @cached_property
+    def unit_ops(self) -> dict[int, tuple[int, ...]]:
+        """For each unit of FSDP the ops that gather or fill it, in order."""
+        found: dict[int, list[int]] = {}
+        for number, op in enumerate(self.ops):
+            if op.exchange in ("gather", "fill"):
+                found.setdefault(op.module, []).append(number)
+        return {module: tuple(numbers) for module, numbers in found.items()}
 
     def backward_readers(self, storage: int) -> tuple[int, ...]:
         """Return the ops of backward (not of recomputation) that read a storage."""

@@ -12,6 +12,7 @@ from trainfit.traces.assumptions import ASSUMPTION_KINDS, Assumption
 from trainfit.traces.settings import is_sound
 from trainfit.traces.trace import (
     CATEGORIES,
+    EXCHANGES,
     HOLDERS,
     PHASES,
     TF32_KINDS,
@@ -136,6 +137,7 @@ def _op(trace: Trace, number: int, op: Op) -> None:
     only_reads = not op.creates and not op.writes
     _require(only_reads or not op.reads_value, "what shows values to Python does nothing else")
     _require(bool(op.queue), "its queue has a name")
+    _require(op.exchange in EXCHANGES, "a unit gathers, fills, reduces, or has other hooks")
     for other in op.waits_for:
         before = -len(trace.ops) <= other < number and trace.ops[other].queue != op.queue
         _require(before, "what it waits for is on another queue, and was issued before it")

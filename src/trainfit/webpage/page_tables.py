@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainfit.basics.units import format_seconds
 from trainfit.basics.visible_text import short_operator
 from trainfit.report.added_words import shows_waiting, waiting_name
-from trainfit.report.data import FrontierData, PlanData, PointRow, UsualWay, VerificationData
+from trainfit.report.data import FrontierData, PlanData, PointRow, VerificationData, WayBeside
 from trainfit.report.figure_words import FIGURE_WORDS, written
 from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
@@ -109,7 +109,7 @@ def ways_table(data: PlanData) -> Part:
 def points_table(data: FrontierData) -> Part:
     """Return the points of a frontier and the usual ways."""
     points, others = data.points, data.ways
-    rows: list[PointRow | UsualWay] = [*points, *others]
+    rows: list[PointRow | WayBeside] = [*points, *others]
     names = [*(f"plan {n + 1}" for n in range(len(points))), *(way.name for way in others)]
     columns = [
         column("plan", "text", names),

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -65,6 +65,14 @@ class Transformer(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.output(x)
+
+
+class Staged(Transformer):
+    """Blocks in two parts of three: such a part is a module around three units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(Block(), Block(), Block()) for _ in range(2))
 
 
 def _nothing(model: nn.Module) -> None:
@@ -142,9 +150,43 @@ def parallel_planned_compiled_sharded(apply_plan: ApplyPlan = _nothing) -> nn.Mo
     return parallel_planned_sharded(apply_plan, "aot_eager")
 
 
-def step_of(model: nn.Module) -> trainfit.Step:
+def _shard_stages(model: Staged, **options: Any) -> Staged:
+    mesh = _mesh(2, names=("dp",))
+    for block in (block for stage in model.layers for block in stage):
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh)
+
+
+def staged_then_sharded(apply_plan: ApplyPlan = _nothing) -> nn.Module:
+    model = Staged()
+    apply_plan(model)
+    return _shard_stages(model)
+
+
+def staged_and_sharded(apply_plan: ApplyPlan = _nothing, **options: Any) -> nn.Module:
+    model = _shard_stages(Staged(), **options)
+    apply_plan(model)
+    return model
+
+
+def staged_and_kept(apply_plan: ApplyPlan = _nothing) -> nn.Module:
+    return staged_and_sharded(apply_plan, reshard_after_forward=False)
+
+
+def staged_in_bf16(apply_plan: ApplyPlan = _nothing) -> nn.Module:
+    """Inputs of units are cast in their hooks, and computed again with the region."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    return staged_and_sharded(apply_plan, mp_policy=policy)
+
+
+def keys_of(arrangement: str) -> list[str]:
+    """Return the names of the weights of one process alone."""
+    return list((Staged() if arrangement.startswith("staged") else Transformer()).state_dict())
+
+
+def step_of(model: nn.Module, device: str = "cpu") -> trainfit.Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-    tokens = torch.randint(0, 32, (2, 8))
+    tokens = torch.randint(0, 32, (2, 8), device=device)
 
     def run() -> torch.Tensor:
         loss = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())

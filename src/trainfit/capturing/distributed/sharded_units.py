@@ -7,6 +7,7 @@ module's hook begins it early.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from trainfit.capturing.dispatch import CaptureMode
     from trainfit.capturing.recorder import Recorder
 
-_EXCHANGING = ("unshard", "wait_for_unshard", "post_backward")
+_EXCHANGING = {"unshard": "gather", "wait_for_unshard": "fill", "post_backward": "reduce"}
+_HOOKS = ("pre_forward", "post_forward")
+"""What else these do belongs to the module that is called: views to be told of backward by, smaller parts."""
 _STREAMS = {
     "all_gather_copy_in_stream": "copy-in",
     "all_gather_stream": "all-gather",
@@ -35,8 +38,11 @@ _STREAMS = {
 def units_followed(mode: CaptureMode) -> Iterator[None]:
     """Tell the recorder for which unit parameters are gathered and gradients reduced; name its streams."""
     with contextlib.ExitStack() as stack:
-        for name in _EXCHANGING:
-            stack.enter_context(replaced(FSDPParamGroup, name, lambda o: _of_unit(mode.recorder, o)))
+        for name, exchange in _EXCHANGING.items():
+            marked = functools.partial(_of_unit, mode.recorder, exchange)
+            stack.enter_context(replaced(FSDPParamGroup, name, marked))
+        for name in _HOOKS:
+            stack.enter_context(replaced(FSDPParamGroup, name, lambda o: _of_hooks(mode.recorder, o)))
         stack.enter_context(
             replaced(FSDPParam, "to_accumulated_grad_if_needed", lambda o: _accumulated(mode.recorder, o))
         )
@@ -65,9 +71,17 @@ def _accumulated(recorder: Recorder, original: Any) -> Any:
     return keep
 
 
-def _of_unit(recorder: Recorder, original: Any) -> Any:
+def _of_unit(recorder: Recorder, exchange: str, original: Any) -> Any:
     def call(self: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
-        with recorder.exchanging_for(recorder.module_index(self.modules[0])):
+        with recorder.exchanging_for(recorder.module_index(self.modules[0]), exchange):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _of_hooks(recorder: Recorder, original: Any) -> Any:
+    def call(self: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
+        with recorder.exchanging_for(None, "hook"):
             return original(self, *args, **kwargs)
 
     return call
