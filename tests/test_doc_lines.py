@@ -65,6 +65,8 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
     """A folder with the files that lines of the documentation name."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "train.py").write_text(blocks(ROOT / "docs" / "quick-start.md", "python")[0])
+    (tmp_path / "prices.toml").write_text(blocks(ROOT / "docs" / "compare.md", "toml")[0])
+    (tmp_path / "grid.toml").write_text(blocks(ROOT / "docs" / "sweep.md", "toml")[0])
     trainfit.save_device(trainfit.find_device("a10"), str(tmp_path / "my-gpu.json"))
     if "graph.json" in request.getfixturevalue("line"):
         trace = trainfit.capture("gpt2-tiny", device="cpu", options=trainfit.StepOptions(batch=1, seq=16))

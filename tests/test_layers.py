@@ -49,6 +49,8 @@ LAYERS = (
     "webpage",
     "exports",
     "diffing",
+    "renting",
+    "sweeping",
     "cli",
     "__main__",
 )
@@ -68,6 +70,8 @@ THIRD_PARTIES = {
     "typer": ("cli", ""),
     "transformers": ("autoplanning.trainer_callback", "targets"),
     "lightning": ("lightning", ""),
+    "ray": ("", "sweeping.ray_crew"),
+    "pyarrow": ("", "sweeping.swept_table"),
 }
 
 RANK = {part: rank for rank, part in enumerate(LAYERS)}

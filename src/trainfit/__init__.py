@@ -70,8 +70,12 @@ if TYPE_CHECKING:
     from trainfit.plans.way_store import load_way as load_way
     from trainfit.plans.way_store import save_way as save_way
     from trainfit.plans.ways import Way as Way
+    from trainfit.renting.found_comparison import DeviceComparison as DeviceComparison
+    from trainfit.renting.which_device import compare as compare
     from trainfit.report.saved_results import save_result as save_result
     from trainfit.steps.step import Step as Step
+    from trainfit.sweeping.sweep_grid import sweep as sweep
+    from trainfit.sweeping.swept_result import Sweep as Sweep
     from trainfit.traces.ranks import Cluster as Cluster
     from trainfit.traces.simulate import Timeline as Timeline
     from trainfit.traces.trace import Trace as Trace
@@ -116,8 +120,12 @@ _HOME = {
     "trainfit.plans.plan_store": "load_plan save_plan",
     "trainfit.plans.way_store": "load_way save_way",
     "trainfit.plans.ways": "Way",
+    "trainfit.renting.found_comparison": "DeviceComparison",
+    "trainfit.renting.which_device": "compare",
     "trainfit.report.saved_results": "save_result",
     "trainfit.steps.step": "Step",
+    "trainfit.sweeping.sweep_grid": "sweep",
+    "trainfit.sweeping.swept_result": "Sweep",
     "trainfit.traces.simulate": "Timeline",
     "trainfit.traces.trace": "Trace",
     "trainfit.traces.trace_store": "load_trace save_trace",

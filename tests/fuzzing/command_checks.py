@@ -42,4 +42,5 @@ def _check_json(name: str, outcome: Outcome) -> None:
     if text is not None:
         document = json.loads(text, parse_constant=lambda constant: 1 / 0)
         named = document.get("old", document)
-        assert document["schema"] and named.get("target", named["device"]) is not None
+        about = [named[name] for name in ("target", "device", "grid") if named.get(name) is not None]
+        assert document["schema"] and about

@@ -94,6 +94,33 @@ UNIT_NAMES = st.sampled_from([
     *("0", "*", "1", "blocks.*", "0.*", "*.*", "", ".", "..", "Sequential", "Sequential.0", "[", "**", "-1"),
 ])  # fmt: skip
 
+COUNTS = st.one_of(
+    st.builds(
+        lambda number, unit: f"{number}{unit}", NUMBERS, st.sampled_from(["", "k", "M", "B", "T", "x"])
+    ),
+    st.sampled_from(["10B", "1.2M", "1.5", "0", "1e9", "B", " 3 k", "1.0000001M"]),
+)
+DEVICE_LISTS = st.one_of(
+    DEVICES,
+    st.sampled_from(["h100,a100-40gb", "h100,h100", "h100,", ",", "l4, t4", "all,h100", "device.json,t4"]),
+)
+PRICES = st.one_of(
+    st.builds(lambda name, price: f"{name}={price}", DEVICES, NUMBERS),
+    st.sampled_from(
+        ["h100=2.99/h", "h100=2.99/d", "=1", "h100=", "h100", "h100=1=2", "l4=-1", "l4=0", "l4=inf"]
+    ),
+)
+PRICE_FILES = st.sampled_from(
+    ["prices.toml", "broken.json", "device.json", "none.toml", "folder", "", "/dev/null", "-", "~nouser/x"]
+)
+GRIDS = st.sampled_from(
+    ["grid.toml"] * 3
+    + ["bad.toml", "prices.toml", "none.toml", "folder", "", "/dev/null", "-", "step.py", "x" * 300, "\ud800"]
+)
+TABLES = st.sampled_from(
+    ["table.csv", "table.parquet", "table.txt", "", "-", "folder", "none/x.csv", "x" * 300 + ".csv", "a.CSV"]
+)
+
 _STEP = {
     "--batch": NUMBERS,
     "--seq": NUMBERS,
@@ -181,14 +208,36 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--csv": FOLDERS,
         "--report": WRITTEN,
     },
+    "compare": {
+        **_CAPTURED,
+        **_CLUSTER,
+        "--devices": DEVICE_LISTS,
+        "--allocator": ALLOCATORS,
+        "--seconds": NUMBERS,
+        "--tokens": COUNTS,
+        "--epochs": NUMBERS,
+        "--samples": COUNTS,
+        "--price": PRICES,
+        "--prices": PRICE_FILES,
+    },
+    "sweep": {
+        "--output": TABLES,
+        "--jobs": NUMBERS,
+        "--ray": None,
+        "--ray-address": WORDS,
+        "--fresh": None,
+        "--json": WRITTEN,
+        "--csv": FOLDERS,
+    },
     "devices": {},
 }
+del COMMANDS["compare"]["--report"]  # it has no page
 for _options in COMMANDS.values():
     _options |= {"--quiet": None, "--verbose": None}
 """Every option of every command, with what may follow it; None follows a flag."""
 
 _WRITES = ("--json", "--save-trace", "--output", "-o", "--csv", "--report", "--snapshot", "--perfetto")
-_NOT_AT_RANDOM = (*_WRITES, "--device", "--plan")
+_NOT_AT_RANDOM = (*_WRITES, "--device", "--plan", "--devices", "--price", "--prices", "--ray-address")
 
 
 @dataclass(frozen=True)
@@ -222,6 +271,8 @@ def command_lines(draw: st.DrawFn) -> CommandLine:
     words = [command] if command == "calibrate" else [command, target]
     if command == "diff":
         words = [command, draw(COMPARED), draw(COMPARED)]
+    elif command == "sweep":
+        words = [command, draw(GRIDS)]
     elif "--device" in options and draw(st.booleans()):
         words += ["--device", "cpu" if command == "calibrate" else "h100"]
     json = None
@@ -237,7 +288,8 @@ def command_lines(draw: st.DrawFn) -> CommandLine:
         words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from(STRAY_WORDS)))
         json = None
     # The built-in models are too large to be run for every input.
-    real = target.startswith("step.py") and draw(st.integers(0, 9)) == 9
+    # A sweep would start processes for every input.
+    real = command != "sweep" and target.startswith("step.py") and draw(st.integers(0, 9)) == 9
     return CommandLine(tuple(words), json, real)
 
 

@@ -38,6 +38,10 @@ from trainfit.order_fronts.eager import trace_graph
 from trainfit.ordering.simulator_json import save_graph
 from trainfit.plans import plan_store
 from trainfit.plans.plan import Plan
+from trainfit.sweeping import sweep_grid
+from trainfit.sweeping.dispatching import WorkerEvent
+from trainfit.sweeping.grid_tasks import RowTask
+from trainfit.sweeping.row_runner import RowRunner
 from trainfit.targets import load
 from trainfit.traces.settings import Settings
 from trainfit.traces.trace import Trace
@@ -111,6 +115,9 @@ class Workbench:
         (folder / "step.py").write_text(STEP, encoding="utf-8")
         (folder / "folder").mkdir()
         (folder / "broken.json").write_text('{"format": "trainfit-plan", "schema":', encoding="utf-8")
+        (folder / "grid.toml").write_text(GRID, encoding="utf-8")
+        (folder / "bad.toml").write_text(GRID + 'seq = "long"\n', encoding="utf-8")
+        (folder / "prices.toml").write_text("h100 = 2.99\nl4 = 0.8\n", encoding="utf-8")
         (folder / "device.json").write_text(json.dumps(DEVICE), encoding="utf-8")
         (folder / "link.json").symlink_to("result.json")
         self.build = load(str(folder / "step.py") + ":build", trainfit.StepOptions()).build
@@ -206,10 +213,52 @@ class Workbench:
 
         with (
             mock.patch.object(capturing, "capture", capture),
+            mock.patch.object(sweep_grid, "LocalCrew", InProcessCrew),
+            mock.patch.object(sweep_grid, "RayCrew", InProcessCrew),
             mock.patch.object(prove, "run_for_real", run_for_real),
             mock.patch.object(joint, "joint_graph_without_memory", lambda build: self.joint),
         ):
             yield
+
+
+GRID = """
+target = ["step.py:build", "step.py:raises", "gpt2-tiny"]
+batch = [1, 2]
+device = ["h100", "l4"]
+budget = ["none", "device"]
+"""
+
+
+class InProcessCrew:
+    """The one worker of a sweep, in this process: another one would not have the stand-ins."""
+
+    size = 1
+
+    def __init__(self, *_: Any) -> None:
+        """Nothing is done yet."""
+        self._runner = RowRunner()
+        self._events: list[WorkerEvent] = []
+
+    def start(self, worker: int) -> None:
+        """It can begin at once."""
+        self._events.append(WorkerEvent(worker, "ready"))
+
+    def give(self, worker: int, task: RowTask) -> None:
+        """Do the row now; as a line of JSON would bring it."""
+        row = json.loads(json.dumps(self._runner.run(task), allow_nan=False))
+        self._events.append(WorkerEvent(worker, "row", row))
+
+    def wait(self) -> list[WorkerEvent]:
+        """Return what has happened."""
+        events, self._events = self._events, []
+        return events
+
+    def end(self, worker: int) -> None:
+        """Forget what it has."""
+        self._runner = RowRunner()
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 DEVICE = {

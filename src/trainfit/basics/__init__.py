@@ -2,6 +2,7 @@
 
 units            GiB, ms and counts: the only place where they exist
 visible_text     names as they are shown: nothing unseen in them, not too long
+count_text       10B tokens, 1.2M samples
 user_errors      tells the user's mistakes from ours, shows only the user's frames
 in_notebooks     results that a notebook shows as more than a line of text
 doing            what is being done at the moment, told to whoever listens

@@ -21,6 +21,7 @@ explaining       errors that only a capture raises
 refusals         steps that cannot be captured
 distributed      one rank of a cluster, without the other processes
 own_gpu          which GPU of its node the process has
+asked_device     what the step asks about its GPU
 importing        what a file finds while it is imported for a capture
 retarget         a capture on CPU tensors behaves as on a GPU
 composites       operators of torch that take another path under a dispatch mode

@@ -6,9 +6,11 @@ output_options   those that say where a result is written
 amount_options   those that say how much of it is shown
 completions      what a shell offers when Tab is pressed
 cli_options      every option once, in objects
+grid_options     those of several steps at once
 cli_running      the one way in which a command runs: errors, progress, output
 help_layout      help texts for the width that there is
 help_text        what `trainfit --help` says
 fit_commands     the command that looks for what to change
+grid_commands    those about several steps
 commands         the other commands
 """

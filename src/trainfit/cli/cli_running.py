@@ -21,7 +21,7 @@ from trainfit.errors import TrainfitError, UserCodeError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from trainfit.cli.output_options import OutputFlags
+    from trainfit.cli.output_options import TableOutputFlags
     from trainfit.report.amounts import Amount
 
 INTERRUPTED = 130
@@ -76,7 +76,7 @@ def _filled(kind: Any, name: str, given: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def working(outputs: OutputFlags, **files: str | None) -> Iterator[None]:
+def working(outputs: TableOutputFlags, **files: str | None) -> Iterator[None]:
     """Show what is being done, with files that cannot be written refused before it begins."""
     outputs.check(files)
     with _standard_output_for(outputs), _progress():
@@ -85,7 +85,7 @@ def working(outputs: OutputFlags, **files: str | None) -> Iterator[None]:
 
 
 def present(
-    outputs: OutputFlags, data: Data, view: Callable[[Data, Amount], RenderableType], result: Any
+    outputs: TableOutputFlags, data: Data, view: Callable[[Data, Amount], RenderableType], result: Any
 ) -> None:
     """Write a result for programs where they asked for it, and show it to people.
 
@@ -127,7 +127,7 @@ def user_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _standard_output_for(outputs: OutputFlags) -> Iterator[None]:
+def _standard_output_for(outputs: TableOutputFlags) -> Iterator[None]:
     """With `--json -`, send what is printed meanwhile to standard error: that stream is for the JSON alone.
 
     That includes what the user's code prints, and what C code and child processes write to descriptor 1.

@@ -21,6 +21,7 @@ from trainfit.cli import cli_options as given
 from trainfit.cli.amount_options import amount_now
 from trainfit.cli.cli_running import command, present, working
 from trainfit.cli.fit_commands import fit
+from trainfit.cli.grid_commands import add_grid_commands
 from trainfit.cli.help_layout import fitted
 from trainfit.cli.help_text import HELP
 
@@ -226,6 +227,9 @@ def order(
             seconds=seconds,
         )
     present(outputs, order_data(result), order_view, result)
+
+
+add_grid_commands(app)
 
 
 @command(app)

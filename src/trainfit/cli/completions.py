@@ -54,6 +54,17 @@ def json_files(incomplete: str) -> list[str]:
     return list(_files(incomplete, ".json"))
 
 
+def toml_files(incomplete: str) -> list[str]:
+    """Offer grids."""
+    return list(_files(incomplete, ".toml"))
+
+
+def listed_devices(incomplete: str) -> list[str]:
+    """Offer the last of several devices with commas between them."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in devices(last)]
+
+
 def _files(incomplete: str, ending: str) -> Iterator[str]:
     """Yield folders and the files of one kind that begin with what was typed."""
     folder, name = os.path.split(incomplete)

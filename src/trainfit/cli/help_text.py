@@ -12,6 +12,8 @@ allocated. Its memory is predicted byte by byte and its time op by op.
   trainfit estimate gpt2 --batch 8 --device a100-40gb   a built-in model
   trainfit estimate train.py:build --device h100        your own step
   trainfit plan gpt2 --batch 8 --budget 8GiB -o p.json  make it fit
+  trainfit compare gpt2 --devices h100,l40s             which GPU, at what cost
+  trainfit sweep grid.toml                              many steps as one table
   trainfit verify gpt2-tiny                             predicted and measured
   trainfit diff old.json new.json --max-peak 2%         what grew, for CI
   trainfit devices                                      what --device knows

@@ -1,7 +1,8 @@
 """The options that say where a result is written, besides the terminal: checked first, written last.
 
-Each command takes the object with the files that its result has: `OutputFlags` for any result,
-`StepOutputFlags` where the result is one step, op by op. A field is an option, and has its writer in `write`.
+Each command takes the object with the files that its result has: `TableOutputFlags` for a table,
+`OutputFlags` for what has a page, too, `StepOutputFlags` where the result is one step, op by op. A field is
+an option, and has its writer in `write`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ STANDARD_OUTPUT = "-"
 
 
 @dataclass(frozen=True)
-class OutputFlags:
-    """What can be written of any result."""
+class TableOutputFlags:
+    """What can be written of a result that is a table."""
 
     panel: ClassVar[str] = "What is shown and written"
     json: Annotated[
@@ -32,10 +33,6 @@ class OutputFlags:
             "FILE",
             "Write the result as one JSON object; - is standard output, and then nothing else goes there.",
         ),
-    ] = None
-    report: Annotated[
-        str | None,
-        option("F.html", "Write the result as one page to look at: pictures, tables, no network needed."),
     ] = None
     csv: Annotated[
         str | None,
@@ -77,6 +74,20 @@ class OutputFlags:
         if self.json is not None:
             doing("writing the JSON")
             json_result.write_json(json_result.result_json(data), self.json)
+
+
+@dataclass(frozen=True)
+class OutputFlags(TableOutputFlags):
+    """What can be written of any result about one step."""
+
+    report: Annotated[
+        str | None,
+        option("F.html", "Write the result as one page to look at: pictures, tables, no network needed."),
+    ] = None
+
+    def write(self, data: Any, result: Any) -> None:
+        """Write every file that was asked for, each whole or not at all."""
+        super().write(data, result)
         if self.report is not None:
             from trainfit.webpage.page import write_page
 

@@ -45,6 +45,22 @@ def same_kernels(first: str, second: str) -> bool:
     return _generation(first) == _generation(second)
 
 
+def same_attention(first: str, second: str) -> bool:
+    """Whether every call of attention runs the same kernel on both, heads of more than 192 values too.
+
+    Chips for desktops have too little shared memory for the backward of some of these; and of AMD's, only
+    some have the kernels at all.
+    """
+    if is_amd(first) or is_amd(second):
+        return first == second
+    return same_kernels(first, second) and _is_small(first) == _is_small(second)
+
+
+def _is_small(architecture: str) -> bool:
+    capability = capability_of(architecture)
+    return capability is not None and ((8, 6) <= capability <= (8, 9) or capability[0] == 12)
+
+
 def _generation(architecture: str) -> str:
     if is_amd(architecture):
         return "amd"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from trainfit.capturing.asked_device import note_question
 from trainfit.capturing.ledger import Ledger
 from trainfit.capturing.own_gpu import gpus_of_node, own_device, own_number, refuse_second_gpu
 from trainfit.capturing.retarget.streams import Streams, answers_about_streams
@@ -44,11 +45,13 @@ class Gpu:
     def capability(self) -> Capability:
         """The compute capability; a device without one counts as recent."""
         self.architecture_mattered = True
+        note_question("architecture")
         return capability_of(self.device.architecture) or _RECENT
 
     @property
     def name(self) -> str:
         """Roughly the name that a driver reports."""
+        note_question("device")
         vendor = "AMD" if is_amd(self.device.architecture) else "NVIDIA"
         return f"{vendor} {self.device.name.upper().replace('-', ' ')}"
 
@@ -58,10 +61,12 @@ class Gpu:
 
     def memory(self) -> tuple[int, int]:
         """Return the bytes that are free now, and all bytes."""
+        note_question("device")
         return max(self.device.usable_bytes - self.ledger.live_bytes, 0), self.device.memory_bytes
 
     def properties(self) -> SimpleNamespace:
         """Return those of torch's device properties that are known."""
+        note_question("device")
         major, minor = self.capability
         return SimpleNamespace(
             name=self.name,
