@@ -59,6 +59,7 @@ class Request:
         """Find the device and start the stopwatch; `trainfit.estimate` says what the rest means."""
         self.watch = Stopwatch()
         self.target = target
+        self._named = device
         self.device = device if isinstance(device, Device) else find_device(device)
         self.allocator = named_options(allocator)
         self.costs = costs
@@ -83,6 +84,31 @@ class Request:
         assert not isinstance(self.target, Trace), "a trace is captured already"
         options = replace(options or StepOptions(), device=self.device.kind, cluster=self.cluster)
         return load(self.target, options, self._task)
+
+    @property
+    def options(self) -> StepOptions | None:
+        """What was asked of the step."""
+        return self._options
+
+    def at(self, **sizes: int) -> Request:
+        """Return the same request for another batch or sequence."""
+        return Request(
+            self.target,
+            self._named,
+            replace(self._options or StepOptions(), **sizes),  # type: ignore[arg-type]
+            self._task,
+            self._steps,
+            self.costs,
+            self._refresh,
+            self.allocator,
+            self.cluster,
+            self._worst_rank,
+        )
+
+    def found(self) -> Target:
+        """Return what the target names, loaded as for a capture."""
+        with executed_for(self.device.kind), imported_for(self.device, self.cluster):
+            return self.resolved
 
     def trace(self, cluster: Cluster | None = None, **how: Any) -> Trace:
         """Return the trace of the step: captured now, unless it is one already, which has to fit the device.

@@ -1,0 +1,141 @@
+"""The largest size that fits, found with few questions: memory over size is nearly a line.
+
+`largest_fitting` asks what sizes need, and goes where the line through the two nearest answers meets the
+budget. `confirmed` does that with answers that are worked out, and then asks for the truth at the size found
+and at the next one; where the truth disagrees, it is what counts, and the search goes on between what is
+known to fit and what is known not to.
+
+What an allocator needs does not always grow with size: it cuts memory up by luck. The answer is a size that
+fits while the next one does not; that a larger one fits all the same is possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_MOST_SECANTS = 3
+"""After so many steps along the line that did not halve what is left, the middle is asked."""
+_MOST_ROUNDS = 4
+"""How often what is worked out may be wrong before only the truth is asked."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What a size needs."""
+
+    fits: bool
+    bytes: float = math.nan
+    """The least memory; not a number where nobody knows."""
+
+
+Ask = Callable[[int], Needed]
+Guess = Callable[[int], Needed | None]
+
+
+@dataclass
+class Bracket:
+    """Sizes between the largest that is known to fit and the smallest above it that is known not to."""
+
+    first: int
+    last: int
+    answers: dict[int, Needed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Nothing is known: no size may fit, or all of them."""
+        self.low, self.high = self.first - 1, self.last + 1
+
+    def learn(self, size: int, needed: Needed) -> None:
+        """Take an answer into account, if it says something new."""
+        self.answers[size] = needed
+        if self.low < size < self.high:
+            if needed.fits:
+                self.low = size
+            else:
+                self.high = size
+
+    @property
+    def decided(self) -> bool:
+        """Whether nothing is left between."""
+        return self.high - self.low <= 1
+
+    def __contains__(self, size: int) -> bool:
+        """Whether it is not known of a size."""
+        return self.low < size < self.high
+
+
+def confirmed(
+    ask: Ask, guess: Guess, budget_bytes: int, bracket: Bracket, hints: dict[int, Needed] | None = None
+) -> int | None:
+    """Return the largest size that fits, and whose next does not, by the truth; None if the first does not.
+
+    `ask` tells the truth, and takes long; `guess` works it out, or says None where it cannot. `hints` are
+    guesses that there are already.
+    """
+    hints = hints or {}
+    for _ in range(_MOST_ROUNDS):
+        if bracket.decided:
+            break
+        inside = Bracket(bracket.low + 1, bracket.high - 1)
+        found = largest_fitting(guess, budget_bytes, inside, hints | bracket.answers)
+        if found is None:
+            break
+        for size in (found, found + 1):
+            if size in bracket:
+                bracket.learn(size, ask(size))
+    if not bracket.decided:
+        largest_fitting(ask, budget_bytes, bracket, hints | bracket.answers)
+    return bracket.low if bracket.low >= bracket.first else None
+
+
+def largest_fitting(
+    ask: Guess, budget_bytes: int, bracket: Bracket, known: dict[int, Needed] | None = None
+) -> int | None:
+    """Narrow the bracket until nothing is left; return the largest size that fits.
+
+    It is one less than the first if none does. None if somebody who is asked does not know. `known` are
+    further answers that say where the line is.
+    """
+    answers = dict(known or {})
+    slow = 0
+    while not bracket.decided:
+        size = _next(bracket, answers, budget_bytes, middle=slow >= _MOST_SECANTS)
+        left = bracket.high - bracket.low
+        needed = ask(size)
+        if needed is None:
+            return None
+        answers[size] = needed
+        bracket.learn(size, needed)
+        halved = bracket.high - bracket.low <= left / 2
+        slow = 0 if halved or slow >= _MOST_SECANTS else slow + 1
+    return bracket.low
+
+
+def _next(bracket: Bracket, answers: dict[int, Needed], budget_bytes: int, *, middle: bool) -> int:
+    """Return the size to ask about: where the line says, or twice the largest that fits, or the middle."""
+    low, high = bracket.low, bracket.high
+    bounded = high in answers
+    if middle:
+        # Without an upper bound, the sizes that people try.
+        return (low + high) // 2 if bounded else min(max(2 * low, low + 1), high - 1)
+    figures = {size: one.bytes for size, one in answers.items() if not math.isnan(one.bytes)}
+    on_line = _where_the_line_ends(figures, low, high if bounded else None, budget_bytes)
+    if on_line is None:
+        return (low + high) // 2 if bounded else min(max(2 * low, low + 1), high - 1)
+    return min(max(on_line, low + 1), high - 1)
+
+
+def _where_the_line_ends(
+    figures: dict[int, float], low: int, high: int | None, budget_bytes: int
+) -> int | None:
+    """Return the last size within the budget on the line through the two answers nearest to the bracket."""
+    near = sorted(figures, key=lambda size: min(abs(size - low), abs(size - (high or low))))[:2]
+    if len(near) < 2:
+        return None
+    one, other = sorted(near)
+    slope = (figures[other] - figures[one]) / (other - one)
+    if not math.isfinite(slope) or slope <= 0:
+        return None
+    reach = one + (budget_bytes - figures[one]) / slope
+    return math.floor(reach) if abs(reach) < 1e18 else None
