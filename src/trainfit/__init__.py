@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trainfit.api.predict import estimate as estimate
     from trainfit.api.predict import price as price
     from trainfit.api.prove import verify as verify
+    from trainfit.api.sizes import max_batch as max_batch
+    from trainfit.api.sizes import max_seq as max_seq
     from trainfit.applying import applied as applied
     from trainfit.applying import apply as apply
     from trainfit.applying import remove as remove
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from trainfit.plans.plan_store import load_plan as load_plan
     from trainfit.plans.plan_store import save_plan as save_plan
     from trainfit.report.saved_results import save_result as save_result
+    from trainfit.sizing.size_results import MaxSize as MaxSize
     from trainfit.steps.step import Step as Step
     from trainfit.traces.ranks import Cluster as Cluster
     from trainfit.traces.simulate import Timeline as Timeline
@@ -80,6 +83,7 @@ _HOME = {
     "trainfit.api.gauge_machine": "calibrate",
     "trainfit.api.predict": "capture estimate price",
     "trainfit.api.prove": "verify",
+    "trainfit.api.sizes": "max_batch max_seq",
     "trainfit.applying": "applied apply remove",
     "trainfit.applying.trainer_callback": "PlanCallback",
     "trainfit.calibrating.calibration_result": "CalibrationResult",
@@ -104,6 +108,7 @@ _HOME = {
     "trainfit.plans.plan": "Plan",
     "trainfit.plans.plan_store": "load_plan save_plan",
     "trainfit.report.saved_results": "save_result",
+    "trainfit.sizing.size_results": "MaxSize",
     "trainfit.steps.step": "Step",
     "trainfit.traces.simulate": "Timeline",
     "trainfit.traces.trace": "Trace",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.api.choose import plan_step
@@ -14,6 +14,7 @@ from trainfit.costs.pricing import price_trace
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
+from trainfit.devices.distinct_ranks import RankPeak
 from trainfit.errors import OptionError, TrainfitError
 from trainfit.planning.certify import reserve_bytes
 from trainfit.planning.plan_results import PlanResult
@@ -57,6 +58,7 @@ class SizeJudge:
         self.refused: dict[int, TrainfitError] = {}
         """Sizes that the step does not take, and what it says about them."""
         self.traces: dict[int, Trace] = {}
+        self._ranks: dict[int, tuple[RankPeak, ...]] = {}
 
     @property
     def budget_bytes(self) -> int:
@@ -71,7 +73,7 @@ class SizeJudge:
                 trace = request.trace()
             # What communicates leaves less of the device for tensors.
             self.device = request.device
-            self.traces[size] = trace
+            self.traces[size], self._ranks[size] = trace, request.ranks
             self.growth.learn(size, trace)
             self.watch.lap("capture")
         return self.traces[size]
@@ -88,7 +90,7 @@ class SizeJudge:
             return NOTHING
         row = self.captured_row(size)
         # A plan uses the budget up: what it needs says nothing about the least that would do.
-        return Needed(row.fits) if self.question.with_plan and row.fits else Needed(row.fits, row.memory_bytes)
+        return Needed(row.fits) if self.question.with_plan and row.fits else Needed(row.fits, row.smallest_memory_bytes)
 
     def _refuse_gaps(self, size: int, error: TrainfitError) -> None:
         """A step that takes larger sizes, but not this one, takes only some: which ones, its author knows."""
@@ -112,7 +114,7 @@ class SizeJudge:
                     limit = self.question.seconds_limit
                     self.results[size] = plan_step(again, self.question.budget, limit)
                 else:
-                    self.results[size] = estimate_step(again)
+                    self.results[size] = replace(estimate_step(again), ranks=self._ranks[size])
             self.watch.lap("solve" if self.question.with_plan else "simulate")
         return self.results[size]
 
@@ -168,6 +170,14 @@ class SizeJudge:
         self.watch.lap("simulate")
         return Needed(memory <= self.budget_bytes, memory)
 
+    def guessed_peak(self, size: int) -> Needed | None:
+        """Return the most bytes that a size has alive at once, which it needs in any case."""
+        trace = self.guessed_trace(size)
+        if trace is None or largest_total_bytes(trace) > LARGEST_TOTAL_BYTES:
+            return None if trace is None else Needed(False)
+        peak = simulate(trace).peak_bytes
+        return Needed(peak <= self.budget_bytes, peak)
+
     def guessed_row(self, size: int) -> SizeRow | None:
         """Return a size that is worked out as a row; None if it cannot be."""
         trace = self.guessed_trace(size)
@@ -183,11 +193,11 @@ class SizeJudge:
         self.watch.lap("simulate")
         if not self.question.with_plan or fits or table is None:
             added = 0.0 if self.question.with_plan else None
-            return self._row(size, trace, fits, False, peak, least, seconds, added)
+            return self._row(size, trace, fits, size in self.traces, peak, least, seconds, added)
         planner = Planner(trace, table, self.request.allocator)
         found = planner.plan(self.budget_bytes, seconds_limit=self.question.seconds_limit)
         self.watch.lap("solve")
-        return self._row_of_plan(size, trace, found.promised(), fits=found.fits, captured=False)
+        return self._row_of_plan(size, trace, found.promised(), fits=found.fits, captured=size in self.traces)
 
     def guessed_trace(self, size: int) -> Trace | None:
         """Return the trace of a size, captured or worked out, with the workspaces of the device's kernels."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
 from trainfit.api.size_judge import SizeJudge, SizeQuestion
@@ -15,7 +17,7 @@ from trainfit.errors import BudgetTooSmall, OptionError, TargetError
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.infeasible import too_small
 from trainfit.planning.plan_results import PlanResult
-from trainfit.sizing.size_results import Limit, MaxSize, SizeName, SizeRow
+from trainfit.sizing.size_results import Limit, MaxSize, SizeRow
 from trainfit.sizing.size_search import Bracket, Needed, confirmed
 from trainfit.traces.ranks import Cluster
 
@@ -91,8 +93,6 @@ def max_seq(
 
 
 def _with_size(options: StepOptions | None, name: str, size: int | None) -> StepOptions | None:
-    from dataclasses import replace
-
     if size is None:
         return options
     given = options or StepOptions()
@@ -123,9 +123,12 @@ def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
     def guess(number: int) -> Needed | None:
         return judge.guess(number * unit)
 
+    def peak(number: int) -> Needed | None:
+        return judge.guessed_peak(number * unit)
+
     guesses = {start // unit: guess(start // unit) for start in sizes.starts}
     hints = {number: needed for number, needed in guesses.items() if needed is not None}
-    found = confirmed(ask, guess, judge.budget_bytes, bracket, hints)
+    found = confirmed(ask, guess, judge.budget_bytes, bracket, hints, None if question.with_plan else peak)
     if found is None:
         refuse_first(judge, sizes.first)
     return _answer(judge, sizes, found * unit)
@@ -164,9 +167,9 @@ def _answer(judge: SizeJudge, sizes: SizeRange, size: int) -> MaxSize:
         limit, text = "refused", str(judge.refused[following])
     elif following > sizes.last:
         limit, text = ("model", sizes.why) if sizes.why else ("range", "")
-    result = judge.result(size)
     next_row = judge.captured_row(following) if following in judge.results else None
     rows = _rows(judge, sizes, size)
+    result = replace(judge.result(size), seconds=judge.watch.seconds)
     return MaxSize(
         name=question.name,
         size=size,
@@ -183,7 +186,7 @@ def _answer(judge: SizeJudge, sizes: SizeRange, size: int) -> MaxSize:
         rows=rows,
         captures=tuple(sorted(judge.traces)),
         result=result,
-        seconds=judge.watch.seconds,
+        seconds=result.seconds,
     )
 
 
@@ -203,6 +206,3 @@ def _rows(judge: SizeJudge, sizes: SizeRange, size: int) -> tuple[SizeRow, ...]:
         elif judge.request.costs == "roofline":
             found.append(judge.guessed_row(one))
     return (*(row for row in found if row is not None), judge.captured_row(size))
-
-
-__all__ = ["SizeName", "largest_size", "max_batch", "max_seq"]

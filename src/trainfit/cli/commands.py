@@ -21,6 +21,8 @@ from trainfit.cli import cli_options as given
 from trainfit.cli.amount_options import amount_now
 from trainfit.cli.cli_running import command, present, working
 from trainfit.cli.help_text import HELP
+from trainfit.cli.list_options import ListedRequestFlags
+from trainfit.cli.size_commands import register_size_commands, several_estimates, several_plans
 
 app = typer.Typer(
     name="trainfit",
@@ -51,7 +53,7 @@ def trainfit(
 @command(app)
 def estimate(
     target: given.Target,
-    asked: given.RequestFlags,
+    asked: ListedRequestFlags,
     outputs: given.StepOutputFlags,
     save_trace: given.SaveTrace = None,
 ) -> None:
@@ -66,6 +68,7 @@ def estimate(
       trainfit estimate resnet-18 --device cpu --costs measured
       trainfit estimate train.py:build --world-size 64 --device h100
       trainfit estimate llama-3-70b --mesh dp=8,tp=8 --device h100
+      trainfit estimate gpt2 --batch 8,16,max --device a100-40gb,h100
 
     --batch, --seq, --image-size, --dtype and --optimizer set the step of
     built-in and hf: models. A function of your own gets those that you give as
@@ -74,13 +77,16 @@ def estimate(
     logging in them happen, except that no tensors are written and no older
     files are removed.
     """
+    if asked.has_lists:
+        several_estimates(target, asked, outputs, save_trace)
+        return
     with working(outputs, save_trace=save_trace):
-        from trainfit.api import predict
+        from trainfit.api.several import estimate_asked
         from trainfit.report.reading import estimate_data
         from trainfit.report.text_estimates import estimate_view
         from trainfit.traces import trace_store as store
 
-        result = predict.estimate_step(asked.request(target))
+        result = estimate_asked(asked.asked(target)[0])
         if save_trace is not None:
             doing("saving the trace")
             store.save_trace(result.trace, save_trace)
@@ -92,7 +98,7 @@ def plan(
     target: given.Target,
     *,
     budget: given.Budget = None,
-    asked: given.RequestFlags,
+    asked: ListedRequestFlags,
     solver: given.SolverFlags,
     output: given.Output = None,
     outputs: given.StepOutputFlags,
@@ -112,14 +118,18 @@ def plan(
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
     trainfit.apply(model, plan).
     """
+    if asked.has_lists:
+        several_plans(target, asked, budget, solver, outputs, output)
+        return
     with working(outputs, output=output):
         from trainfit.api import choose
+        from trainfit.api.several import plan_asked
         from trainfit.plans import plan_store
         from trainfit.report.reading import plan_data
         from trainfit.report.text_plans import plan_view
 
-        request = asked.request(target, of_cluster=not solver.divides)
-        result = choose.plan_step(request, budget=budget, **solver.arguments(asked.cluster))
+        step = asked.asked(target, of_cluster=not solver.divides)[0]
+        result = plan_asked(step, budget, **solver.arguments(asked.cluster))
     if output is not None and result.feasible:
         plan_store.save_plan(result.plan, output)
     present(outputs, plan_data(result), plan_view, result)
@@ -148,6 +158,9 @@ def frontier(
 
         result = choose.frontier_step(asked.request(target), points)
     present(outputs, frontier_data(result), frontier_view, result)
+
+
+register_size_commands(app)
 
 
 @command(app)

@@ -73,7 +73,7 @@ class OutputFlags:
             write_tables(data, result, self.csv)
         if self.json is not None:
             doing("writing the JSON")
-            json_result.write_json(json_result.result_json(data), self.json)
+            json_result.write_json(json_result.whole_json(data), self.json)
         if self.report is not None:
             from trainfit.webpage.page import write_page
 

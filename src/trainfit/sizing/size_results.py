@@ -23,13 +23,13 @@ class SizeRow:
     captured: bool
     """Whether the step was captured with this size; otherwise it is worked out from captures of others."""
     peak_bytes: int
-    memory_bytes: int
+    smallest_memory_bytes: int
     """The least memory with which it runs; with a plan, of the step that runs the plan."""
     step_seconds: float | None
     """None where nothing is known about the device's speed."""
     samples_per_second: float | None
     tokens_per_second: float | None
-    added: float | None = None
+    plan_adds: float | None = None
     """What the plan adds to the step's time, as a share of the step as it is; None without plans."""
 
     @property
@@ -74,7 +74,7 @@ class MaxSize:
         plan = " with a plan" if self.with_plan else ""
         return (
             f"<MaxSize of {self.target} on {self.device.name}{plan}: {self.name} {format_count(self.size)}, "
-            f"runs in {format_bytes(self.answer.memory_bytes)} of {format_bytes(self.budget_bytes)}>"
+            f"runs in {format_bytes(self.answer.smallest_memory_bytes)} of {format_bytes(self.budget_bytes)}>"
         )
 
     @property

@@ -5,8 +5,8 @@ budget. `confirmed` does that with answers that are worked out, and then asks fo
 and at the next one; where the truth disagrees, it is what counts, and the search goes on between what is
 known to fit and what is known not to.
 
-What an allocator needs does not always grow with size: it cuts memory up by luck. The answer is a size that
-fits while the next one does not; that a larger one fits all the same is possible.
+What an allocator needs does not always grow with size: it cuts memory up by luck, and a size may fit although
+a smaller one does not. `larger` looks for such sizes up to the one whose peak alone is too much.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 
 _MOST_SECANTS = 3
 """After so many steps along the line that did not halve what is left, the middle is asked."""
+_MOST_LARGER = 32
+"""How many sizes are looked at in one pass above the one that was found."""
+_MOST_PASSES = 3
 _MOST_ROUNDS = 4
 """How often what is worked out may be wrong before only the truth is asked."""
 
@@ -66,12 +69,18 @@ class Bracket:
 
 
 def confirmed(
-    ask: Ask, guess: Guess, budget_bytes: int, bracket: Bracket, hints: dict[int, Needed] | None = None
+    ask: Ask,
+    guess: Guess,
+    budget_bytes: int,
+    bracket: Bracket,
+    hints: dict[int, Needed] | None = None,
+    peak: Guess | None = None,
 ) -> int | None:
     """Return the largest size that fits, and whose next does not, by the truth; None if the first does not.
 
     `ask` tells the truth, and takes long; `guess` works it out, or says None where it cannot. `hints` are
-    guesses that there are already.
+    guesses that there are already; `peak` works out what a size has alive at once, if larger sizes than the
+    one that is found are to be looked at.
     """
     hints = hints or {}
     for _ in range(_MOST_ROUNDS):
@@ -81,12 +90,36 @@ def confirmed(
         found = largest_fitting(guess, budget_bytes, inside, hints | bracket.answers)
         if found is None:
             break
+        if peak is not None:
+            found = larger(guess, peak, budget_bytes, found, bracket.high - 1)
         for size in (found, found + 1):
             if size in bracket:
                 bracket.learn(size, ask(size))
     if not bracket.decided:
         largest_fitting(ask, budget_bytes, bracket, hints | bracket.answers)
     return bracket.low if bracket.low >= bracket.first else None
+
+
+def larger(guess: Guess, peak: Guess, budget_bytes: int, found: int, last: int) -> int:
+    """Return the largest size that fits of those whose peak is within the budget; `found` if there is none.
+
+    Where there are many sizes, some of them are looked at, and then those around the largest that fits.
+    """
+    most = largest_fitting(peak, budget_bytes, Bracket(found + 1, last))
+    best, end = found, found if most is None else most
+    for _ in range(_MOST_PASSES):
+        every = max(-(-(end - best) // _MOST_LARGER), 1)
+        above, fitting = end + 1, best
+        for size in range(end, best, -every):
+            guessed = guess(size)
+            if guessed is not None and guessed.fits:
+                fitting = size
+                break
+            above = size
+        if fitting == best:
+            break
+        best, end = fitting, above - 1
+    return best
 
 
 def largest_fitting(
