@@ -7,9 +7,9 @@ Bisection asks `estimate` (or with a plan `plan`) whether a size fits: 1, 2, 4, 
 then the middle of what is left. Each question is a capture. `max-batch` captures few sizes and works the
 others out. Seconds are processor time of this process, which runs both, one after the other.
 
-What torch's allocator needs does not always grow with the batch: it cuts memory up by luck. Bisection then ends
-at some size that fits while the next does not; `max-batch` looks for a larger one that fits as well, and full
-captures of it and of the next one are made here to see that it is right.
+What torch's allocator needs does not always grow with the batch: it cuts memory up by luck. Bisection then
+ends at some size that fits while the next does not; `max-batch` looks for a larger one that fits as well, and
+full captures of it and of the next one are made here to see that it is right.
 
 Exit code 1 if `max-batch` finds a smaller size than bisection, or a larger one that does not hold.
 """

@@ -90,7 +90,11 @@ class SizeJudge:
             return NOTHING
         row = self.captured_row(size)
         # A plan uses the budget up: what it needs says nothing about the least that would do.
-        return Needed(row.fits) if self.question.with_plan and row.fits else Needed(row.fits, row.smallest_memory_bytes)
+        return (
+            Needed(row.fits)
+            if self.question.with_plan and row.fits
+            else Needed(row.fits, row.smallest_memory_bytes)
+        )
 
     def _refuse_gaps(self, size: int, error: TrainfitError) -> None:
         """A step that takes larger sizes, but not this one, takes only some: which ones, its author knows."""
@@ -148,7 +152,7 @@ class SizeJudge:
         # A function of the user's own may not say how many samples its step has: the batch is what it is.
         samples = trace.samples or (size if self.question.name == "batch" else trace.settings.batch)
         rates = [count / seconds if count and seconds else None for count in (samples, trace.tokens)]
-        return SizeRow(size, fits, captured, peak, memory, seconds, *rates, added)
+        return SizeRow(size, fits, captured, peak, memory, seconds, rates[0], rates[1], added)
 
     # What follows is worked out, without a capture.
 

@@ -46,7 +46,7 @@ def size_range(request: Request, question: SizeQuestion) -> SizeRange:
     last, why = _allowed(request, name, unit, first, last)
     # One sample often takes another course than several. Over the batch two points are a line; over the
     # sequence it takes three for a parabola.
-    wanted = (2 * unit, 4 * unit)
+    wanted: tuple[int, ...] = (2 * unit, 4 * unit)
     if name == "seq":
         whole = max(min(_usual_seq(request) or _USUAL_SEQ, last), 4 * unit, 4 * first)
         wanted = (whole // 4, whole // 2, whole)
@@ -96,4 +96,3 @@ def _how_to_take(name: str, error: SizeNotTaken) -> str:
         f"{error.label} has no parameter named {name}, and its size cannot be set. Add one that it makes its "
         f"data with: def build({name}: int = 8, ...)."
     )
-

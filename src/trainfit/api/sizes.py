@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NoReturn
 
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
@@ -54,9 +55,7 @@ def max_batch(
     options = _with_size(options, "seq", seq)
     question = SizeQuestion("batch", with_plan, budget, multiple_of, seconds_limit)
     with heard_by(progress, measuring):
-        request = Request(
-            target, device, options, task, steps, costs, False, allocator, cluster, worst_rank
-        )
+        request = Request(target, device, options, task, steps, costs, False, allocator, cluster, worst_rank)
         return largest_size(request, question)
 
 
@@ -86,9 +85,7 @@ def max_seq(
     options = _with_size(options, "batch", batch)
     question = SizeQuestion("seq", with_plan, budget, multiple_of, seconds_limit)
     with heard_by(progress, measuring):
-        request = Request(
-            target, device, options, task, steps, costs, False, allocator, cluster, worst_rank
-        )
+        request = Request(target, device, options, task, steps, costs, False, allocator, cluster, worst_rank)
         return largest_size(request, question)
 
 
@@ -98,7 +95,9 @@ def _with_size(options: StepOptions | None, name: str, size: int | None) -> Step
     given = options or StepOptions()
     if isinstance(given, StepOptions) and getattr(given, name) is not None:
         raise OptionError(f"{name} is given twice, as {name}= and in options; leave one of them out.")
-    return replace(given, **{name: size}) if isinstance(given, StepOptions) else given
+    if not isinstance(given, StepOptions):
+        return given  # refused where it is used
+    return replace(given, seq=size) if name == "seq" else replace(given, batch=size)
 
 
 def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
@@ -134,7 +133,7 @@ def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
     return _answer(judge, sizes, found * unit)
 
 
-def refuse_first(judge: SizeJudge, size: int) -> None:
+def refuse_first(judge: SizeJudge, size: int) -> NoReturn:
     """Say that not even the smallest size fits, as `estimate` or `plan` says it."""
     if size in judge.refused:
         raise judge.refused[size]

@@ -27,8 +27,8 @@ WITH_LISTS = ("json", "csv")
 class ListedStepFlags(StepFlags):
     """What can be asked of a step, with a list of batches."""
 
-    batch: Annotated[  # type: ignore[assignment]
-        str | None,
+    batch: Annotated[
+        Any,
         option(
             "N|N,N|max",
             "Samples per step. Several with commas between them (1,2,4,8) give a table; max is the largest "
@@ -96,8 +96,8 @@ def refuse_with_lists(outputs: OutputFlags, **files: str | None) -> None:
     for name, value in named.items():
         if value is not None:
             raise OptionError(
-                f"--{name.replace('_', '-')} is about one step, and --batch or --device name several; --json and "
-                "--csv take all of them."
+                f"--{name.replace('_', '-')} is about one step, and --batch or --device name several; "
+                "--json and --csv take all of them."
             )
 
 

@@ -56,9 +56,9 @@ class SizeFlags:
     ] = False
     budget: given.Budget = None
     multiple_of: Annotated[int, option("N", "Look only at multiples of N.")] = 1
-    seconds: Annotated[
-        float, option("N", "With --with-plan: stop solving for a size after this long.")
-    ] = 30.0
+    seconds: Annotated[float, option("N", "With --with-plan: stop solving for a size after this long.")] = (
+        30.0
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Return them as `api.size_judge.SizeQuestion` takes them."""

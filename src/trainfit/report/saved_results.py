@@ -10,10 +10,12 @@ from trainfit.errors import OptionError
 from trainfit.planning.plan_results import Frontier, PlanResult
 from trainfit.report.json_result import result_json, write_json
 from trainfit.report.reading import estimate_data, frontier_data, plan_data
+from trainfit.report.sizes_data import size_data
+from trainfit.sizing.size_results import MaxSize
 
 
-def save_result(result: Estimate | PlanResult | Frontier, path: str | Path) -> None:
-    """Write an estimate or a frontier as one JSON object, whole or not at all."""
+def save_result(result: Estimate | PlanResult | Frontier | MaxSize, path: str | Path) -> None:
+    """Write an estimate, a frontier or a largest size as one JSON object, whole or not at all."""
     data: Any
     if isinstance(result, Estimate):
         data = estimate_data(result)
@@ -21,6 +23,8 @@ def save_result(result: Estimate | PlanResult | Frontier, path: str | Path) -> N
         data = plan_data(result)
     elif isinstance(result, Frontier):
         data = frontier_data(result)
+    elif isinstance(result, MaxSize):
+        data = size_data(result)
     else:
         raise OptionError(
             "save_result writes what `trainfit.estimate` or `trainfit.frontier` returns, got "

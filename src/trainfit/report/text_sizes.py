@@ -21,8 +21,10 @@ from trainfit.report.tables import (
 )
 from trainfit.sizing.size_results import SizeRow
 
-_WORDS = {"batch": "batch", "seq": "sequence"}
+SIZE_WORDS = {"batch": "batch", "seq": "sequence"}
 _WHOLE_ABOVE = 100
+_ENOUGH = 0.98
+"""Of the best throughput: a size that has this much is worth knowing about."""
 
 
 def size_view(data: SizeData, amount: Amount = "usual") -> RenderableType:
@@ -32,7 +34,7 @@ def size_view(data: SizeData, amount: Amount = "usual") -> RenderableType:
         return verdict_alone(_headline(data), subject.warnings)
     return stacked(
         [_headline(data), *settings_lines(subject)],
-        [_why(data)],
+        [safe(why_no_larger(data))],
         [_sizes(data)],
         [_best(data)] if data.best_size is not None else [],
         stage_times(subject.seconds, amount),
@@ -46,7 +48,7 @@ def _headline(data: SizeData) -> Text:
     line = safe(data.subject.target, "bold").append(" on ").append_text(safe(data.subject.device))
     if data.subject.world_size > 1:
         line.append(f", rank {format_count(data.subject.rank)} of {format_count(data.subject.world_size)}")
-    line.append(": the largest ").append(_WORDS[data.size_name])
+    line.append(": the largest ").append(SIZE_WORDS[data.size_name])
     line.append(" with a plan" if data.with_plan else " that fits").append(" is ")
     line.append(format_count(data.size), "bold green")
     line.append(f", which runs in {format_bytes(data.smallest_memory_bytes)}")
@@ -59,29 +61,29 @@ def _headline(data: SizeData) -> Text:
     return line
 
 
-def _why(data: SizeData) -> Text:
+def why_no_larger(data: SizeData) -> str:
     """Say why there is no larger one."""
     word = data.size_name
     if data.limit == "model":
-        return safe(f"The model is the limit, not the memory: {data.limit_text}")
+        return f"The model is the limit, not the memory: {data.limit_text}"
     if data.limit == "range":
         size = format_count(data.size)
-        return Text(f"Everything fits up to {word} {size}, beyond which nothing is looked at.")
+        return f"Everything fits up to {word} {size}, beyond which nothing is looked at."
     following = format_count(data.size + data.multiple_of)
     if data.limit == "refused":
-        return safe(f"The step does not take {word} {following}: {data.limit_text}")
+        return f"The step does not take {word} {following}: {data.limit_text}"
     missing = 0 if data.next is None else data.next.smallest_memory_bytes - data.budget_bytes
     needs = f": {format_bytes(missing)} missing" if missing > 0 else ""
     verdict = "no plan makes it fit" if data.with_plan else "it does not fit"
-    return Text(f"With {word} {following} {verdict}{needs} (predicted, captured as well).")
+    return f"With {word} {following} {verdict}{needs} (predicted, captured as well)."
 
 
 def _sizes(data: SizeData) -> NumberTable:
     timed = data.step_seconds is not None
-    rated = [name for name in ("tokens", "samples") if _rates(data.sizes, name)]
+    rated = _rated(data.sizes)
     columns = [*(("step",) if timed else ()), *(f"{name}/s" for name in rated), "runs in", "peak"]
     columns += ["plan adds"] if data.with_plan else []
-    table = NumberTable(f"{_WORDS[data.size_name]} (predicted)", *columns, last="figure")
+    table = NumberTable(f"{SIZE_WORDS[data.size_name]} (predicted)", *columns, last="figure")
     for row in data.sizes:
         cells: list[Cell] = [_seconds(row.step_seconds)] if timed else []
         cells += [_rate(getattr(row, f"{name}_per_second")) for name in rated]
@@ -93,15 +95,26 @@ def _sizes(data: SizeData) -> NumberTable:
     return table
 
 
-def _rates(rows: Sequence[SizeRow], name: str) -> bool:
-    return any(getattr(row, f"{name}_per_second") is not None for row in rows)
+def _rated(rows: Sequence[SizeRow] | Sequence[StepRow]) -> list[str]:
+    """Return what rows are compared by: tokens per second, or samples if there are none."""
+    known = [
+        name
+        for name in ("tokens", "samples")
+        if any(getattr(row, f"{name}_per_second") is not None for row in rows)
+    ]
+    return known[:1]
 
 
 def _best(data: SizeData) -> Text:
     best = next(row for row in data.sizes if row.size == data.best_size)
     unit = "samples" if best.tokens_per_second is None else "tokens"
     line = Text(f"Of these, {data.size_name} ").append(format_count(best.size), "bold")
-    return line.append(f" has the best throughput: {_rate(best.rate)} {unit}/s.")
+    line.append(f" has the best throughput: {_rate(best.rate)} {unit}/s.")
+    enough = next(row for row in data.sizes if (row.rate or 0.0) >= _ENOUGH * (best.rate or 0.0))
+    if enough.size < best.size:
+        share = (enough.rate or 0.0) / (best.rate or 1.0)
+        line.append(f" With {format_count(enough.size)} it is {share:.1%} of that already.")
+    return line
 
 
 def _footer(data: SizeData) -> str:
@@ -109,8 +122,8 @@ def _footer(data: SizeData) -> str:
     seconds = data.subject.seconds
     lines = [
         f"budget: the device without {margin_words(data.margin_bytes)}" if data.margin_bytes else "",
-        f"captured with {data.size_name} {captured} in {format_seconds(seconds.get('capture', 0.0))}, found in "
-        f"{format_seconds(seconds['total'])}, torch {data.subject.torch}",
+        f"captured with {data.size_name} {captured} in {format_seconds(seconds.get('capture', 0.0))}, "
+        f"found in {format_seconds(seconds['total'])}, torch {data.subject.torch}",
     ]
     return "\n".join(line for line in lines if line)
 
@@ -120,11 +133,7 @@ def several_view(data: SeveralSteps, amount: Amount = "usual") -> RenderableType
     if amount == "verdict":
         return Text("\n").join(_one_line(row) for row in data.rows)
     timed = any(row.step_seconds is not None for row in data.rows)
-    rated = [
-        name
-        for name in ("tokens", "samples")
-        if any(getattr(row, f"{name}_per_second") is not None for row in data.rows)
-    ]
+    rated = _rated(data.rows)
     columns = ["batch", "fits", "runs in", "peak", *(("step",) if timed else ())]
     columns += ["plan adds"] if data.planned else []
     table = NumberTable("device (predicted)", *columns, *(f"{name}/s" for name in rated))

@@ -9,6 +9,7 @@ from trainfit.basics.units import format_bytes, format_count
 from trainfit.costs.estimates import Estimate
 from trainfit.devices.device_table import Device
 from trainfit.planning.plan_results import PlanResult
+from trainfit.traces.simulate import Timeline
 
 SizeName = Literal["batch", "seq"]
 Limit = Literal["memory", "model", "refused", "range"]
@@ -82,6 +83,11 @@ class MaxSize:
         """The row with the most tokens or samples per second; None if times are not known."""
         timed = [row for row in self.rows if row.rate is not None]
         return max(timed, key=lambda row: row.rate or 0.0, default=None)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The memory of the step with the largest size."""
+        return self.result.timeline
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ saved_report     `save_report`: the same from Python
 page_sections    the sections of each kind of result
 diff_page        the page of a diff
 calibrated_page  the page of a calibration
+size_page        the page of the largest size
 page_parts       what a page is put together from: sections, and the pictures and tables in them
 page_answers     the first screen of each kind of result, in words and figures
 first_screen     the first screen as HTML

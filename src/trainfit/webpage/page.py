@@ -14,9 +14,10 @@ from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, 
 from trainfit.report.diff_data import DiffData
 from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
+from trainfit.report.sizes_data import SizeData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
-from trainfit.webpage import calibrated_page, diff_page, page_answers, page_sections
+from trainfit.webpage import calibrated_page, diff_page, page_answers, page_sections, size_page
 from trainfit.webpage.embedding import asset, content_policy, embedded_json, escaped, script
 from trainfit.webpage.first_screen import first_screen_html
 from trainfit.webpage.module_columns import largest_part
@@ -34,6 +35,7 @@ _ANSWERS: dict[type, Callable[..., FirstScreen]] = {
     OrderData: page_answers.order_answer,
     CalibrationData: calibrated_page.calibration_answer,
     DiffData: diff_page.diff_answer,
+    SizeData: size_page.size_answer,
 }
 _SAY_WHAT_DOMINATES = (EstimateData, PlanData, FrontierData)
 _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
@@ -45,6 +47,7 @@ _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
     OrderData: page_sections.order_sections,
     CalibrationData: calibrated_page.calibration_sections,
     DiffData: diff_page.diff_sections,
+    SizeData: size_page.size_sections,
 }
 
 
