@@ -28,14 +28,14 @@ class ListedStepFlags(StepFlags):
     """What can be asked of a step, with a list of batches."""
 
     batch: Annotated[
-        Any,
+        str | None,
         option(
             "N|N,N|max",
             "Samples per step. Several with commas between them (1,2,4,8) give a table; max is the largest "
             "batch that fits.",
             offered=one_of(MAX),
         ),
-    ] = None
+    ] = None  # type: ignore[assignment]
 
     @property
     def batches(self) -> tuple[Size | None, ...]:
