@@ -7,6 +7,6 @@
 `text_estimates.py`, `text_plans.py`, `text_verification.py`, `text_orders.py`, `text_calibrations.py`,
 `text_diffs.py`, `text_sizes.py` and `text_devices.py` lay it out for people, from the parts in `tables.py`
 and the picture in `sparkline.py`, as much of it as `amounts.py` says; `text_start.py` is what `trainfit`
-alone prints; `json_result.py` writes it for programs, and `saved_results.py` results of the API. `progress.py` is
-the spinner.
+alone prints; `json_result.py` writes it for programs, and `saved_results.py` results of the API.
+`progress.py` is the spinner.
 """
