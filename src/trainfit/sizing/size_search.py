@@ -15,7 +15,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_MOST_SECANTS = 3
+_FAR = 4
+"""How many times as large the upper end may be before the middle is that of orders of magnitude."""
+_MOST_SECANTS = 2
 """After so many steps along the line that did not halve what is left, the middle is asked."""
 _MOST_LARGER = 32
 """How many sizes are looked at in one pass above the one that was found."""
@@ -150,13 +152,21 @@ def _next(bracket: Bracket, answers: dict[int, Needed], budget_bytes: int, *, mi
     low, high = bracket.low, bracket.high
     bounded = high in answers
     if middle:
-        # Without an upper bound, the sizes that people try.
-        return (low + high) // 2 if bounded else min(max(2 * low, low + 1), high - 1)
+        return _middle(low, high, bounded)
     figures = {size: one.bytes for size, one in answers.items() if not math.isnan(one.bytes)}
     on_line = _where_the_line_ends(figures, low, high if bounded else None, budget_bytes)
     if on_line is None:
-        return (low + high) // 2 if bounded else min(max(2 * low, low + 1), high - 1)
+        return _middle(low, high, bounded)
     return min(max(on_line, low + 1), high - 1)
+
+
+def _middle(low: int, high: int, bounded: bool) -> int:
+    """Return a size between: the next of those that people try, as long as nothing is known above."""
+    if not bounded:
+        return min(max(2 * low, low + 1), high - 1)
+    if high > _FAR * max(low, 1):
+        return min(max(math.isqrt(max(low, 1) * high), low + 1), high - 1)
+    return (low + high) // 2
 
 
 def _where_the_line_ends(
