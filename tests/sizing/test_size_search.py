@@ -87,10 +87,23 @@ def test_the_truth_counts_where_guesses_are_wrong(seed: int) -> None:
     slope, offset = chance.uniform(1, 900), chance.uniform(0, 9000)
     wrong = chance.choice((0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
     truth = Asked(lambda size: offset + slope * size)
-    found = confirmed(truth, Asked(lambda size: wrong * offset + slope * size), int(BUDGET), Bracket(1, 10**6))
+    found = confirmed(
+        truth, Asked(lambda size: wrong * offset + slope * size), int(BUDGET), Bracket(1, 10**6)
+    )
     expected = math.floor((BUDGET - offset) / slope)
     assert (found or 0) == expected
     assert len(truth.sizes) <= 40
+
+
+def test_a_size_that_is_refused_ends_the_line() -> None:
+    asked: list[int] = []
+
+    def ask(size: int) -> Needed:
+        asked.append(size)
+        return Needed(True, 10.0 * size) if size <= 50 else Needed(False)
+
+    assert confirmed(ask, Asked(lambda size: 0.1 * size), int(BUDGET), Bracket(1, 10**6)) == 50
+    assert len(asked) < 16
 
 
 def test_without_guesses_only_the_truth_is_asked() -> None:
@@ -124,7 +137,10 @@ def test_lists_of_sizes(text: str, sizes: tuple[int | str, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x", "--batch must be a whole number, several with commas between them as in 1,2,4,8, or max; got 'x'"),
+        (
+            "x",
+            "--batch must be a whole number, several with commas between them as in 1,2,4,8, or max; got 'x'",
+        ),
         ("1,,2", "--batch '1,,2' has a comma with nothing beside it"),
         ("", "got ''"),
         (",".join(map(str, range(101))), "--batch takes 100 values at most, got 101"),

@@ -75,27 +75,27 @@ class Request:
     @cached_property
     def resolved(self) -> Target:
         """What the target names, with the options that it gets on this device."""
+        assert not isinstance(self.target, Trace), "a trace is captured already"
+        options = replace(self.options, device=self.device.kind, cluster=self.cluster)
+        return load(self.target, options, self._task)
+
+    @property
+    def options(self) -> StepOptions:
+        """What was asked of the step."""
         options = self._options
         if options is not None and not isinstance(options, StepOptions):
             raise OptionError(
                 "options is a trainfit.StepOptions, as in options=trainfit.StepOptions(batch=8), "
                 f"got {type(options).__name__}."
             )
-        assert not isinstance(self.target, Trace), "a trace is captured already"
-        options = replace(options or StepOptions(), device=self.device.kind, cluster=self.cluster)
-        return load(self.target, options, self._task)
-
-    @property
-    def options(self) -> StepOptions | None:
-        """What was asked of the step."""
-        return self._options
+        return options or StepOptions()
 
     def at(self, **sizes: int) -> Request:
         """Return the same request for another batch or sequence."""
         return Request(
             self.target,
             self._named,
-            replace(self._options or StepOptions(), **sizes),  # type: ignore[arg-type]
+            replace(self.options, **sizes),  # type: ignore[arg-type]
             self._task,
             self._steps,
             self.costs,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainfit.api.request import Request
 from trainfit.api.size_judge import SizeQuestion
 from trainfit.errors import OptionError, SizeNotTaken, TargetError, TrainfitError
-from trainfit.models.recipe import RANGES, StepOptions, flag_of
+from trainfit.models.recipe import RANGES, flag_of
 from trainfit.traces.trace import Trace
 
 _USUAL_SEQ = 512
@@ -30,8 +30,7 @@ def refuse_fixed_size(request: Request, question: SizeQuestion) -> None:
     name = question.name
     if isinstance(request.target, Trace):
         raise OptionError(f"a trace is of one {name}; give the target that it was captured from.")
-    options = request.options
-    if isinstance(options, StepOptions) and getattr(options, name) is not None:
+    if getattr(request.options, name) is not None:
         raise OptionError(f"{flag_of(name)} is what is looked for: leave it out.")
     multiple, largest = question.multiple_of, RANGES[name][1]
     if type(multiple) is not int or not 1 <= multiple <= largest:

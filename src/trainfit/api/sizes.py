@@ -14,7 +14,7 @@ from trainfit.basics.units import format_bytes, format_count
 from trainfit.costs.estimates import Estimate
 from trainfit.costs.pricing import CostSource
 from trainfit.devices.device_table import Device
-from trainfit.errors import BudgetTooSmall, OptionError, TargetError
+from trainfit.errors import BudgetTooSmall, OptionError, TargetError, UserCodeError
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.infeasible import too_small
 from trainfit.planning.plan_results import PlanResult
@@ -107,7 +107,7 @@ def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
     sizes = size_range(request, question)
     unit = question.multiple_of
     for start in sizes.starts:
-        judge.capture(start)
+        _capture_start(judge, start)
     if judge.growth.is_flat:
         raise TargetError(
             f"the step is the same with {question.name} {sizes.starts[0]:,} and {sizes.starts[-1]:,}: the "
@@ -131,6 +131,17 @@ def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
     if found is None:
         refuse_first(judge, sizes.first)
     return _answer(judge, sizes, found * unit)
+
+
+def _capture_start(judge: SizeJudge, size: int) -> None:
+    try:
+        judge.capture(size)
+    except UserCodeError as error:
+        text = (
+            f"{error} That was with {judge.question.name} {format_count(size)}: if the step takes only "
+            "multiples of a number, say so by --multiple-of N."
+        )
+        raise UserCodeError(text, error.user_traceback) from None
 
 
 def refuse_first(judge: SizeJudge, size: int) -> NoReturn:

@@ -61,6 +61,12 @@ class Bracket:
                 self.high = size
 
     @property
+    def has_refused(self) -> bool:
+        """Whether the upper end is a size that does not fit for another reason than its memory."""
+        end = self.answers.get(self.high)
+        return end is not None and math.isnan(end.bytes)
+
+    @property
     def decided(self) -> bool:
         """Whether nothing is left between."""
         return self.high - self.low <= 1
@@ -97,6 +103,10 @@ def confirmed(
         for size in (found, found + 1):
             if size in bracket:
                 bracket.learn(size, ask(size))
+        if bracket.has_refused:
+            # It is not the memory that ends it, and no line says where.
+            hints = {}
+            break
     if not bracket.decided:
         largest_fitting(ask, budget_bytes, bracket, hints | bracket.answers)
     return bracket.low if bracket.low >= bracket.first else None
