@@ -69,7 +69,7 @@ def size_data(found: MaxSize) -> SizeData:
 
 
 @dataclass(frozen=True)
-class StepRow:
+class AskedRow:
     """One step of several, as a row."""
 
     target: str
@@ -91,7 +91,7 @@ class StepRow:
 class SeveralSteps:
     """Several steps, and what a reader sees of each."""
 
-    rows: tuple[StepRow, ...]
+    rows: tuple[AskedRow, ...]
     results: tuple[EstimateData | PlanData, ...]
     planned: bool
     warnings: tuple[str, ...]
@@ -105,7 +105,7 @@ def several_steps(results: Sequence[Estimate | PlanResult]) -> SeveralSteps:
     return SeveralSteps(rows, data, any(isinstance(one, PlanResult) for one in results), tuple(warnings))
 
 
-def _row(result: Estimate | PlanResult, seen: EstimateData | PlanData) -> StepRow:
+def _row(result: Estimate | PlanResult, seen: EstimateData | PlanData) -> AskedRow:
     settings, trace = result.trace.settings, result.trace
     if isinstance(result, Estimate):
         seconds = None if result.time is None else result.time.step_seconds
@@ -117,7 +117,7 @@ def _row(result: Estimate | PlanResult, seen: EstimateData | PlanData) -> StepRo
     # A function of the user's own may not say how many samples its step has.
     counts: tuple[Any, ...] = (trace.samples or settings.batch, trace.tokens)
     rates = [count / seconds if count and seconds else None for count in counts]
-    return StepRow(
+    return AskedRow(
         target=trace.target,
         device=result.device.name,
         batch=settings.batch,

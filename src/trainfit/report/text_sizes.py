@@ -9,7 +9,7 @@ from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
-from trainfit.report.sizes_data import SeveralSteps, SizeData, StepRow
+from trainfit.report.sizes_data import SeveralSteps, SizeData, AskedRow
 from trainfit.report.tables import (
     MOST_WARNINGS,
     Cell,
@@ -95,7 +95,7 @@ def _sizes(data: SizeData) -> NumberTable:
     return table
 
 
-def _rated(rows: Sequence[SizeRow] | Sequence[StepRow]) -> list[str]:
+def _rated(rows: Sequence[SizeRow] | Sequence[AskedRow]) -> list[str]:
     """Return what rows are compared by: tokens per second, or samples if there are none."""
     known = [
         name
@@ -152,7 +152,7 @@ def several_view(data: SeveralSteps, amount: Amount = "usual") -> RenderableType
     )
 
 
-def _one_line(row: StepRow) -> Text:
+def _one_line(row: AskedRow) -> Text:
     batch = "" if row.batch is None else f", batch {format_count(row.batch)}"
     line = safe(f"{row.target} on {row.device}{batch}: ").append_text(_fits(row.fits, "fits", "does not fit"))
     line.append(f", runs in {format_bytes(row.smallest_memory_bytes)} (predicted)")
