@@ -10,7 +10,7 @@ import pytest
 
 from trainfit.errors import OptionError
 from trainfit.sizing.size_lists import read_names, read_sizes
-from trainfit.sizing.size_search import Bracket, Needed, confirmed, larger, largest_fitting
+from trainfit.sizing.size_search import Bracket, Needed, confirmed, larger, largest_fitting, rounder
 
 BUDGET = 10_000.0
 
@@ -124,6 +124,17 @@ def test_a_larger_size_that_fits_by_luck_is_found() -> None:
     assert largest_fitting(needed, int(BUDGET), Bracket(1, 1000)) == 83
     assert larger(needed, peak, int(BUDGET), 83, 1000) == 91
     assert confirmed(needed, needed, int(BUDGET), Bracket(1, 1000), peak=peak) == 91
+
+
+def test_a_rounder_size_that_fits_by_luck_is_found() -> None:
+    def needed(size: int) -> Needed:
+        bytes_needed = 100 * size * (1.0 if size % 32 == 0 else 1.2)
+        return Needed(bytes_needed <= BUDGET, bytes_needed)
+
+    assert rounder(needed, 83, 1000) == 96  # the next multiple of 32, and not beyond 83 + 83 / 4
+    assert rounder(needed, 83, 95) == 83
+    assert rounder(lambda size: None, 83, 1000) == 83
+    assert confirmed(needed, needed, int(BUDGET), Bracket(1, 1000)) == 96
 
 
 @pytest.mark.parametrize(

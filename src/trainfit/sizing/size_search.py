@@ -6,7 +6,8 @@ and at the next one; where the truth disagrees, it is what counts, and the searc
 known to fit and what is known not to.
 
 What an allocator needs does not always grow with size: it cuts memory up by luck, and a size may fit although
-a smaller one does not. `larger` looks for such sizes up to the one whose peak alone is too much.
+a smaller one does not. `larger` looks for such sizes up to the one whose peak alone is too much, `rounder` for
+round ones, where a look takes long.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _MOST_SECANTS = 2
 _MOST_LARGER = 32
 """How many sizes are looked at in one pass above the one that was found."""
 _MOST_PASSES = 3
+_LITTLE = 4
+"""Round sizes are looked at up to the size that was found and this part of it."""
 _MOST_ROUNDS = 4
 """How often what is worked out may be wrong before only the truth is asked."""
 
@@ -87,8 +90,8 @@ def confirmed(
     """Return the largest size that fits, and whose next does not, by the truth; None if the first does not.
 
     `ask` tells the truth, and takes long; `guess` works it out, or says None where it cannot. `hints` are
-    guesses that there are already; `peak` works out what a size has alive at once, if larger sizes than the
-    one that is found are to be looked at.
+    guesses that there are already; `peak` works out what a size has alive at once: up to there, larger
+    sizes than the one that is found are looked at. Without it these are only the round ones.
     """
     hints = hints or {}
     for _ in range(_MOST_ROUNDS):
@@ -98,8 +101,11 @@ def confirmed(
         found = largest_fitting(guess, budget_bytes, inside, hints | bracket.answers)
         if found is None:
             break
+        last = bracket.high - 1
         if peak is not None:
-            found = larger(guess, peak, budget_bytes, found, bracket.high - 1)
+            found = larger(guess, peak, budget_bytes, found, last)
+        else:
+            found = rounder(guess, found, last)
         for size in (found, found + 1):
             if size in bracket:
                 bracket.learn(size, ask(size))
@@ -132,6 +138,20 @@ def larger(guess: Guess, peak: Guess, budget_bytes: int, found: int, last: int) 
             break
         best, end = fitting, above - 1
     return best
+
+
+def rounder(guess: Guess, found: int, last: int) -> int:
+    """Return a size that is a little larger than one that fits, rounder, and fits as well; else that one.
+
+    Round is what many powers of two divide: storages are whole blocks then, and lie well beside each other.
+    """
+    powers = (1 << exponent for exponent in range(1, max(found, 1).bit_length()))
+    most = min(last, found + found // _LITTLE)
+    for size in sorted({-(-(found + 1) // power) * power for power in powers}, reverse=True):
+        guessed = guess(size) if size <= most else None
+        if guessed is not None and guessed.fits:
+            return size
+    return found
 
 
 def largest_fitting(
