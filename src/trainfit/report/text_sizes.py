@@ -9,7 +9,7 @@ from rich.text import Text
 
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
-from trainfit.report.sizes_data import SeveralSteps, SizeData, AskedRow
+from trainfit.report.sizes_data import AskedRow, SeveralSteps, SizeData
 from trainfit.report.tables import (
     MOST_WARNINGS,
     Cell,

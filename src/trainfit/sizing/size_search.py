@@ -6,8 +6,8 @@ and at the next one; where the truth disagrees, it is what counts, and the searc
 known to fit and what is known not to.
 
 What an allocator needs does not always grow with size: it cuts memory up by luck, and a size may fit although
-a smaller one does not. `larger` looks for such sizes up to the one whose peak alone is too much, `rounder` for
-round ones, where a look takes long.
+a smaller one does not. `larger` looks for such sizes up to the one whose peak alone is too much, `rounder`
+for round ones, where a look takes long.
 """
 
 from __future__ import annotations
