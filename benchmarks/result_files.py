@@ -273,6 +273,17 @@ TABLES: dict[str, dict[str, str]] = {
         "checkpoint_op_us": "and per op in it",
     },
 }
+TABLES["max_batch_truth"] = {
+    "name": "the step, its device, what is looked for, and the budget",
+    "plan": "whether a plan may make it fit",
+    "size": "the largest that `max-batch` or `max-seq` found",
+    "bisected": "the largest that bisection found, with a capture for every question",
+    "captures": "how many sizes `max-batch` captured",
+    "bisected_captures": "how many bisection captured",
+    "seconds": "processor time of `max-batch`",
+    "bisected_seconds": "processor time of bisection",
+    "holds": "whether the size fits and the next does not, by full captures",
+}
 TABLES["plan_quality_executors"] = TABLES["plan_quality"]
 
 RUN = {"date": "when it ran", "versions": "with what"}

@@ -167,7 +167,7 @@ def test_a_bad_step_is_one_message(case: str) -> None:
         (["estimate", "gpt2-tiny", "--batch", "0"], "--batch must be a whole number from 1"),
         (["estimate", "gpt2-tiny", "--batch", "-3"], "--batch must be a whole number from 1"),
         (["estimate", "gpt2-tiny", "--batch", "99999999999"], "--batch must be a whole number from 1"),
-        (["estimate", "gpt2-tiny", "--batch", "many"], "'--batch'"),
+        (["estimate", "gpt2-tiny", "--batch", "many"], "--batch must be a whole number, several with commas"),
         (["estimate", "gpt2-tiny", "--seq", "999999"], "longer than the 256 positions"),
         (["estimate", "gpt2-tiny", "--image-size", "224"], "--image-size does not apply to gpt2-tiny"),
         (["estimate", "vit-tiny", "--image-size", "63"], "is not a multiple of the patch size"),

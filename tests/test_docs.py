@@ -75,7 +75,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_every_command_has_its_page() -> None:
-    commands = {command.callback.__name__ for command in cli.app.registered_commands}
+    commands = {command.callback.__name__.replace("_", "-") for command in cli.app.registered_commands}
     assert commands <= {page.stem for page in (ROOT / "docs").glob("*.md")}
 
 

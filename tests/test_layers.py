@@ -39,6 +39,7 @@ LAYERS = (
     "costs",
     "planning",
     "fitting",
+    "sizing",
     "verifying",
     "calibrating",
     "api",
@@ -192,7 +193,8 @@ def test_other_libraries_stay_where_they_belong(library: str) -> None:
 
 
 PARTS_WITHOUT_TORCH = (
-    "errors basics traces operators memory devices allocator plans ordering planning report webpage cli"
+    "errors basics traces operators memory devices allocator plans ordering planning sizing report webpage "
+    "cli"
 )
 WITHOUT_TORCH = tuple(
     name for name in FILES if name == "trainfit" or name.split(".")[1] in PARTS_WITHOUT_TORCH.split()

@@ -26,7 +26,7 @@ from trainfit.report.progress import Reporter
 from trainfit.report.sparkline import Sparkline, phase_line, picture
 from trainfit.report.tables import show
 
-COMMANDS = ["estimate", "plan", "frontier", "verify", "order", "calibrate", "devices"]
+COMMANDS = ["estimate", "plan", "frontier", "max-batch", "max-seq", "verify", "order", "calibrate", "devices"]
 OPTIONS = ["--batch", "2", "--seq", "32", "--device", "a100-40gb"]
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trainfit.api.predict import estimate as estimate
     from trainfit.api.predict import price as price
     from trainfit.api.prove import verify as verify
+    from trainfit.api.sizes import max_batch as max_batch
+    from trainfit.api.sizes import max_seq as max_seq
     from trainfit.applying import applied as applied
     from trainfit.applying import apply as apply
     from trainfit.applying import remove as remove
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from trainfit.renting.found_comparison import DeviceComparison as DeviceComparison
     from trainfit.renting.which_device import compare as compare
     from trainfit.report.saved_results import save_result as save_result
+    from trainfit.sizing.size_results import MaxSize as MaxSize
     from trainfit.steps.step import Step as Step
     from trainfit.sweeping.sweep_grid import sweep as sweep
     from trainfit.sweeping.swept_result import Sweep as Sweep
@@ -92,6 +95,7 @@ _HOME = {
     "trainfit.api.gauge_machine": "calibrate",
     "trainfit.api.predict": "capture estimate price",
     "trainfit.api.prove": "verify",
+    "trainfit.api.sizes": "max_batch max_seq",
     "trainfit.applying": "applied apply remove",
     "trainfit.autoplanning.autoplan_result": "AutoPlan",
     "trainfit.autoplanning.plan_here": "autoplan",
@@ -123,6 +127,7 @@ _HOME = {
     "trainfit.renting.found_comparison": "DeviceComparison",
     "trainfit.renting.which_device": "compare",
     "trainfit.report.saved_results": "save_result",
+    "trainfit.sizing.size_results": "MaxSize",
     "trainfit.steps.step": "Step",
     "trainfit.sweeping.sweep_grid": "sweep",
     "trainfit.sweeping.swept_result": "Sweep",

@@ -8,6 +8,7 @@ TrainfitError                 base: exit code 2, one message, no traceback
 ├── CaptureError              the step does something that capture cannot follow
 ├── DeviceError               an unknown or impossible device
 ├── OptionError               a flag or size that makes no sense
+│   └── SizeNotTaken          a function of the user's own has no parameter for it
 ├── PlanError                 a plan that is not this model's, or that is applied twice
 │   └── PlanDoesNotFit        a step does not have the regions of a plan, or they do something else there
 ├── GraphError                a graph that cannot be scheduled: a cycle, a missing or doubled name
@@ -58,6 +59,15 @@ class DeviceError(TrainfitError):
 
 class OptionError(TrainfitError):
     """A flag, size or count that makes no sense."""
+
+
+class SizeNotTaken(OptionError):
+    """A function of the user's own has no parameter for an option; `label` is what the function is called."""
+
+    def __init__(self, message: str, label: str) -> None:
+        """Keep the function's name for messages of other questions."""
+        super().__init__(message)
+        self.label = label
 
 
 class PlanError(TrainfitError):

@@ -35,12 +35,13 @@ def _check_one_message(outcome: Outcome) -> None:
 
 
 def _check_json(name: str, outcome: Outcome) -> None:
-    """The result is one object; a file that cannot be written would have been refused."""
+    """The result is an object, or one for each step of a list; what cannot be written would be refused."""
     text = outcome.out if name == "-" else None
     if text is None and not name.startswith("/dev/"):
         text = (workbench().folder / name).read_text(encoding="utf-8")
     if text is not None:
         document = json.loads(text, parse_constant=lambda constant: 1 / 0)
-        named = document.get("old", document)
-        about = [named[name] for name in ("target", "device", "grid") if named.get(name) is not None]
-        assert document["schema"] and about
+        for one in document if isinstance(document, list) else [document]:
+            named = one.get("old", one)
+            about = [named[key] for key in ("target", "device", "grid") if named.get(key) is not None]
+            assert one["schema"] and about

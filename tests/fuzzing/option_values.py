@@ -121,6 +121,7 @@ TABLES = st.sampled_from(
     ["table.csv", "table.parquet", "table.txt", "", "-", "folder", "none/x.csv", "x" * 300 + ".csv", "a.CSV"]
 )
 
+LISTS = NUMBERS | st.sampled_from(["max", "1,2", "2,max", "1,", ",", "1,1", "MAX", "1,-1", "1,2,3,x", "1;2"])
 _STEP = {
     "--batch": NUMBERS,
     "--seq": NUMBERS,
@@ -156,13 +157,28 @@ _CLUSTER = {
 }
 _SHOWN = {"--snapshot": WRITTEN, "--perfetto": WRITTEN}
 _COSTS = {"--device": DEVICES, "--costs": WORDS, "--allocator": ALLOCATORS}
+_LISTED = {
+    "--batch": LISTS,
+    "--device": DEVICES
+    | st.sampled_from(["h100,t4", "h100,", "t4,t4", ",", "cpu,nothing", "t4,device.json"]),
+}
+_SIZE = {"--with-plan": None, "--budget": SIZES, "--multiple-of": NUMBERS, "--seconds": NUMBERS}
 COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
-    "estimate": {**_CAPTURED, **_COSTS, **_CLUSTER, **_SHOWN, "--refresh": None, "--save-trace": WRITTEN},
+    "estimate": {
+        **_CAPTURED,
+        **_COSTS,
+        **_CLUSTER,
+        **_SHOWN,
+        **_LISTED,
+        "--refresh": None,
+        "--save-trace": WRITTEN,
+    },
     "plan": {
         **_SHOWN,
         **_CAPTURED,
         **_COSTS,
         **_CLUSTER,
+        **_LISTED,
         "--budget": SIZES,
         "--seconds": NUMBERS,
         "--solver": WORDS,
@@ -181,6 +197,8 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--output": WRITTEN,
     },
     "frontier": {**_CAPTURED, **_COSTS, **_CLUSTER, "--points": NUMBERS, "--refresh": None},
+    "max-batch": {**_CAPTURED, **_COSTS, **_CLUSTER, **_SIZE, "--refresh": None},
+    "max-seq": {**_CAPTURED, **_COSTS, **_CLUSTER, **_SIZE, "--refresh": None},
     "verify": {
         **_CAPTURED,
         "--mesh": MESHES,

@@ -63,6 +63,7 @@ class Request:
         """
         self.watch = Stopwatch()
         self.target = target
+        self._named = device
         self.device = device if isinstance(device, Device) else find_device(device)
         self.allocator = named_options(allocator)
         self.costs = costs
@@ -79,15 +80,40 @@ class Request:
     @cached_property
     def resolved(self) -> Target:
         """What the target names, with the options that it gets on this device."""
+        assert not isinstance(self.target, Trace), "a trace is captured already"
+        options = replace(self.options, device=self.device.kind, cluster=self.cluster)
+        return load(self.target, options, self._task)
+
+    @property
+    def options(self) -> StepOptions:
+        """What was asked of the step."""
         options = self._options
         if options is not None and not isinstance(options, StepOptions):
             raise OptionError(
                 "options is a trainfit.StepOptions, as in options=trainfit.StepOptions(batch=8), "
                 f"got {type(options).__name__}."
             )
-        assert not isinstance(self.target, Trace), "a trace is captured already"
-        options = replace(options or StepOptions(), device=self.device.kind, cluster=self.cluster)
-        return load(self.target, options, self._task)
+        return options or StepOptions()
+
+    def at(self, **sizes: int) -> Request:
+        """Return the same request for another batch or sequence."""
+        return Request(
+            self.target,
+            self._named,
+            replace(self.options, **sizes),  # type: ignore[arg-type]
+            self._task,
+            self._steps,
+            self.costs,
+            self._refresh,
+            self.allocator,
+            self.cluster,
+            self._worst_rank,
+        )
+
+    def found(self) -> Target:
+        """Return what the target names, loaded as for a capture."""
+        with executed_for(self.device.kind), imported_for(self.device, self.cluster):
+            return self.resolved
 
     def trace(self, cluster: Cluster | None = None, **how: Any) -> Trace:
         """Return the trace of the step: captured now, unless it is one already, which has to fit the device.

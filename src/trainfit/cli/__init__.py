@@ -7,10 +7,13 @@ amount_options   those that say how much of it is shown
 completions      what a shell offers when Tab is pressed
 cli_options      every option once, in objects
 grid_options     those of several steps at once
+list_options     those that take several values
 cli_running      the one way in which a command runs: errors, progress, output
 help_layout      help texts for the width that there is
 help_text        what `trainfit --help` says
+device_commands  those about machines and devices
 fit_commands     the command that looks for what to change
 grid_commands    those about several steps
+size_commands    max-batch, max-seq, and lists of batches and devices
 commands         the other commands
 """

@@ -18,12 +18,14 @@ import typer
 from trainfit import __version__
 from trainfit.basics.doing import doing
 from trainfit.cli import cli_options as given
-from trainfit.cli.amount_options import amount_now
 from trainfit.cli.cli_running import command, present, working
+from trainfit.cli.device_commands import calibrate, devices
 from trainfit.cli.fit_commands import fit
 from trainfit.cli.grid_commands import add_grid_commands
 from trainfit.cli.help_layout import fitted
 from trainfit.cli.help_text import HELP
+from trainfit.cli.list_options import ListedRequestFlags
+from trainfit.cli.size_commands import register_size_commands, several_estimates, several_plans
 
 app = typer.Typer(
     name="trainfit",
@@ -54,7 +56,7 @@ def trainfit(
 @command(app)
 def estimate(
     target: given.Target,
-    asked: given.RequestFlags,
+    asked: ListedRequestFlags,
     outputs: given.StepOutputFlags,
     save_trace: given.SaveTrace = None,
 ) -> None:
@@ -69,6 +71,7 @@ def estimate(
       trainfit estimate resnet-18 --device cpu --costs measured
       trainfit estimate train.py:build --world-size 64 --device h100
       trainfit estimate llama-3-70b --mesh dp=8,tp=8 --device h100
+      trainfit estimate gpt2 --batch 8,16,max --device a100-40gb,h100
 
     --batch, --seq, --image-size, --dtype and --optimizer set the step of
     built-in and hf: models. A function of your own gets those that you give as
@@ -77,15 +80,18 @@ def estimate(
     logging in them happen, except that no tensors are written and no older
     files are removed.
     """
+    if asked.has_lists:
+        several_estimates(target, asked, outputs, save_trace)
+        return
     with working(outputs, save_trace=save_trace):
-        from trainfit.api import predict
+        from trainfit.api.several import estimate_asked
         from trainfit.report.reading import estimate_data
         from trainfit.report.text_estimates import estimate_view
         from trainfit.traces import trace_store as store
 
-        request = asked.request(target)
-        outputs.check_speed(request)
-        result = predict.estimate_step(request)
+        step = asked.asked(target)[0]
+        outputs.check_speed(step.request)
+        result = estimate_asked(step)
         if save_trace is not None:
             doing("saving the trace")
             store.save_trace(result.trace, save_trace)
@@ -97,7 +103,7 @@ def plan(
     target: given.Target,
     *,
     budget: given.Budget = None,
-    asked: given.RequestFlags,
+    asked: ListedRequestFlags,
     solver: given.SolverFlags,
     output: given.Output = None,
     outputs: given.StepOutputFlags,
@@ -117,15 +123,19 @@ def plan(
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
     trainfit.apply(model, plan).
     """
+    if asked.has_lists:
+        several_plans(target, asked, budget, solver, outputs, output)
+        return
     with working(outputs, output=output):
         from trainfit.api import choose
+        from trainfit.api.several import plan_asked
         from trainfit.plans import plan_store
         from trainfit.report.reading import plan_data
         from trainfit.report.text_plans import plan_view
 
-        request = asked.request(target, of_cluster=not solver.divides)
-        outputs.check_speed(request)
-        result = choose.plan_step(request, budget=budget, **solver.arguments(asked.cluster))
+        step = asked.asked(target, of_cluster=not solver.divides)[0]
+        outputs.check_speed(step.request)
+        result = plan_asked(step, budget, **solver.arguments(asked.cluster))
     if output is not None and result.feasible:
         plan_store.save_plan(result.plan, output)
     present(outputs, plan_data(result), plan_view, result)
@@ -157,6 +167,9 @@ def frontier(
 
         result = choose.frontier_step(asked.request(target), points)
     present(outputs, frontier_data(result), frontier_view, result)
+
+
+register_size_commands(app)
 
 
 @command(app)
@@ -233,44 +246,6 @@ add_grid_commands(app)
 
 
 @command(app)
-def calibrate(
-    *,
-    device: given.CalibratedDevice = None,
-    output: given.DeviceOutput = None,
-    minutes: given.Minutes = 3.0,
-    outputs: given.OutputFlags,
-) -> None:
-    """Measure this machine's GPU or processor, and write a device file that replaces the table's figures.
-
-    Runs matrix products, copies, reductions, gathers, convolutions and
-    attention by dtype and layout, tiny steps that wait for the host, and a few
-    real training steps, which show how good predictions with the new figures
-    are. Figures are medians of several rounds, with their spread. Nothing else
-    should run meanwhile; the result says so if something did.
-
-    [bold]Examples[/bold]
-
-      trainfit calibrate -o my-gpu.json
-      trainfit estimate gpt2 --batch 8 --device my-gpu.json
-      trainfit calibrate --device cpu --minutes 1 -o cpu.json --json figures.json
-
-    The file can be used on another machine, to ask about this one. No GPU has
-    run this command yet: its CUDA side was tested with a stand-in. The file
-    says so, too.
-    """
-    with working(outputs, output=output):
-        from trainfit.api.gauge_machine import calibrate_machine
-        from trainfit.devices.device_file import save_device
-        from trainfit.report.calibrations import calibration_data
-        from trainfit.report.text_calibrations import calibration_view
-
-        result = calibrate_machine(device, minutes)
-    if output is not None:
-        save_device(result.device, output)
-    present(outputs, calibration_data(result, output), calibration_view, result)
-
-
-@command(app)
 def diff(
     old: given.OldResult,
     new: given.NewResult,
@@ -303,22 +278,8 @@ def diff(
     result.check()
 
 
-@command(app)
-def devices(name: given.DeviceArgument = None) -> None:
-    """List the devices that --device knows, or everything known about one.
-
-    [bold]Examples[/bold]
-
-      trainfit devices
-      trainfit devices "NVIDIA H100 80GB HBM3"
-      trainfit devices my-device.json
-    """
-    from trainfit.devices.device_table import find_device, known_devices
-    from trainfit.report.tables import show
-    from trainfit.report.text_devices import device_view, devices_view
-
-    amount = amount_now.get()
-    show(devices_view(known_devices(), amount) if name is None else device_view(find_device(name), amount))
+command(app)(calibrate)
+command(app)(devices)
 
 
 def main() -> None:

@@ -11,9 +11,11 @@ allocated. Its memory is predicted byte by byte and its time op by op.
 
   trainfit estimate gpt2 --batch 8 --device a100-40gb   a built-in model
   trainfit estimate train.py:build --device h100        your own step
+  trainfit fit gpt2 --batch 32 --device rtx-4090        what to change
   trainfit plan gpt2 --batch 8 --budget 8GiB -o p.json  make it fit
-  trainfit compare gpt2 --devices h100,l40s             which GPU, at what cost
-  trainfit sweep grid.toml                              many steps as one table
+  trainfit max-batch gpt2 --device rtx-4090             the largest batch
+  trainfit compare gpt2 --devices h100,l40s             which GPU to rent
+  trainfit sweep grid.toml                              many as one table
   trainfit verify gpt2-tiny                             predicted and measured
   trainfit diff old.json new.json --max-peak 2%         what grew, for CI
   trainfit devices                                      what --device knows

@@ -73,7 +73,7 @@ class TableOutputFlags:
             write_tables(data, result, self.csv)
         if self.json is not None:
             doing("writing the JSON")
-            json_result.write_json(json_result.result_json(data), self.json)
+            json_result.write_json(json_result.whole_json(data), self.json)
 
 
 @dataclass(frozen=True)

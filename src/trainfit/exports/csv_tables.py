@@ -11,6 +11,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainfit.exports.shown_step import ShownStep
 from trainfit.exports.table_folder import write_folder
 from trainfit.planning.plan_results import PlanResult
 from trainfit.report.json_result import result_json
+from trainfit.report.sizes_data import SeveralSteps
 from trainfit.traces.trace import CATEGORIES
 
 Row = dict[str, Any]
@@ -47,6 +49,8 @@ def write_tables(data: Any, result: object, folder: str | Path) -> None:
 
 def tables_of(data: Any, result: object = None) -> Tables:
     """Return all tables by name; those without rows are left out."""
+    if isinstance(data, SeveralSteps):
+        return {"steps": [asdict(row) for row in data.rows]}
     tables: Tables = {"summary": []}
     for key, value in result_json(data).items():
         name = _NAMES.get(key, key)

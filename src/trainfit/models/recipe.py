@@ -20,7 +20,7 @@ FLAGS = ("batch", "seq", "image_size", "dtype", "optimizer")
 """The options of a step that have a flag of their own."""
 
 # Beyond these a size is a typing mistake; torch would answer with an overflow deep inside a kernel.
-_RANGES = {"batch": (1, 1_000_000), "seq": (2, 100_000_000), "image_size": (1, 65_536)}
+RANGES = {"batch": (1, 1_000_000), "seq": (2, 100_000_000), "image_size": (1, 65_536)}
 
 DEFAULT_OPTIMIZER: OptimizerName = "adamw"
 _AUTOCAST_DTYPES = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
@@ -54,7 +54,7 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         """Refuse impossible values at once, naming the possible ones."""
-        for name, (smallest, largest) in _RANGES.items():
+        for name, (smallest, largest) in RANGES.items():
             _check_range(name, getattr(self, name), smallest, largest)
         _check_choice("dtype", self.dtype, get_args(Dtype))
         _check_choice("optimizer", self.optimizer, get_args(OptimizerName))

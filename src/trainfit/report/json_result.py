@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainfit.basics.sealed_files import reason_of, write_whole
 from trainfit.errors import OptionError
 from trainfit.report.data import Compared, Subject
+from trainfit.report.sizes_data import SeveralSteps
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
@@ -36,6 +37,13 @@ _TIMES = (
 def result_json(data: Any) -> dict[str, Any]:
     """Return what a reader sees of a result (`data.py`) as a JSON object."""
     return {"schema": SCHEMA, **_object(data)}
+
+
+def whole_json(data: Any) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return a result as a JSON object, and several as an array of them."""
+    if isinstance(data, SeveralSteps):
+        return [result_json(one) for one in data.results]
+    return result_json(data)
 
 
 def _object(data: Any) -> dict[str, Any]:
@@ -93,8 +101,8 @@ def check_destination(path: str, flag: str) -> None:
         raise OptionError(f"{flag} {path}: {str(written_to)!r} cannot be written to.")
 
 
-def write_json(result: dict[str, Any], path: str) -> None:
-    """Write one object, whole or not at all; `-` is standard output."""
+def write_json(result: dict[str, Any] | list[dict[str, Any]], path: str) -> None:
+    """Write one object or array, whole or not at all; `-` is standard output."""
     text = json.dumps(result, indent=2, allow_nan=False) + "\n"
     if path == STANDARD_OUTPUT:
         sys.stdout.write(text)

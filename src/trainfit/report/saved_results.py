@@ -12,10 +12,12 @@ from trainfit.planning.plan_results import Frontier, PlanResult
 from trainfit.report.fit_data import fit_data
 from trainfit.report.json_result import result_json, write_json
 from trainfit.report.reading import estimate_data, frontier_data, plan_data
+from trainfit.report.sizes_data import size_data
+from trainfit.sizing.size_results import MaxSize
 
 
-def save_result(result: Estimate | PlanResult | Frontier | FitResult, path: str | Path) -> None:
-    """Write an estimate, a frontier or ways to fit as one JSON object, whole or not at all."""
+def save_result(result: Estimate | PlanResult | Frontier | FitResult | MaxSize, path: str | Path) -> None:
+    """Write what a question of the API was answered with as one JSON object, whole or not at all."""
     data: Any
     if isinstance(result, Estimate):
         data = estimate_data(result)
@@ -25,6 +27,8 @@ def save_result(result: Estimate | PlanResult | Frontier | FitResult, path: str 
         data = frontier_data(result)
     elif isinstance(result, FitResult):
         data = fit_data(result)
+    elif isinstance(result, MaxSize):
+        data = size_data(result)
     else:
         raise OptionError(
             "save_result writes what `trainfit.estimate`, `trainfit.frontier` or `trainfit.fit` returns, got "

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainfit.errors import OptionError, TargetError
+from trainfit.errors import OptionError, SizeNotTaken, TargetError
 from trainfit.models.recipe import FLAGS, StepOptions, flag_of
 from trainfit.targets.given_values import converted, refuse_unknown
 from trainfit.traces.ranks import Cluster
@@ -33,9 +33,10 @@ def arguments_of(function: Callable[..., Any], label: str, options: StepOptions)
     arguments: dict[str, Any] = options.given()
     for name in arguments:
         if name not in by_keyword and not takes_any:
-            raise OptionError(
+            raise SizeNotTaken(
                 f"{flag_of(name)} cannot be passed on: {label} has no parameter named {name}. "
-                f"Add one, or leave {flag_of(name)} out."
+                f"Add one, or leave {flag_of(name)} out.",
+                label,
             )
     if not takes_any:
         refuse_unknown(options.set, [name for name in by_keyword if name != "device"], label)

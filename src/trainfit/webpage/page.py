@@ -15,9 +15,10 @@ from trainfit.report.diff_data import DiffData
 from trainfit.report.fit_data import FitData
 from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
+from trainfit.report.sizes_data import SizeData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
-from trainfit.webpage import calibrated_page, diff_page, fit_page, page_answers, page_sections
+from trainfit.webpage import calibrated_page, diff_page, fit_page, page_answers, page_sections, size_page
 from trainfit.webpage.embedding import asset, content_policy, embedded_json, escaped, script
 from trainfit.webpage.first_screen import first_screen_html
 from trainfit.webpage.page_answers import FirstScreen
@@ -36,6 +37,7 @@ _ANSWERS: dict[type, Callable[..., FirstScreen]] = {
     CalibrationData: calibrated_page.calibration_answer,
     DiffData: diff_page.diff_answer,
     FitData: fit_page.fit_answer,
+    SizeData: size_page.size_answer,
 }
 _SAY_WHAT_DOMINATES = (EstimateData, PlanData, FrontierData)
 _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
@@ -48,6 +50,7 @@ _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
     CalibrationData: calibrated_page.calibration_sections,
     DiffData: diff_page.diff_sections,
     FitData: fit_page.fit_sections,
+    SizeData: size_page.size_sections,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from trainfit.errors import OptionError
 from trainfit.report import json_result, reading
 from trainfit.report.fit_data import fit_data
+from trainfit.report.sizes_data import size_data
 from trainfit.webpage.page import write_page
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -18,6 +19,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "FitResult": fit_data,
     "Verification": reading.verification_data,
     "OrderResult": reading.order_data,
+    "MaxSize": size_data,
 }
 """By the name of the result's class: some of the classes come with torch, which nothing here needs."""
 
@@ -27,14 +29,14 @@ def data_of(result: Any) -> Any:
     reader = _READERS.get(type(result).__name__)
     if reader is None:
         raise OptionError(
-            "a report is made of what trainfit.estimate, frontier or verify returns, got "
+            "a report is made of what trainfit.estimate, frontier, verify or max_batch returns, got "
             f"{type(result).__name__}; for a plan or an order use --report on the command line."
         )
     return reader(result)
 
 
 def save_report(result: Any, path: str | Path) -> None:
-    """Write what `estimate`, `frontier` or `verify` returned as one HTML page, as `--report` does."""
+    """Write what `estimate`, `frontier`, `verify` or `max_batch` returned as a page, as `--report` does."""
     data = data_of(result)
     json_result.check_destination(str(path), "save_report")
     write_page(data, result, path)
