@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from slow_tests import is_slow
 from trainfit.workspace.processor_faults import REMEDY, announces_amx, dies
 
 
@@ -20,6 +21,13 @@ def pytest_configure() -> None:
     name, value = REMEDY
     if name not in os.environ and announces_amx() and dies("bfloat16"):
         os.environ[name] = value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `scripts/test --slow` what takes long and has a quicker test of its kind beside it."""
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="session")

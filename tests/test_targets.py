@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainfit.errors import MissingExtra, OptionError, StepError, TargetError, UserCodeError
+from trainfit.errors import (
+    MissingExtra,
+    OptionError,
+    SizeNotTaken,
+    StepError,
+    TargetError,
+    UserCodeError,
+)
 from trainfit.models.catalog import PRESETS
 from trainfit.models.recipe import StepOptions
 from trainfit.targets import load
@@ -199,7 +206,7 @@ def test_options_reach_a_function_that_takes_any_keyword() -> None:
 
 def test_option_without_a_parameter_is_refused() -> None:
     write("user.py", USER_STEP)
-    assert message_of(OptionError, "user.py:build", seq=128) == (
+    assert message_of(SizeNotTaken, "user.py:build", seq=128) == (
         "--seq cannot be passed on: build() in user.py has no parameter named seq. "
         "Add one, or leave --seq out."
     )

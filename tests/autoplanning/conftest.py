@@ -24,7 +24,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _known_speed() -> Iterator[None]:
     """Measuring this machine takes long, and says nothing about plans that are made here."""
 

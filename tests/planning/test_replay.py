@@ -171,7 +171,7 @@ def test_a_budget_that_cannot_be_met_says_what_can(planner: Planner) -> None:
 
 
 def test_out_of_time_is_not_out_of_memory(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A solver that finds nothing in its time: whole blocks still fit, and the gap says what is not known."""
+    """A solver that finds nothing in its time: a usual way still fits, and the gap says what is not known."""
     nothing = Solution([], 0.0, 0.0, feasible=False, optimal=False)
     monkeypatch.setattr(MasterProblem, "solve", lambda *args, **kwargs: nothing)
     monkeypatch.setattr(MasterProblem, "smallest_peak", lambda *args, **kwargs: nothing)
@@ -179,7 +179,7 @@ def test_out_of_time_is_not_out_of_memory(planner: Planner, monkeypatch: pytest.
     found = planner.plan(budget)
     plan = found.plan
     assert found.fits
-    assert plan.peak_bytes <= budget and len(plan.regions) == 4
+    assert plan.peak_bytes <= budget and 1 <= len(plan.regions) <= 4
     assert plan.bound_seconds == planner.step.step_seconds
     assert found.timeline.peak_bytes <= budget
 

@@ -41,12 +41,15 @@ def explained(session: Session, error: BaseException) -> CaptureError | None:
     Errors that another one was made of count as well: a target wraps those of the user's function, and torch
     those of a pipeline's stage.
     """
-    found = _explained(session, error)
-    behind = error.__cause__
-    while found is None and behind is not None:
-        found = behind if isinstance(behind, CaptureError) else _explained(session, behind)
-        behind = behind.__cause__
-    return found
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None and chain[-1].__cause__ not in chain:
+        chain.append(chain[-1].__cause__)
+    # The first that was raised knows the user's line; those made of it may repeat its words.
+    for one in reversed(chain):
+        found = one if isinstance(one, CaptureError) and one is not error else _explained(session, one)
+        if found is not None:
+            return found
+    return None
 
 
 def _explained(session: Session, error: BaseException) -> CaptureError | None:
