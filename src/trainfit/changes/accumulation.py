@@ -15,8 +15,11 @@ import torch
 
 from trainfit.steps.step import Step
 
+CAPTURED_PASSES = 2
+"""How often forward and backward are captured where they run more often: the rest is like the second."""
 
-def in_micro_batches(step: Step, parts: int) -> Step:
+
+def in_micro_batches(step: Step, parts: int = CAPTURED_PASSES) -> Step:
     """Return the step that runs the given one so many times and then updates the parameters once."""
 
     def run() -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
+from trainfit.changes.accumulation import CAPTURED_PASSES
 from trainfit.changes.change import StepChange
 from trainfit.changes.kinds.allocator_segments import EXPANDABLE
 from trainfit.costs.schedule import Schedule, schedule
@@ -20,8 +21,6 @@ from trainfit.traces.trace import Trace
 
 Capture = Callable[[Sequence[StepChange]], tuple[Trace, CostTable] | None]
 """Captures and prices the step with changes; None if they cannot be made."""
-_PASSES = 2
-"""How often forward and backward are captured where they run more often: the rest is like the second."""
 
 
 @dataclass
@@ -113,15 +112,15 @@ def _repeats(changes: Sequence[StepChange]) -> int:
 def _times(count: int | None, changes: Sequence[StepChange]) -> int | None:
     """Return the samples or tokens of the whole step; two passes of it were captured."""
     repeats = _repeats(changes)
-    return count if count is None or repeats == 1 else count * repeats // _PASSES
+    return count if count is None or repeats == 1 else count * repeats // CAPTURED_PASSES
 
 
 def _whole_step(times: Schedule, repeats: int) -> float:
     """Return the time of a step in which forward and backward run so often."""
-    if repeats <= _PASSES:
+    if repeats <= CAPTURED_PASSES:
         return times.step_seconds
     phases = [op.phase for op in times.trace.ops]
     first_backward = phases.index("backward")
     second = phases.index("forward", first_backward)
     end = len(phases) - phases[::-1].index("backward")
-    return times.step_seconds + (repeats - _PASSES) * float(times.op_seconds[second:end].sum())
+    return times.step_seconds + (repeats - CAPTURED_PASSES) * float(times.op_seconds[second:end].sum())

@@ -15,7 +15,7 @@ def rank(exactness: Exactness) -> int:
     return EXACTNESS.index(exactness)
 
 
-def is_beaten_by(one: Way, exactness: Exactness, count: int, step_seconds: float) -> bool:
+def is_as_good_as(one: Way, exactness: Exactness, count: int, step_seconds: float) -> bool:
     """Whether a way changes results no more, does no more things differently, and is not clearly slower."""
     no_slower = one.step_seconds <= step_seconds * (1 + _CLEARLY)
     return rank(one.exactness) <= rank(exactness) and one.count <= count and no_slower
@@ -26,6 +26,6 @@ def not_beaten(ways: Iterable[Way]) -> list[Way]:
     kept: list[Way] = []
     for way in sorted(ways, key=lambda way: (way.count, rank(way.exactness), way.step_seconds)):
         figures = way.exactness, way.count, way.step_seconds
-        if not any(is_beaten_by(other, *figures) for other in kept):
+        if not any(is_as_good_as(other, *figures) for other in kept):
             kept.append(way)
     return sorted(kept, key=lambda way: (way.step_seconds, way.count, rank(way.exactness)))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from trainfit.basics.doing import doing
 from trainfit.changes.change import StepChange
 from trainfit.fitting.way_candidates import Candidates
-from trainfit.fitting.way_ranking import is_beaten_by, not_beaten, rank
+from trainfit.fitting.way_ranking import is_as_good_as, not_beaten, rank
 from trainfit.plans.ways import BIT_EQUAL, EXACTNESS, Exactness, Way
 
 _OPTIMISM = 0.97
@@ -115,7 +115,7 @@ class WaySearch:
     def _cannot_be_better(self, combination: Combination) -> bool:
         _, seconds = self._guessed(combination)
         figures = _exactness(combination), len(combination), _OPTIMISM * seconds
-        return any(is_beaten_by(way, *figures) for way in self.found)
+        return any(is_as_good_as(way, *figures) for way in self.found)
 
     def _look_at(self, combination: Combination, deadline: float) -> None:
         unplanned = self._alone.get(combination[0].name) if len(combination) == 1 else None
@@ -131,7 +131,7 @@ class WaySearch:
             return
         self.not_fitting.append(unplanned)
         figures = unplanned.exactness, unplanned.count + 1, unplanned.step_seconds
-        if any(is_beaten_by(way, *figures) for way in self.found):
+        if any(is_as_good_as(way, *figures) for way in self.found):
             return
         left = max(deadline - time.monotonic(), _LEAST_PLAN_SECONDS)
         planned = self.candidates.planned(combination, min(left, _PLAN_SECONDS))

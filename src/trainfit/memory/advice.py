@@ -20,7 +20,7 @@ from trainfit.traces.trace import Storage, Trace
 
 _LEAST_SHARE = 0.01
 """What frees less of the peak than this is not worth saying."""
-_HAS_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+HAS_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """torch's optimizers with a fused kernel."""
 
 
@@ -129,7 +129,7 @@ def _kernels(timeline: Timeline, step_seconds: float | None, *, planned: bool) -
     for storage in alive:
         names[trace.op_name(storage.producer)] += trace.memory.occupied(storage.bytes)
     freed = sum(names.values())
-    fused = any(name in _HAS_FUSED for name in (trace.settings.optimizer_class or "").split("+"))
+    fused = any(name in HAS_FUSED for name in (trace.settings.optimizer_class or "").split("+"))
     # One parameter at a time makes its results one after another; a fused kernel makes none at all.
     spans = [_span(trace, storage) for storage in made]
     left = _peak_without(timeline, spans + (_kept_for_backward(timeline) if planned else []))

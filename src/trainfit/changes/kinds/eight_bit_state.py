@@ -2,7 +2,7 @@
 
 A byte for each number and a float32 for each block of 256 of them; parameters with fewer than 4,096 numbers
 keep theirs in float32. One kernel for each parameter, without temporaries.
-Source: bitsandbytes 0.45, `optim/optimizer.py` (`min_8bit_size=4096`, block-wise with 256).
+Source: bitsandbytes, `optim/optimizer.py` (`min_8bit_size=4096`, blocks of 256; older versions had 2048).
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from trainfit.changes.accumulation import in_micro_batches
 from trainfit.changes.change import StepChange
@@ -27,7 +26,7 @@ def changes(step: UnchangedStep) -> Iterator[StepChange]:
             )
             yield StepChange(
                 ChangeMade("batch", f"{parts} x {batch // parts}", code, SAME_ARITHMETIC),
-                make=partial(in_micro_batches, parts=2),
+                make=in_micro_batches,
                 options={"batch": batch // parts},
                 repeats=parts,
             )

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfit.changes.change import StepChange
-from trainfit.changes.kinds.optimizer_kernels import FUSED, HAS_FUSED, use_kernels
+from trainfit.changes.kinds.optimizer_kernels import FUSED, use_kernels
 from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.changes.updates_in_backward import PER_PARAMETER, update_in_backward
+from trainfit.memory.advice import HAS_FUSED
 from trainfit.plans.ways import APPLIED_WITH_OPTIMIZER, BIT_EQUAL, SAME_ARITHMETIC, ChangeMade
 from trainfit.steps.step import Step
 

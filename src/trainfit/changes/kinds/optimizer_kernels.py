@@ -14,11 +14,10 @@ import torch
 
 from trainfit.changes.change import NotPossible, StepChange
 from trainfit.changes.unchanged_step import UnchangedStep
+from trainfit.memory.advice import HAS_FUSED
 from trainfit.plans.ways import SAME_ARITHMETIC, ChangeMade
 from trainfit.steps.step import Step
 
-HAS_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
-"""torch's optimizers with a fused kernel."""
 _HAS_FOREACH = (
     *HAS_FUSED,
     *("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "Adafactor"),
