@@ -17,6 +17,8 @@ from trainfit.steps.step import Step
 from trainfit.traces.simulate import simulate
 
 WIDTH, RUNS = 64, 6
+MOST_RUNS = 2 * RUNS
+"""The runs that are looked at, and those before them: beside all of them the thread works."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +41,7 @@ def _beside(work: Callable[[], object], device: str) -> Callable[[], Step]:
         turns: list[int] = []
 
         def prepare() -> None:
-            while wanted() is not None and len(runs) <= RUNS:
+            while wanted() is not None and len(runs) <= MOST_RUNS:
                 work()
                 turns.append(1)
 
@@ -49,7 +51,7 @@ def _beside(work: Callable[[], object], device: str) -> Callable[[], Step]:
             runs.append(1)
             loss = model(data).square().mean()
             enough = len(turns) + 2
-            while len(runs) <= RUNS and len(turns) < enough:
+            while len(runs) <= MOST_RUNS and len(turns) < enough:
                 time.sleep(1e-4)
             loss.backward()
             model.zero_grad()

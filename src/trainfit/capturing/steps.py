@@ -203,7 +203,8 @@ class Runs:
             self._look_at_recording(keep=keep)
         del result
         if keep:
-            self._leftovers.append(leftovers_of(session))
+            with session.ledger.lock:
+                self._leftovers.append(leftovers_of(session))
 
     def _look_at_recording(self, *, keep: bool) -> None:
         session = self._session
