@@ -9,6 +9,7 @@ from trainfit.planning.certify import parts_of_rank
 from trainfit.planning.model_calls import forward_ops
 from trainfit.planning.region_flow import flow_of
 from trainfit.planning.regions import saved_inside
+from trainfit.plans.decisions import Decision
 from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
 from trainfit.traces.trace import Signature, Trace
 from trainfit.traces.trace_store import operators_hash
@@ -74,7 +75,7 @@ def region_kind(trace: Trace, call: int, policy: Policy) -> RegionKind:
     ops, end = forward_ops(trace, call), trace.calls[call].body.stop
     signatures = [trace.signatures[trace.ops[position].signature] for position in ops]
     saved = [not s.view and policy(s, number) for number, s in enumerate(signatures)]
-    decisions = ["save" if each else "recompute" for each in saved]
+    decisions = [Decision.SAVE if each else Decision.RECOMPUTE for each in saved]
     flow = flow_of(trace, (call,), saved_inside(trace, ops, end, trace.calls[call].backward_start))
     kept = {
         storage
@@ -85,7 +86,7 @@ def region_kind(trace: Trace, call: int, policy: Policy) -> RegionKind:
     again = flow.runs_again(kept, flow.first_draws(lambda op: decisions[bisect_left(ops, op)]))
     for number, (position, signature) in enumerate(zip(ops, signatures)):
         if not saved[number] and position not in again and not signature.view:
-            decisions[number] = "skip"
+            decisions[number] = Decision.SKIP
     return RegionKind(
         tuple(
             OpDecision(s.name, tuple(output.shape for output in s.outputs), decision, s.random)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.errors import FileFormatError
+from trainfit.plans.decisions import Decision
 from trainfit.plans.plan import ModulePart, OpDecision, Plan, Region, RegionKind
 from trainfit.plans.plan_store import FILE, load_plan, save_plan
 from trainfit.traces.ranks import Cluster
@@ -28,8 +29,8 @@ PLAN = Plan(
     kinds=(
         RegionKind(
             (
-                OpDecision("aten.mm.default", ((2, 3), ()), "save"),
-                OpDecision("aten.native_dropout.default", ((2, 3), (2, 3)), "recompute", random=True),
+                OpDecision("aten.mm.default", ((2, 3), ()), Decision.SAVE),
+                OpDecision("aten.native_dropout.default", ((2, 3), (2, 3)), Decision.RECOMPUTE, random=True),
             )
         ),
         RegionKind(()),

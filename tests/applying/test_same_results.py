@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from planned_models import SUBJECTS, assert_same_with
 from plans import as_a_whole, plan_for, recompute_everything, save_everything, save_products
 
-from trainfit.plans.plan import DECISIONS, Plan, RegionKind
+from trainfit.plans.decisions import Decision
+from trainfit.plans.plan import Plan, RegionKind
 from trainfit.traces.trace import Trace
 
 
@@ -54,7 +55,7 @@ def test_even_a_plan_without_sense_gives_the_same(name: str, seed: int) -> None:
 
 def with_random_decisions(plan: Plan, chance: random.Random) -> Plan:
     kinds = tuple(
-        RegionKind(tuple(dataclasses.replace(op, decision=chance.choice(DECISIONS)) for op in kind.ops))
+        RegionKind(tuple(dataclasses.replace(op, decision=chance.choice(list(Decision))) for op in kind.ops))
         for kind in plan.kinds
     )
     return dataclasses.replace(plan, kinds=kinds)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Measuring, Progress, doing, heard_by
-from trainfit.basics.units import format_seconds
+from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.pricing import CostSource
 from trainfit.devices.device_table import Device
 from trainfit.errors import BudgetTooSmall, OptionError
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.baselines import UsualWays, faster_ways
 from trainfit.planning.certify import host_warnings
+from trainfit.planning.host_copies import HostLink
 from trainfit.planning.infeasible import too_small
 from trainfit.planning.modules.unit_planner import ModulePlanner
 from trainfit.planning.plan_results import Frontier, FrontierPoint, PlanResult
@@ -44,6 +45,7 @@ def plan(
     allocator: str | AllocatorOptions | None = "default",
     cluster: Cluster | None = None,
     worst_rank: bool = False,
+    offload: bool = False,
 ) -> Plan:
     """Return the fastest plan that runs within the budget; `BudgetTooSmall` if there is none.
 
@@ -57,9 +59,11 @@ def plan(
 
     A `cluster` is something else: the step is captured as one of its ranks, with all that it communicates
     (see `trainfit.estimate`).
+
+    With `offload` results may also be copied to the host's memory and back, on a GPU beside what it computes.
     """
     request = Request(target, device, options, task, steps, costs, False, allocator, cluster, worst_rank)
-    result = plan_step(request, budget, seconds_limit, solver, ac_units, fsdp_units, world_size)
+    result = plan_step(request, budget, seconds_limit, solver, ac_units, fsdp_units, world_size, offload)
     refuse_infeasible(result)
     return result.plan
 
@@ -78,11 +82,13 @@ def plan_step(
     ac_units: Sequence[str] | None = None,
     fsdp_units: Sequence[str] = (),
     world_size: int = 1,
+    offload: bool = False,
 ) -> PlanResult:
     """Plan, and return the plan with its timeline and the usual alternatives beside it."""
     watch = request.watch
     bytes_of_budget(budget, request.device)  # refused before anything is captured
     check_solver(solver, ac_units, fsdp_units, world_size)
+    check_offload(request, solver, offload=offload)
     trace = request.trace()
     device = request.device
     budget_bytes = bytes_of_budget(budget, device)
@@ -92,7 +98,7 @@ def plan_step(
     if solver == "modules":
         planner = ModulePlanner(trace, table, ac_units, fsdp_units, world_size, request.allocator)
     else:
-        planner = Planner(trace, table, request.allocator)
+        planner = Planner(trace, table, request.allocator, HostLink.of(table.device) if offload else None)
     limit = f", for {format_seconds(seconds_limit)} at most" if 0 < seconds_limit < math.inf else ""
     doing(f"solving for the fastest plan{limit}")
     found = planner.plan(budget_bytes, seconds_limit=seconds_limit)
@@ -103,7 +109,7 @@ def plan_step(
     usual = planner.usual if isinstance(planner, Planner) else UsualWays(planner.step)
     compared = tuple(way.baseline for way in usual.within(budget_bytes))
     watch.lap("compare")
-    notes = host_warnings(promised, table)
+    notes = host_warnings(promised, table) + _host_memory_notes(promised, device)
     if found.fits and solver == "regions":
         notes += faster_ways([(budget_bytes, promised.step_seconds)], compared)
     return PlanResult(
@@ -123,6 +129,25 @@ def plan_step(
     )
 
 
+def check_offload(request: Request, solver: str = "regions", *, offload: bool) -> None:
+    """Refuse to offload where that cannot be planned, before anything is captured."""
+    if not offload:
+        return
+    if solver != "regions":
+        raise OptionError("--offload belongs to the solver `regions`; leave --solver out.")
+    if request.device.kind != "cpu":
+        HostLink.of(request.device)
+
+
+def _host_memory_notes(plan: Plan, device: Device) -> tuple[str, ...]:
+    if not plan.host_bytes or device.kind != "cpu":
+        return ()
+    return (
+        f"{format_bytes(plan.host_bytes)} are copied to the host's memory, which a CPU computes in as well: "
+        "torch has them no more, the machine does. Such a plan is for trying out what a GPU would run.",
+    )
+
+
 def frontier(
     target: str | Build | Trace,
     *,
@@ -136,25 +161,30 @@ def frontier(
     cluster: Cluster | None = None,
     worst_rank: bool = False,
     points: int = 16,
+    offload: bool = False,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
 ) -> Frontier:
-    """Return the plans between the smallest reachable peak and no plan at all that no other plan beats."""
+    """Return the plans between the smallest reachable peak and no plan at all that no other plan beats.
+
+    `offload` is as in `trainfit.plan`.
+    """
     with heard_by(progress, measuring):
         request = Request(
             target, device, options, task, steps, costs, refresh, allocator, cluster, worst_rank
         )
-        return frontier_step(request, points)
+        return frontier_step(request, points, offload=offload)
 
 
-def frontier_step(request: Request, points: int) -> Frontier:
+def frontier_step(request: Request, points: int, *, offload: bool = False) -> Frontier:
     """Plan for so many budgets."""
     if not 1 <= points <= _MOST_POINTS:
         raise OptionError(f"--points must be from 1 to {_MOST_POINTS}, got {points}.")
+    check_offload(request, offload=offload)
     trace = request.trace()
     table = request.price(trace)
     doing("finding the trade-offs of every region")
-    planner = Planner(trace, table, request.allocator)
+    planner = Planner(trace, table, request.allocator, HostLink.of(table.device) if offload else None)
     doing("finding the smallest peak")
     plans = planner.frontier(points)
     request.watch.lap("solve")

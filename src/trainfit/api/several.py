@@ -42,6 +42,8 @@ def plan_asked(asked: AskedStep, budget: int | str | None = None, **solver: Any)
         return plan_step(asked.request, budget=budget, **solver)
     if solver.get("solver", "regions") != "regions":
         raise OptionError("--batch max looks for plans of the solver `regions`; leave --solver out.")
+    if solver.get("offload"):
+        raise OptionError("--batch max looks for plans without --offload; leave one of the two out.")
     seconds = solver.get("seconds_limit", 30.0)
     result = largest_size(asked.request, SizeQuestion("batch", True, budget, 1, seconds)).result
     assert isinstance(result, PlanResult)

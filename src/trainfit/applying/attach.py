@@ -113,11 +113,31 @@ def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None)
         if has_distributed_weights(modules[name])
     }
     regions = {name: modules[name] for name in calls}
-    for name, module in {root_name: root, **stages, **around, **regions}.items():
+    watched = _watched(plan, modules)
+    beside = {name: modules[name] for name in watched}
+    for name, module in {root_name: root, **stages, **around, **beside, **regions}.items():
         part = ROOT if module is root else STAGE if name in stages else PART
-        planned = PlannedForward(module, name, calls.get(name, {}), planned_model, part)
+        own = (calls.get(name, {}), planned_model, part, watched.get(name, frozenset()))
+        planned = PlannedForward(module, name, *own)
         object.__setattr__(module, FORWARD, planned)
     return model
+
+
+def _watched(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, frozenset[int]]:
+    """Return the calls beside which results are copied to the host, by module."""
+    found: dict[str, frozenset[int]] = {}
+    for call in (region.beside for region in plan.regions if region.beside is not None):
+        if call.module not in modules:
+            raise _other_model(f"copies to the host run beside {call.module}", modules)
+        found[call.module] = found.get(call.module, frozenset()) | {call.call}
+    return found
+
+
+def _other_model(has: str, modules: dict[str, nn.Module]) -> PlanError:
+    return PlanError(
+        f"the plan belongs to another model: {has}, which this "
+        f"{next(iter(modules.values())).__class__.__name__} does not have."
+    )
 
 
 def _can_be_called(module: nn.Module) -> bool:
@@ -226,10 +246,7 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
     kinds = [followed_ops(kind.ops) for kind in plan.kinds]
     for region, following in zip(plan.regions, (*plan.regions[1:], None)):
         if region.module not in modules:
-            raise PlanError(
-                f"the plan belongs to another model: it has a region {region.module}, which this "
-                f"{next(iter(modules.values())).__class__.__name__} does not have."
-            )
+            raise _other_model(f"it has a region {region.module}", modules)
         if not 0 <= region.kind < len(kinds):
             raise PlanError(f"the plan is broken: region {region.module} is of a kind that it does not have.")
         calls = found.setdefault(region.module, {})
@@ -237,5 +254,7 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
             raise PlanError(f"the plan is broken: it has call {region.call} of {region.module} twice.")
         continued = following is not None and following.continues
         decided = kinds[region.kind]
-        calls[region.call] = PlannedCall(region.call, decided, region.continues, continued, region.whole)
+        calls[region.call] = PlannedCall(
+            region.call, decided, region.continues, continued, region.whole, region.beside
+        )
     return found

@@ -16,7 +16,8 @@ from torch._ops import OpOverload
 
 from trainfit.operators.names import CAST, is_operator
 from trainfit.operators.value_use import SHOW_VALUES
-from trainfit.plans.plan import RECOMPUTE, SAVE, OpDecision
+from trainfit.plans.decisions import Decision
+from trainfit.plans.plan import OpDecision
 
 
 class Follower:
@@ -33,14 +34,14 @@ class Follower:
         self.lost: str | None = None
         """What the model did that the plan does not have, in words."""
 
-    def decision(self, name: str, *, weight_cast: bool) -> str:
+    def decision(self, name: str, *, weight_cast: bool) -> Decision:
         """Return the decision for the op that runs now; `weight_cast` if autocast's cache may hold it."""
         if self.lost is not None:
-            return SAVE
+            return Decision.SAVE
         ops, position, self._matched = self._ops, self._next, None
         while position < len(ops) and ops[position].name != name:
             if weight_cast:
-                return RECOMPUTE
+                return Decision.RECOMPUTE
             if ops[position].name != CAST:
                 break
             position += 1
@@ -48,10 +49,10 @@ class Follower:
             self._next, self._matched = position + 1, ops[position]
             return ops[position].decision
         if weight_cast:
-            return RECOMPUTE
+            return Decision.RECOMPUTE
         expected = ops[self._next].name if self._next < len(ops) else "the end"
         self.lost = f"op {self._next} is {name}, where the plan has {expected}"
-        return SAVE
+        return Decision.SAVE
 
     def made(self, func: OpOverload, result: Any) -> None:
         """Compare the result of the op whose decision was asked for last with its result in the trace.

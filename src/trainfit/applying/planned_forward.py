@@ -18,6 +18,7 @@ from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circ
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.sharded_modules import has_distributed_weights
+from trainfit.plans.plan import ModuleCall
 
 FORWARD = "forward"
 """The attribute of a module that hides its class's."""
@@ -34,15 +35,25 @@ class PlannedForward:
     """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
 
     def __init__(
-        self, module: nn.Module, name: str, calls: Calls, planned_model: PlannedModel, part: str = PART
+        self,
+        module: nn.Module,
+        name: str,
+        calls: Calls,
+        planned_model: PlannedModel,
+        part: str = PART,
+        watched: frozenset[int] = frozenset(),
     ) -> None:
-        """Remember what the module's own `forward` is, if it has one that is not its class's."""
+        """Remember what the module's own `forward` is, if it has one that is not its class's.
+
+        Beside the calls in `watched` results of other regions are copied to the host and back.
+        """
         # Weak, so that the module does not keep itself alive.
         self._module = weakref.ref(module)
         self._name = name
         self._calls = calls
         self._planned_model = planned_model
         self._part = part
+        self._watched = watched
         # Not the root for its own sake: that would keep the compiler from blocks without regions.
         self._distributed = has_distributed_weights(module)
         self._eager = (part != ROOT or bool(calls)) and self._distributed
@@ -106,8 +117,27 @@ class PlannedForward:
                 tensor.register_hook(self._planned_model.backward_begins)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = self._planned_model.count_call(self._name) if self._calls or self._watched else 0
+        if number in self._watched:
+            result = self._run_call(number, args, kwargs)
+            self._free_copies(ModuleCall(self._name, number), result)
+            return result
+        return self._run_call(number, args, kwargs)
+
+    def _free_copies(self, call: ModuleCall, result: Any) -> None:
+        """What was copied beside a call that has ended needs no memory until the call's backward begins."""
+        copies = self._planned_model.host_memory.ended(call)
+
+        def fetch(_: torch.Tensor) -> None:
+            for copy in copies:
+                copy.fetch()
+
+        for tensor in tree_leaves(result) if copies else ():
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(fetch)
+
+    def _run_call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         forward = self.__wrapped__
-        number = self._planned_model.count_call(self._name) if self._calls else 0
         if inside_checkpoint():
             # It calls once more in backward and has to find the same then.
             number = 0

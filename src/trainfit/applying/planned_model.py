@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainfit.applying.host_memory import HostMemory
 from trainfit.applying.sharding_check import other_sharding
 from trainfit.plans.plan import ModulePart, Plan
 from trainfit.plans.plan_origin import device_kind, other_device, other_sizes
@@ -61,6 +62,7 @@ class PlannedModel:
         self._roots_running = 0
         self._warned = False
         self._said: set[str] = set()
+        self.host_memory = HostMemory()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies begin anew, and do not say again what was said of the original."""
@@ -81,8 +83,10 @@ class PlannedModel:
     def step_ends(self) -> None:
         """Count calls anew: backward has begun, or the root, unless that is running."""
         with self._lock:
-            if self._roots_running == 0:
-                self._calls.clear()
+            if self._roots_running:
+                return
+            self._calls.clear()
+        self.host_memory.forget()
 
     def backward_begins(self, _: torch.Tensor) -> None:
         """Count calls anew: called with the gradient of a stage's result."""

@@ -36,7 +36,7 @@ from trainfit.capturing.exchanges import outputs_of
 from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.schemas import Operator, aten
 from trainfit.operators.collectives import fills_outputs
-from trainfit.plans.plan import SAVE
+from trainfit.plans.decisions import Decision
 from trainfit.plans.recomputation import NOBODY, copied_before_write, rerun, starts_stream
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
@@ -58,7 +58,8 @@ class RegionRecorder(RegionMode):
         self._uninitialised: set[int] = set()
         self._was_read: set[tuple[int, int]] = set()
         self._needs: list[tuple[tuple[int, int], weakref.ref[Any] | None]] = []
-        self._draws: dict[torch.Generator, tuple[int, int, str]] = {}
+        self._draws: dict[torch.Generator, tuple[int, int, Decision]] = {}
+        self._for_host: set[int] = set()
 
     # Storages -------------------------------------------------------------------------------------------
 
@@ -136,8 +137,8 @@ class RegionRecorder(RegionMode):
         if written:
             self._note_writes(row, written)
         row.result = self._describe(row, operator, out, tensors)
-        if decision == SAVE:
-            self._save(row, out, written)
+        if decision.behaviour.restored:
+            self._save(row, out, written, decision.behaviour.on_host)
         if cast:
             # Autocast puts the result into its cache, also when it is recomputed: it must have values.
             row.weight = _storage_id(args[0])
@@ -208,7 +209,7 @@ class RegionRecorder(RegionMode):
                 writes[number] = flow.version(number)
         row.writes = list(writes.items())
 
-    def _note_draw(self, row: OpRecord, decision: str, generator: torch.Generator) -> None:
+    def _note_draw(self, row: OpRecord, decision: Decision, generator: torch.Generator) -> None:
         position = len(self.record.ops)
         stream, before, decision_before = self._draws.get(generator, (len(self._draws), NOBODY, None))
         row.stream, row.draw_before, row.generator = stream, before, generator
@@ -251,12 +252,14 @@ class RegionRecorder(RegionMode):
                 self._uninitialised.add(storage)
         return Created(storage, TensorLayout.of(tensor))
 
-    def _save(self, row: OpRecord, out: Any, written: list[torch.Tensor]) -> None:
+    def _save(self, row: OpRecord, out: Any, written: list[torch.Tensor], on_host: bool) -> None:
         for tensor in (*tensors_in((out,), {}), *written):
             if has_storage(tensor):
                 number = self._storage(tensor)
                 if number in row.creates or any(number == changed for changed, _ in row.writes):
                     self._keep(number, tensor)
+                    if on_host:
+                        self._for_host.add(number)
 
     # What is needed later -------------------------------------------------------------------------------
 
@@ -285,6 +288,7 @@ class RegionRecorder(RegionMode):
             record.flow.needed += [(n, record.flow.version(n)) for n in range(len(record.flow.makers))]
         record.rerun = rerun(record.flow, record.kept)
         record.kept = {n: kept for n, kept in record.kept.items() if n in record.rerun.restored}
+        record.for_host = [number for number in record.kept if number in self._for_host]
         for counted in (*record.kept.values(), *record.left.values()):
             counted.writes = counted.tensor._version
         return record

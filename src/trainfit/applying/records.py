@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainfit.applying.host_memory import HostCopy, HostMemory
 from trainfit.applying.op_results import Result
 from trainfit.plans.recomputation import NOBODY, Flow, FlowOp, Rerun
 
@@ -72,8 +73,26 @@ class Record:
     left: dict[int, CountedTensor] = field(default_factory=dict)
     """What the region wrote to besides its inputs, by the tensors' ids."""
     rerun: Rerun | None = None
+    for_host: list[int] = field(default_factory=list)
+    """Which of the kept storages are to be in the host's memory until backward."""
+    on_host: dict[int, HostCopy] = field(default_factory=dict)
+    """Those that are."""
     values_read: bool = False
     """Whether Python code read values without an operator call."""
+
+    def offload(self, memory: HostMemory) -> list[HostCopy]:
+        """Begin to copy what belongs in the host's memory, and return the copies."""
+        for number in self.for_host:
+            self.on_host[number] = HostCopy(memory, self.kept.pop(number).tensor.untyped_storage())
+        return list(self.on_host.values())
+
+    def fetch(self) -> None:
+        """Bring back what is in the host's memory: from here on it is like what was kept."""
+        for copy in self.on_host.values():
+            copy.fetch()
+        for number, copy in self.on_host.items():
+            tensor = copy.taken()
+            self.kept[number] = CountedTensor(tensor, number, tensor._version)
 
     def check_outside(self, rerun: Rerun, region: str) -> None:
         """Refuse to run again where a tensor from outside that is needed has been modified meanwhile."""

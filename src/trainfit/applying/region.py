@@ -29,7 +29,7 @@ from trainfit.applying.replaying import Replayer, RunAll
 from trainfit.applying.sharded_modules import is_unit
 from trainfit.applying.torch_changes import noticed_reads, ordinary_paths, quiet_propagation, quiet_units
 from trainfit.capturing.random_stream import HostRandomState
-from trainfit.plans.plan import OpDecision
+from trainfit.plans.plan import ModuleCall, OpDecision
 from trainfit.plans.recomputation import rerun
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -50,6 +50,8 @@ class PlannedCall:
     """Whether the next region does so."""
     whole: bool = False
     """Whether nothing is kept, so that torch alone may compute it again."""
+    beside: ModuleCall | None = None
+    """The call beside which results are copied to the host; None if they are copied at once."""
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -147,7 +149,18 @@ class RegionCall:
                 if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
             ]
         self._recorder, self._given = None, []
+        self._offload(self._record)
         self._tell(attributes, recorder)
+
+    def _offload(self, record: Record) -> None:
+        """Copy what the plan offloads to the host's memory."""
+        memory = self._planned_model.host_memory
+        copies = record.offload(memory)
+        if copies and self._planned.beside is not None:
+            memory.copied_beside(self._planned.beside, copies)
+            return
+        for copy in copies:
+            copy.free()
 
     def _tell(self, attributes: ModuleAttributes, recorder: RegionRecorder) -> None:
         """Say how forward went."""
@@ -183,14 +196,26 @@ class RegionCall:
             finally:
                 mode.finish()
                 self._absent = mode.absent
-                if self._used_up and self._record is not None:
-                    self._record.kept.clear()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what will not be needed again; what is on the host is fetched anew another time."""
+        record = self._record
+        if record is None:
+            return
+        if self._used_up:
+            record.kept.clear()
+            record.on_host.clear()
+        for number in record.on_host:
+            record.kept.pop(number, None)
 
     def _replay_mode(self) -> Any:
         record = self._record
         if record is None or record.rerun is None:
             # Backward inside of the region's own forward, which is not over yet.
             return RunAll(self._recorder.record.ops if self._recorder is not None else ())
+        if not self._used_up:
+            record.fetch()
         modified = any(kept.is_modified for kept in record.kept.values())
         if modified and not self._used_up:
             self._differs("a result that was kept has been modified in place after the region")

@@ -1,8 +1,8 @@
 """JSON into dataclasses: each value is of the type that its field says, or one message says which is not.
 
-Fields may be int, float, bool, str, a `Literal` of texts, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
-`dict[str, X]` and dataclasses of those. Types are exact: neither `true` nor `1.0` is an integer, and no
-number is infinite or NaN.
+Fields may be int, float, bool, str, a `Literal` of texts, a `StrEnum`, `X | None`, `tuple[X, ...]`,
+`tuple[X, Y]`, `dict[str, X]` and dataclasses of those. Types are exact: neither `true` nor `1.0` is an
+integer, and no number is infinite or NaN.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import difflib
 import json
 import types
 from collections.abc import Callable
+from enum import StrEnum
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -91,6 +92,8 @@ def _decoder(kind: Any, *rules: bool) -> Decoder:
         return lambda value: None if value is None else present(value)
     if origin is Literal:
         return _one_of(inner)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _member(kind)
     if origin is dict:
         return _mapping(_decoder(inner[1], *rules))
     if origin is tuple and inner[-1] is Ellipsis:
@@ -137,6 +140,12 @@ def _one_of(options: tuple[str, ...]) -> Decoder:
         return value
 
     return decode_choice
+
+
+def _member(kind: type[StrEnum]) -> Decoder:
+    members = {member.value: member for member in kind}
+    choice = _one_of(tuple(members))
+    return lambda value: members[choice(value)]
 
 
 def _mapping(inner: Decoder) -> Decoder:

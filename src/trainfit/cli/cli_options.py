@@ -226,6 +226,16 @@ class RequestFlags:
         return self.step.request(target, self.device, *rest)
 
 
+Offload = Annotated[
+    bool,
+    typer.Option(
+        "--offload",
+        help="Let results be copied to the host's memory and back, instead of being kept or computed again: "
+        "on a GPU over its link, beside what it computes.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class SolverFlags:
     """How a plan is looked for."""
@@ -258,6 +268,8 @@ class SolverFlags:
         ),
     ] = None
 
+    offload: Offload = False
+
     @property
     def divides(self) -> bool:
         """Whether the solver takes a world size itself, and divides a step that is of one process."""
@@ -271,6 +283,7 @@ class SolverFlags:
             "ac_units": self.ac_unit or None,
             "fsdp_units": self.fsdp_unit or (),
             "world_size": cluster.divisor() if self.divides else 1,
+            "offload": self.offload,
         }
 
 

@@ -116,6 +116,7 @@ def plan(
 
       trainfit plan llama-3-8b --device h100
       trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb -o plan.json
+      trainfit plan gpt2 --batch 32 --device rtx-4090 --offload
       trainfit plan llama-3-70b --mesh dp=16,tp=4 --device h100
       trainfit plan llama-3-8b --solver modules --ac-unit "blocks.*" \\
           --fsdp-unit "blocks.*" --world-size 8 --device h100
@@ -151,6 +152,7 @@ def frontier(
     *,
     asked: given.RequestFlags,
     points: given.Points = 16,
+    offload: given.Offload = False,
     outputs: given.OutputFlags,
 ) -> None:
     """Show the least time of a step for every peak, from the smallest reachable to no plan at all.
@@ -165,7 +167,7 @@ def frontier(
         from trainfit.report.reading import frontier_data
         from trainfit.report.text_plans import frontier_view
 
-        result = choose.frontier_step(asked.request(target), points)
+        result = choose.frontier_step(asked.request(target), points, offload=offload)
     present(outputs, frontier_data(result), frontier_view, result)
 
 

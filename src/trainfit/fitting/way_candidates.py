@@ -13,6 +13,7 @@ from trainfit.changes.kinds.allocator_segments import EXPANDABLE
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.planning.certify import promised_peak
+from trainfit.planning.host_copies import HostLink
 from trainfit.planning.planner import Planner
 from trainfit.plans.plan import Plan
 from trainfit.plans.ways import Way
@@ -54,7 +55,9 @@ class Candidates:
         if found is None:
             return None
         trace, costs = found
-        planner = Planner(trace, costs, self._allocator(changes))
+        # A CPU computes in the host's memory: there is nowhere else to copy to.
+        link = HostLink.of(costs.device) if costs.device.pcie_bytes_per_second else None
+        planner = Planner(trace, costs, self._allocator(changes), link)
         certified = planner.plan(self.budget_bytes, seconds_limit=seconds_limit)
         if not certified.fits:
             return None

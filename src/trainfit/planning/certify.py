@@ -15,7 +15,7 @@ from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
 from trainfit.planning.replay import Replay, replayed
-from trainfit.plans.plan import ModulePart, OpDecision, Plan, Region, RegionKind
+from trainfit.plans.plan import ModuleCall, ModulePart, OpDecision, Plan, Region, RegionKind
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
 from trainfit.traces.trace_store import operators_hash
@@ -214,13 +214,14 @@ def _regions(trace: Trace, effects: Sequence[Effect]) -> tuple[tuple[Region, ...
     for effect in effects:
         for call in effect.region.calls:
             kind = kinds.setdefault(_kind(trace, effect, call), len(kinds))
-            region = _region(trace, effect, call, places[call], kind)
+            region = _region(trace, effect, call, places, kind)
             place = (region.module, region.call)
             if before := found.get(place):
                 # Sizes may differ from pass to pass; the decisions do not.
                 seconds = before.recompute_seconds + region.recompute_seconds
                 kept = max(before.kept_bytes, region.kept_bytes)
-                region = replace(before, kept_bytes=kept, recompute_seconds=seconds)
+                moved = max(before.offloaded_bytes, region.offloaded_bytes)
+                region = replace(before, kept_bytes=kept, recompute_seconds=seconds, offloaded_bytes=moved)
             found[place] = region
     return tuple(found.values()), tuple(kinds)
 
@@ -252,10 +253,14 @@ def _kind(trace: Trace, effect: Effect, call: int) -> RegionKind:
     return RegionKind(tuple(decisions))
 
 
-def _region(trace: Trace, effect: Effect, call: int, place: int, kind: int) -> Region:
+def _region(trace: Trace, effect: Effect, call: int, places: dict[int, int], kind: int) -> Region:
     """Return what a plan says about one call, which is a region or a part of one."""
     ops = forward_ops(trace, call)
     again = set(effect.segment)
+    beside = None
+    if effect.host is not None and effect.host.window.overlaps:
+        following = effect.host.window.call
+        beside = ModuleCall(trace.module_name(trace.calls[following].module), places[following])
     own = [n for n, group in enumerate(effect.region.groups) if group.ops[0] in ops]
     kept = [
         size
@@ -266,9 +271,11 @@ def _region(trace: Trace, effect: Effect, call: int, place: int, kind: int) -> R
     ]
     return Region(
         module=trace.module_name(trace.calls[call].module),
-        call=place,
+        call=places[call],
         kind=kind,
         kept_bytes=sum(kept),
+        offloaded_bytes=sum(trace.occupied_bytes[storage] for storage in effect.fetched),
+        beside=beside,
         recompute_seconds=sum(g.seconds for n in own if again.issuperset((g := effect.region.groups[n]).ops)),
         continues=call != effect.region.calls[0],
         whole=effect.by_torch,

@@ -9,6 +9,8 @@ position within the segment.
 - A kept result is held until the segment, where it takes the place of its recomputation.
 - A repeated op makes its results again; they live as they did in forward, and those that autograd saved
   until it releases them.
+- A result that is copied to the host is held until the copy is done, and made again, by a copy, where it is
+  fetched (`host_copies.py`); from the segment on it is like one that was kept.
 - Units of FSDP inside are gathered in the segment, by ops that have moved there from the backward
   (`unit_gathers.py`).
 - What the executor needs besides is held as long as the inputs are: states of random generators, and copies
@@ -25,16 +27,17 @@ from dataclasses import dataclass, field, replace
 from trainfit.operators.memory_use import moves_statistics
 from trainfit.planning.full_recompute import is_full_recompute
 from trainfit.planning.groups import values_read
+from trainfit.planning.host_copies import CopyWindow, HostCopies, HostLink
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.model_calls import forward_ops
 from trainfit.planning.regions import RegionGraph, end_without_saves
 from trainfit.planning.unit_gathers import BEFORE_ALL, Gathers, Place
 from trainfit.planning.weight_casts import with_casts
-from trainfit.plans.plan import RECOMPUTE, SAVE, SKIP
+from trainfit.plans.decisions import Decision
 from trainfit.traces.trace import Trace
 
 SEGMENT_END = 1 << 60
-"""A position after every op of the segment."""
+"""A position after every op of the segment; elsewhere, after what is inserted there."""
 _ITSELF = 1 << 60
 """Stands for the op of forward at a place, after everything that has moved there."""
 _CPU_GENERATOR_BYTES = 5056
@@ -92,51 +95,82 @@ class Effect:
     by_torch: bool = False
     """Whether torch alone computes it again (`full_recompute.py`)."""
     moved: Moved = NOT_MOVED
+    host: HostCopies | None = None
+    """What is copied to the host and fetched again."""
+    fetched: dict[int, Moment] = field(default_factory=dict)
+    """Storages that are fetched from the host, and when the fetched one is freed."""
 
     @property
     def repeated(self) -> tuple[int, ...]:
         """The ops of the segment that run a second time."""
         return tuple(op for op in self.segment if op < self.insert) if self.moved.ops else self.segment
 
-    def decision(self, op: int) -> str:
+    def decision(self, op: int) -> Decision:
         """Return what happens to an op of the region."""
         return _decision(self.region, self.choice, op)
 
 
-def _decision(region: RegionGraph, choice: Choice, op: int) -> str:
+def _decision(region: RegionGraph, choice: Choice, op: int) -> Decision:
     group = region.group_of_op[op]
     if group in choice.kept:
-        return SAVE
-    return RECOMPUTE if group in choice.repeated or region.groups[group].free else SKIP
+        return Decision.SAVE
+    if group in choice.offloaded:
+        return Decision.OFFLOAD
+    again = group in choice.repeated or region.groups[group].free
+    return Decision.RECOMPUTE if again else Decision.SKIP
 
 
-def effect_of(trace: Trace, region: RegionGraph, choice: Choice, *, by_torch: bool = False) -> Effect:
-    """Work out what a region with these choices changes; `by_torch`: as torch does it, whatever comes out."""
+def effect_of(
+    trace: Trace,
+    region: RegionGraph,
+    choice: Choice,
+    *,
+    by_torch: bool = False,
+    copying: tuple[CopyWindow, HostLink] | None = None,
+) -> Effect:
+    """Work out what a region with these choices changes; `by_torch`: as torch does it, whatever comes out.
+
+    `copying` says where copies to the host run, if the choice has some.
+    """
     by_torch = by_torch or is_full_recompute(trace, region, choice)
     first_draws = tuple(region.flow.first_draws(lambda op: _decision(region, choice, op)))
     if by_torch:
         repeated = {op for number in choice.repeated for op in region.groups[number].ops}
     else:
-        saved = (storage for number in choice.kept for storage in region.groups[number].storages)
+        saved = (storage for number in choice.restored for storage in region.groups[number].storages)
         repeated = region.flow.runs_again(saved, first_draws)
     segment, places = _segment(trace, region, repeated)
     forward = [op for op in segment if op < region.first_unpack]
     read = {storage for op in forward for storage in values_read(trace, op)}
-    kept = {
-        storage
-        for number in choice.kept
-        for storage in region.groups[number].storages
-        if storage in region.saved or storage in read
-    }
+    kept, on_host = (
+        {
+            storage: None
+            for number in sorted(groups)
+            for storage in region.groups[number].storages
+            if storage in region.saved or storage in read
+        }
+        for groups in (choice.kept, choice.offloaded)
+    )
     made_again = {s for op in forward for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
-    released = {number: _release(trace, region, number, places) for number in kept | made_again}
+    released = {
+        n: _release(trace, region, n, places) for n in {**kept, **on_host} | dict.fromkeys(made_again)
+    }
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
     copies = {n: (position_of[trace.storages[n].producer], released[n]) for n in made_again}
+    host = None
+    if on_host:
+        assert copying is not None, "what is offloaded has a place to be copied"
+        host = HostCopies(tuple(on_host), *copying)
+        window = host.window
+        freed = Moment(window.freed) if window.overlaps else Moment(window.freed, SEGMENT_END)
+        until |= dict.fromkeys(on_host, freed)
     effect = Effect(region, choice, region.first_unpack, segment, until, {}, copies, by_torch=by_torch)
     return replace(
         effect,
+        host=host,
+        fetched={number: released[number] for number in on_host},
         moved=_moved(region.gathers, position_of, places) if region.gathers.ops else NOT_MOVED,
         ends=_ends(trace, region, until),
         held=(*_states(trace, effect, first_draws), *region.overwritten),

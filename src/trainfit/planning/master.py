@@ -27,7 +27,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,7 +179,7 @@ def build(
         inserted = problem.covering[bisect_left(edges, effect.insert)]
         _add_segment(timeline, effect, change, inserted, number)
         away = _away(effect, steps)
-        problem.freed[number] -= away.get(region.end, 0)
+        problem.freed[number] += _most_freed(away)
         for time, step in away.items():
             entering = problem.entering[bisect_left(edges, time)]
             entering[number] = entering.get(number, 0) + step
@@ -188,7 +188,12 @@ def build(
 
 def freed_bytes(timeline: Timeline, option: Option) -> int:
     """Return what is no longer alive between forward and backward if an option is chosen."""
-    return -sum(_away(e, _steps(timeline, e)).get(e.region.end, 0) for e in option.effects)
+    return sum(_most_freed(_away(effect, _steps(timeline, effect))) for effect in option.effects)
+
+
+def _most_freed(away: dict[int, int]) -> int:
+    """Return the most that is freed at once; what goes to the host is free when the copy is done."""
+    return -min(accumulate(away[time] for time in sorted(away)), default=0)
 
 
 def _away(effect: Effect, steps: dict[int, int]) -> dict[int, int]:
@@ -227,6 +232,10 @@ def _steps(timeline: Timeline, effect: Effect) -> dict[int, int]:
         if end.position < 0 and end.time > effect.insert:
             step(effect.insert, occupied[number])
             step(end.time, -occupied[number])
+    for number, end in effect.fetched.items():
+        assert effect.host is not None
+        step(effect.host.window.fetched, occupied[number])
+        step(effect.insert if end.position >= 0 else end.time, -occupied[number])
     for op, asked in effect.held:
         size = trace.memory.occupied(asked)
         step(op, size)
@@ -260,6 +269,12 @@ def _add_segment(
         steps[made] += trace.occupied_bytes[storage]
         if end.position >= 0:
             steps[min(max(end.position, made + 1), length)] -= trace.occupied_bytes[storage]
+    for storage, end in effect.fetched.items():
+        assert effect.host is not None
+        if effect.host.window.fetched == insert:
+            steps[0] += trace.occupied_bytes[storage]
+        if end.position >= 0:
+            steps[min(end.position, length)] -= trace.occupied_bytes[storage]
     for first, last, asked in effect.held_again:
         steps[first] += trace.memory.occupied(asked)
         steps[last] -= trace.memory.occupied(asked)

@@ -18,12 +18,20 @@ from trainfit.planning.groups import Group
 
 @dataclass(frozen=True)
 class Choice:
-    """Which groups are kept and which are recomputed; the others are neither."""
+    """Which groups are kept, recomputed or copied to the host; the others are none of that."""
 
     kept: frozenset[int]
     repeated: frozenset[int]
     bytes: int
+    """What is kept on the device."""
     seconds: float
+    """What the step takes longer: recomputation, and copies as far as they do not overlap with anything."""
+    offloaded: frozenset[int] = frozenset()
+
+    @property
+    def restored(self) -> frozenset[int]:
+        """The groups whose results are there in backward without running again."""
+        return self.kept | self.offloaded
 
 
 def cheapest(groups: Sequence[Group], seconds_per_byte: float) -> Choice | None:
@@ -47,18 +55,25 @@ def cheapest(groups: Sequence[Group], seconds_per_byte: float) -> Choice | None:
     return choice_of(groups, frozenset(n for n in range(len(groups)) if reached[n]))
 
 
-def choice_of(groups: Sequence[Group], repeated: frozenset[int]) -> Choice:
-    """Return the choice that computes these groups again, and keeps what else is needed."""
+def choice_of(
+    groups: Sequence[Group], repeated: frozenset[int], offloaded: frozenset[int] = frozenset()
+) -> Choice:
+    """Return the choice that computes some groups again, has some on the host, and keeps what else is needed.
+
+    What is offloaded and not needed is left out; the seconds are those of recomputation.
+    """
     needed = {
         (n, place) for n, group in enumerate(groups) for place, saved in enumerate(group.saved) if saved
     }
     needed = needed.union(*(groups[n].reads for n in repeated))
-    kept = {(n, place) for n, place in needed if n not in repeated}
+    restored = {(n, place) for n, place in needed if n not in repeated}
+    kept = {(n, place) for n, place in restored if n not in offloaded}
     return Choice(
         frozenset(n for n, _ in kept),
         repeated,
         bytes=sum(groups[n].sizes[place] for n, place in kept),
         seconds=sum(groups[n].seconds for n in repeated),
+        offloaded=frozenset(n for n, _ in restored) & offloaded,
     )
 
 

@@ -9,9 +9,11 @@ from trainfit.costs.schedule import Schedule, Seconds
 from trainfit.planning.curves import curve_of, with_points_between
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.full_recompute import full_recompute, torch_can_recompute
+from trainfit.planning.host_copies import HostLink, Offloading
 from trainfit.planning.master import Option
 from trainfit.planning.minimum_cut import Choice, choice_of
 from trainfit.planning.model_calls import block_families, calls_in_pass, candidate_calls
+from trainfit.planning.offload_curves import offloading_points, with_copies
 from trainfit.planning.regions import RegionGraph, chain_graph
 from trainfit.planning.replay import executor_seconds
 from trainfit.traces.trace import Trace
@@ -29,10 +31,18 @@ Passes = tuple[RegionGraph, ...]
 """The same call of a module, once for each pass over the model."""
 
 
-def options_of(step: Schedule, peak_bytes: int) -> tuple[list[Option], list[list[int]]]:
-    """Return the options of a step with this peak, and those of which at most one may be chosen."""
+def options_of(
+    step: Schedule, peak_bytes: int, *, link: HostLink | None = None
+) -> tuple[list[Option], list[list[int]]]:
+    """Return the options of a step with this peak, and those of which at most one may be chosen.
+
+    With a `link` results may be copied to the host.
+    """
     regions = _regions(step.trace, step.marginal_seconds.tolist(), peak_bytes)
     options = _options(step, regions)
+    if link is not None:
+        options += _offloading_options(step, regions, link)
+        options.sort(key=lambda option: option.region)
     return options, _exclusive(regions, options)
 
 
@@ -111,6 +121,40 @@ def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
         for choice in points:
             chosen = [choice, *(choice_of(region.groups, choice.repeated) for region in passes[1:])]
             effects = tuple(effect_of(step.trace, *each) for each in zip(passes, chosen))
+            options.append(option_of(step, occupied, number, effects))
+    return options
+
+
+def _offloading_options(step: Schedule, regions: list[Passes], link: HostLink) -> list[Option]:
+    """Return the options that copy results to the host, of regions for whose copies there is a place."""
+    offloading = Offloading(step.trace, link, step.marginal_seconds.tolist())
+    occupied = step.occupied_seconds
+    curves: dict[object, list[Choice]] = {}
+    options: list[Option] = []
+    for number, passes in enumerate(regions):
+        windows = [offloading.window(region) for region in passes]
+        narrowest = min((w for w in windows if w is not None), key=lambda w: w.narrowest, default=None)
+        if narrowest is None or None in windows:
+            continue
+        groups = passes[0].groups
+        key = (
+            tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in groups),
+            narrowest.out_seconds,
+            narrowest.back_seconds,
+        )
+        if key not in curves:
+            curves[key] = offloading_points(groups, _thinned(curve_of(groups)), offloading, narrowest)
+        for choice in curves[key]:
+            effects = tuple(
+                effect_of(
+                    step.trace,
+                    region,
+                    with_copies(region.groups, choice, choice.offloaded, offloading, window),
+                    copying=(window, link),
+                )
+                for region, window in zip(passes, windows)
+                if window is not None
+            )
             options.append(option_of(step, occupied, number, effects))
     return options
 

@@ -11,15 +11,18 @@ from collections.abc import Iterator, Sequence
 from trainfit.errors import PlanDoesNotFit
 from trainfit.planning.certify import promised_peak
 from trainfit.planning.effects import Effect, effect_of
+from trainfit.planning.host_copies import CopyWindow, HostLink
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
 from trainfit.planning.regions import RegionGraph, chain_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.planning.unit_gathers import has_units_inside
-from trainfit.plans.plan import RECOMPUTE, SAVE, Plan, Region
+from trainfit.plans.plan import Plan, Region
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
 
+_ANY_LINK = HostLink(1.0, 0.0, overlaps=True)
+"""Only memory is asked for here, and not how long copies take."""
 _Calls = dict[tuple[str, int], list[int]]
 """The calls of each module in a step, by which of its calls in one pass over the model it is."""
 
@@ -51,7 +54,23 @@ def _effects(plan: Plan, trace: Trace) -> Iterator[Effect]:
                 )
             if graph is None:
                 raise PlanDoesNotFit(f"{row[0].module} cannot be checkpointed in this step.")
-            yield effect_of(trace, graph, _choice(plan, trace, graph, row), by_torch=row[0].whole)
+            choice = _choice(plan, trace, graph, row)
+            copying = (_window(trace, graph, row[0], calls), _ANY_LINK) if choice.offloaded else None
+            yield effect_of(trace, graph, choice, by_torch=row[0].whole, copying=copying)
+
+
+def _window(trace: Trace, graph: RegionGraph, region: Region, calls: _Calls) -> CopyWindow:
+    """Return beside what the results of a region are copied to the host."""
+    if region.beside is None:
+        return CopyWindow(-1, graph.end, graph.first_unpack)
+    found = calls.get((region.beside.module, region.beside.call), [])
+    beside = next((n for n in found if trace.calls[n].body.start >= graph.end), None)
+    if beside is None or trace.calls[beside].backward_start < 0:
+        raise PlanDoesNotFit(
+            f"{region.module} is copied to the host beside {region.beside.module}, which does not follow it "
+            "in this step."
+        )
+    return CopyWindow(beside, trace.calls[beside].body.stop, trace.calls[beside].backward_start)
 
 
 def _rows(plan: Plan) -> Iterator[Sequence[Region]]:
@@ -78,6 +97,7 @@ def _choice(plan: Plan, trace: Trace, graph: RegionGraph, row: Sequence[Region])
     """Return what a plan decides about the groups of a region."""
     kept: set[int] = set()
     repeated: set[int] = set()
+    offloaded: set[int] = set()
     for call, region in zip(graph.calls, row):
         numbers, decided = forward_ops(trace, call), plan.kind_of(region).ops
         names = [op.name for op in decided]
@@ -86,11 +106,14 @@ def _choice(plan: Plan, trace: Trace, graph: RegionGraph, row: Sequence[Region])
             raise PlanDoesNotFit(f"{region.module} {_first_difference(names, here)}.")
         for number, op in zip(numbers, decided):
             group = graph.group_of_op[number]
-            if op.decision == SAVE:
+            behaviour = op.decision.behaviour
+            if behaviour.on_host:
+                offloaded.add(group)
+            elif behaviour.restored:
                 kept.add(group)
-            elif op.decision == RECOMPUTE and not graph.groups[group].free:
+            elif behaviour.runs_again and not graph.groups[group].free:
                 repeated.add(group)
-    return Choice(frozenset(kept), frozenset(repeated), bytes=0, seconds=0.0)
+    return Choice(frozenset(kept), frozenset(repeated), 0, 0.0, frozenset(offloaded))
 
 
 def _first_difference(planned: list[str], here: list[str]) -> str:

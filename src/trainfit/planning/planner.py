@@ -19,6 +19,7 @@ from trainfit.planning.budget_search import BudgetSearch
 from trainfit.planning.certify import Certified, Unplanned
 from trainfit.planning.effects import effect_of
 from trainfit.planning.full_recompute import full_recompute
+from trainfit.planning.host_copies import HostLink
 from trainfit.planning.master import MasterProblem, Solution
 from trainfit.planning.options import options_of
 from trainfit.planning.planned_columns import PlannedColumns
@@ -46,6 +47,8 @@ class Planner:
     trace: Trace
     costs: CostTable
     allocator: AllocatorOptions | None = DEFAULT_OPTIONS
+    link: HostLink | None = None
+    """Over which results may be copied to the host's memory, instead of being kept or recomputed."""
     problem: MasterProblem = field(init=False)
     step: Unplanned = field(init=False)
     trials: BudgetSearch | None = field(init=False, default=None)
@@ -58,7 +61,7 @@ class Planner:
         self.step = Unplanned.of(self.trace, self.costs, self.allocator)
         self.usual = UsualWays(self.step)
         timeline, times = self.step.replay.timeline, self.step.replay.times
-        options, exclusive = options_of(times, timeline.peak_bytes)
+        options, exclusive = options_of(times, timeline.peak_bytes, link=self.link)
         # Where the host runs the kernels too, all that it does is in the options.
         spare_seconds = math.inf if self.costs.host.runs_kernels else times.spare_seconds
         self.problem = master.build(timeline, options, exclusive, spare_seconds)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from trainfit.operators.collectives import fills_outputs
 from trainfit.operators.value_use import reads_metadata_only
 from trainfit.planning.model_calls import own_ops
+from trainfit.plans.decisions import Decision
 from trainfit.plans.recomputation import NOBODY, Flow, FlowOp, Version, rerun, starts_stream
 from trainfit.traces.trace import Interval, Trace
 
@@ -30,7 +31,7 @@ class RegionFlow:
     draws: list[list[int]] = field(default_factory=list)
     """For each call, the ops that draw random numbers."""
 
-    def first_draws(self, decision_of: Callable[[int], str]) -> Iterator[int]:
+    def first_draws(self, decision_of: Callable[[int], Decision]) -> Iterator[int]:
         """Yield the draws before which the generator's state is remembered, given the decisions about ops."""
         for draws in self.draws:
             decisions = [decision_of(op) for op in draws]

@@ -15,7 +15,8 @@ import numpy as np
 from trainfit.costs.schedule import Schedule, Seconds, schedule
 from trainfit.costs.table import CostTable, Host
 from trainfit.planning.effects import Effect
-from trainfit.planning.rewrite import Renumbering, rewritten
+from trainfit.planning.host_copies import priced_copies
+from trainfit.planning.rewrite import Renumbering, copied_sizes, rewritten
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
 
@@ -38,6 +39,8 @@ def replayed(trace: Trace, costs: CostTable, effects: Sequence[Effect]) -> Repla
     if not effects:
         return Replay(simulate(trace), schedule(trace, costs))
     new = rewritten(trace, effects)
+    copies = [effect.host for effect in effects if effect.host is not None]
+    costs = priced_copies(costs, copies, copied_sizes(trace, effects))
     besides = _executor_seconds(trace, effects, costs.host)
     return Replay(simulate(new), schedule(new, costs, besides))
 

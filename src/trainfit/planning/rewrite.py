@@ -8,11 +8,13 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.planning.effects import Effect, Moment, ends_of
+from trainfit.planning.host_copies import copy_signature
 from trainfit.traces.trace import Interval, Op, Storage, Trace
 
 
@@ -26,8 +28,10 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
         _move_gathers(trace, effect, new, storages)
     copies = _copies(trace, effects, new, storages)
     storages += _held(effects, new)
+    sizes = copied_sizes(trace, effects)
     return replace(
         trace,
+        signatures=(*trace.signatures, *map(copy_signature, sizes)),
         ops=tuple(_ops(trace, effects, new, copies)),
         storages=tuple(storages),
         calls=tuple(
@@ -46,24 +50,54 @@ def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
     )
 
 
+def copied_sizes(trace: Trace, effects: Sequence[Effect]) -> list[int]:
+    """Return the distinct sizes of what is copied to the host: each is a signature of its own."""
+    copied = (storage for effect in effects if effect.host for storage in effect.host.storages)
+    return sorted({trace.storages[storage].bytes for storage in copied})
+
+
+class Part(IntEnum):
+    """What an effect inserts, in the order in which it comes at one place."""
+
+    COPY_OUT = 0
+    COPY_BACK = 1
+    SEGMENT = 2
+
+
+def _insertions(effects: Sequence[Effect]) -> list[tuple[int, Part, Effect]]:
+    """Return what is inserted before which op of the original trace, in order."""
+    found = [(effect.insert, Part.SEGMENT, effect) for effect in effects]
+    for effect in effects:
+        if effect.host is not None:
+            found.append((effect.region.end, Part.COPY_OUT, effect))
+            found.append((effect.host.window.fetched, Part.COPY_BACK, effect))
+    return sorted(found, key=lambda one: (one[0], one[1], one[2].region.start))
+
+
+def _length(part: Part, effect: Effect) -> int:
+    return len(effect.segment) if part is Part.SEGMENT else len(effect.fetched)
+
+
 class Renumbering:
-    """Where the ops of the original trace and of the segments are in the new one."""
+    """Where the ops of the original trace, of the segments and of copies are in the new one."""
 
     def __init__(self, trace: Trace, effects: Sequence[Effect]) -> None:
-        ordered = sorted(effects, key=lambda effect: (effect.insert, effect.region.start))
-        self._inserts = [effect.insert for effect in ordered]
-        self._before = [0]
-        self.segment_start: dict[int, int] = {}
-        for effect in ordered:
-            self.segment_start[effect.region.start] = effect.insert + self._before[-1]
-            self._before.append(self._before[-1] + len(effect.segment))
-        self._shift = np.array(self._before, dtype=np.int64)
-        self.ordered = ordered
+        self.insertions = _insertions(effects)
         self._gone = sorted(op for effect in effects for op in effect.moved.ops)
         self._ops = len(trace.ops)
-        for effect in reversed(ordered) if self._gone else ():
-            start = self.segment_start[effect.region.start] - bisect.bisect_left(self._gone, effect.insert)
-            self.segment_start[effect.region.start] = start
+        self._inserts = [at for at, _, _ in self.insertions]
+        self._before = [0]
+        self.first_op: dict[tuple[Part, int], int] = {}
+        """Where what is inserted begins: by what it is, and where its region begins in the original."""
+        for at, part, effect in self.insertions:
+            gone = bisect.bisect_left(self._gone, at)
+            self.first_op[part, effect.region.start] = at + self._before[-1] - gone
+            self._before.append(self._before[-1] + _length(part, effect))
+        self._shift = np.array(self._before, dtype=np.int64)
+        self.segment_start = {
+            start: op for (part, start), op in self.first_op.items() if part is Part.SEGMENT
+        }
+        self.ordered = [effect for _, part, effect in self.insertions if part is Part.SEGMENT]
         self.moved_to = {
             op: self.segment_start[effect.region.start] + position
             for effect in effects
@@ -119,6 +153,8 @@ class Renumbering:
             return None
         if moment.position < 0:
             return self.end(moment.time)
+        if moment.time != effect.insert:
+            return self.start(moment.time)
         return self.segment_start[effect.region.start] + min(moment.position, len(effect.segment))
 
 
@@ -191,6 +227,14 @@ def _copies(
             original = trace.storages[number]
             again = Storage(original.bytes, "activation", made, made, end, held, stream=original.stream)
             storages.append(again)
+        for position, (number, moment) in enumerate(effect.fetched.items()):
+            made = new.first_op[Part.COPY_BACK, effect.region.start] + position
+            end = new.after(moment, effect)
+            assert end is not None
+            numbers[effect.region.start, number] = len(storages)
+            held = (Interval("program", made, max(end, made + 1)),)
+            size, stream = trace.storages[number].bytes, trace.storages[number].stream
+            storages.append(Storage(size, "activation", made, made, held[0].end, held, stream=stream))
     return numbers
 
 
@@ -208,13 +252,20 @@ def _ops(
     trace: Trace, effects: Sequence[Effect], new: Renumbering, copies: dict[tuple[int, int], int]
 ) -> list[Op]:
     ops: list[Op] = []
-    pending = list(reversed(new.ordered))
+    pending = list(reversed(new.insertions))
+    waiting = _waits_for_copies(effects, new)
+    signature_of = {
+        size: len(trace.signatures) + number for number, size in enumerate(copied_sizes(trace, effects))
+    }
     # Which effect replaces a storage for the ops of backward that differentiate its region.
     region_of = {op: effect for effect in effects for op in effect.region.ops}
     for number, op in enumerate(trace.ops):
-        while pending and pending[-1].insert == number:
-            effect = pending.pop()
-            ops += _segment(trace, effect, new, copies)
+        while pending and pending[-1][0] == number:
+            _, part, effect = pending.pop()
+            if part is Part.SEGMENT:
+                ops += _segment(trace, effect, new, copies)
+            else:
+                ops += _copying(trace, effect, part, new, copies, signature_of)
         if number in new.moved_to:
             continue
         if op.waits_for:
@@ -229,7 +280,52 @@ def _ops(
         else:
             ops.append(op)
     assert not pending, "every segment has its place"
+    for number, others in waiting.items():
+        ops[number] = replace(ops[number], waits_for=tuple(sorted({*ops[number].waits_for, *others})))
     return ops
+
+
+def _waits_for_copies(effects: Sequence[Effect], new: Renumbering) -> dict[int, list[int]]:
+    """Return which ops of the new trace wait for copies: they need the memory, or the results."""
+    found: dict[int, list[int]] = {}
+    for effect in effects:
+        if effect.host is None or not effect.host.window.overlaps:
+            continue
+        begin, length = effect.region.start, len(effect.fetched)
+        out, back = new.first_op[Part.COPY_OUT, begin], new.first_op[Part.COPY_BACK, begin]
+        found.setdefault(new.start(effect.host.window.freed), []).append(out + length - 1)
+        found.setdefault(new.segment_start[begin], []).append(back + length - 1)
+    return found
+
+
+def _copying(
+    trace: Trace,
+    effect: Effect,
+    part: Part,
+    new: Renumbering,
+    copies: dict[tuple[int, int], int],
+    signature_of: dict[int, int],
+) -> Iterator[Op]:
+    """Yield the copies of a region's results to the host, or back; they wait for what was computed before."""
+    assert effect.host is not None
+    out = part is Part.COPY_OUT
+    first = new.first_op[part, effect.region.start]
+    overlaps = effect.host.window.overlaps
+    before = new.number((effect.region.end if out else effect.host.window.fetched) - 1)
+    for position, number in enumerate(effect.fetched):
+        yield Op(
+            signature=signature_of[trace.storages[number].bytes],
+            phase="forward" if out else "backward",
+            module=effect.region.module,
+            call=effect.region.call,
+            recompute=False,
+            forward_op=-1,
+            reads=(number,) if out else (),
+            writes=(),
+            creates=() if out else (copies[effect.region.start, number],),
+            queue=effect.host.queues[0 if out else 1],
+            waits_for=(before,) if overlaps and position == 0 and 0 <= before < first else (),
+        )
 
 
 def _segment(

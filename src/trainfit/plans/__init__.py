@@ -1,5 +1,6 @@
 """A `Plan`: which parts of a model are checkpointed, op by op, and what that promises.
 
+decisions        what can be done with the results of an op
 plan             the plan itself
 recomputation    which ops of a region run again in backward, and which results are kept for it
 plan_store       plans on disk

@@ -1,11 +1,7 @@
 """`Plan`: which parts of a step are checkpointed, op by op, and what that promises. Plain data.
 
 A `Region` is one call of a module that runs under `torch.utils.checkpoint`. For each op of its forward, in
-order, the plan has a decision:
-
-- `save`: the results are kept from forward to backward and not recomputed,
-- `recompute`: run again in backward, before its results are needed,
-- `skip`: neither kept nor recomputed, because nothing in backward needs its results.
+order, the plan has a decision (`decisions.py`).
 
 Regions whose ops and decisions are the same share one `RegionKind`. Ops are matched by name and position when
 the plan is applied; shapes say what the plan was made for, and may differ in another batch.
@@ -17,10 +13,9 @@ from dataclasses import dataclass
 
 from trainfit.basics.in_notebooks import ShownInNotebooks
 from trainfit.basics.units import format_bytes, format_seconds
+from trainfit.plans.decisions import Decision
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import UNKNOWN_SETTINGS, Settings
-
-SAVE, RECOMPUTE, SKIP = DECISIONS = ("save", "recompute", "skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +26,7 @@ class OpDecision:
     """The operator, such as `aten.mm.default`."""
     shapes: tuple[tuple[int, ...], ...]
     """The shapes of its results in the trace."""
-    decision: str
+    decision: Decision
     random: bool = False
     """Whether it draws random numbers: recomputed, it starts from the generator's state of forward."""
 
@@ -41,6 +36,16 @@ class RegionKind:
     """The ops of a region's forward with their decisions; views and bookkeeping ops are among them."""
 
     ops: tuple[OpDecision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module in a step."""
+
+    module: str
+    """The module's qualified name, which begins with the root's class name."""
+    call: int
+    """Which of the module's calls, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,11 @@ class Region:
     """Whether its input is not held, but recomputed by the region before it in the plan."""
     whole: bool = False
     """Whether it keeps nothing and is recomputed as a whole: then torch alone can do it."""
+    offloaded_bytes: int = 0
+    """What it has in the host's memory from forward to backward."""
+    beside: ModuleCall | None = None
+    """The call in whose forward results are copied to the host, and in whose backward they are brought back;
+    None if copies do not overlap with anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,11 @@ class Plan(ShownInNotebooks):
         return (
             max(0.0, self.step_seconds - self.bound_seconds) / self.step_seconds if self.step_seconds else 0.0
         )
+
+    @property
+    def host_bytes(self) -> int:
+        """What it needs of the host's memory."""
+        return sum(region.offloaded_bytes for region in self.regions)
 
     def kind_of(self, region: Region) -> RegionKind:
         """Return the decisions of a region."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trainfit.plans.plan import RECOMPUTE
+from trainfit.plans.decisions import Decision
 
 NOBODY = -1
 Version = tuple[int, int]
@@ -146,14 +146,14 @@ def _draws_before(flow: Flow) -> dict[int, int]:
     return found
 
 
-def starts_stream(decision: str, decision_of_draw_before: str | None) -> bool:
+def starts_stream(decision: Decision, decision_of_draw_before: Decision | None) -> bool:
     """Whether the generator's state is remembered before a draw.
 
     It is for the first draw of a region, and where the draw before will not run again to lead up to it.
     """
     if decision_of_draw_before is None:
         return True
-    return decision == RECOMPUTE and decision_of_draw_before != RECOMPUTE
+    return decision.behaviour.runs_again and not decision_of_draw_before.behaviour.runs_again
 
 
 def copied_before_write(*, was_read: bool, makes_more: bool) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainfit.basics.units import format_bytes
 from trainfit.plans.plan import Plan
 
 Exactness = Literal["bit-equal", "same in exact arithmetic", "different numerics"]
@@ -71,7 +72,9 @@ class Way:
         """What is done, in a line."""
         parts = [change.name for change in self.changes]
         if self.plan is not None:
-            parts.append(f"plan: {len(self.plan.regions)} regions")
+            moved = self.plan.host_bytes
+            on_host = f", {format_bytes(moved)} in the host's memory" if moved else ""
+            parts.append(f"plan: {len(self.plan.regions)} regions{on_host}")
         return ", ".join(parts) or "as it is"
 
     @property

@@ -187,7 +187,8 @@ class RegionGroup:
     kept_bytes: int
     recompute_seconds: float
     decisions: dict[str, int]
-    """How many ops of one region are saved, recomputed and skipped."""
+    """How many ops of one region have each decision."""
+    offloaded_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,8 @@ class PlanData:
     smallest_memory_bytes: int
     """The least memory with which the step runs under the plan."""
     reserve_bytes: int
+    host_bytes: int
+    """What is in the host's memory between forward and backward."""
     step_seconds: float
     recompute_seconds: float
     waiting_seconds: float

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from trainfit.devices.communicator_buffers import communicators
 from trainfit.memory.gathered import gathered_bytes
-from trainfit.plans.plan import DECISIONS, Plan, Region
+from trainfit.plans.decisions import Decision
+from trainfit.plans.plan import Plan, Region
 from trainfit.report.data import (
     Compared,
     ComparedWay,
@@ -106,7 +107,7 @@ def plan_data(result: PlanResult) -> PlanData:
     plan = result.plan
     base = plan.baseline_step_seconds
     decided = [
-        {decision: sum(op.decision == decision for op in kind.ops) for decision in DECISIONS}
+        {decision.value: sum(op.decision == decision for op in kind.ops) for decision in Decision}
         for kind in plan.kinds
     ]
     return PlanData(
@@ -118,6 +119,7 @@ def plan_data(result: PlanResult) -> PlanData:
         peak_bytes=plan.peak_bytes,
         smallest_memory_bytes=plan.memory_bytes,
         reserve_bytes=plan.reserve_bytes,
+        host_bytes=plan.host_bytes,
         step_seconds=plan.step_seconds,
         recompute_seconds=_recomputed(plan),
         waiting_seconds=_waiting(plan),
@@ -167,6 +169,7 @@ def _groups(plan: Plan, decided: Sequence[dict[str, int]]) -> tuple[RegionGroup,
             kept_bytes=sum(region.kept_bytes for region in members),
             recompute_seconds=sum(region.recompute_seconds for region in members),
             decisions=decided[kind],
+            offloaded_bytes=sum(region.offloaded_bytes for region in members),
         )
         for kind, members in sorted(by_kind.items(), key=lambda item: -len(item[1]))
     )

@@ -24,7 +24,8 @@ from trainfit.report.tables import (
 )
 
 _MOST_GROUPS = 10
-_OF_REGIONS = ("keep", "recompute", "saved ops", "repeated", "skipped")
+_OF_REGIONS = {"save": "saved ops", "recompute": "repeated", "skip": "skipped", "offload": "offloaded"}
+"""What ops of a region are called, by decision."""
 _FITS = {
     "fits": Text("yes", "green"),
     "too close to call": Text("close", "yellow"),
@@ -126,7 +127,10 @@ def _expandable(data: PlanData) -> list[Text]:
 def _checkpointed(data: PlanData, amount: Amount) -> list[RenderableType]:
     if not data.regions:
         return []
-    return [_every_region(data.regions) if amount == "all" else _regions(data.groups[:_MOST_GROUPS])]
+    offloads = data.host_bytes > 0
+    if amount == "all":
+        return [_every_region(data.regions, offloads=offloads)]
+    return [_regions(data.groups[:_MOST_GROUPS], offloads=offloads)]
 
 
 def _ways(ways: Sequence[ComparedWay], *, on_gpu: bool) -> NumberTable:
@@ -145,31 +149,43 @@ def _ways(ways: Sequence[ComparedWay], *, on_gpu: bool) -> NumberTable:
     return table
 
 
-def _regions(groups: Sequence[RegionGroup]) -> NumberTable:
-    table = NumberTable("checkpointed", "calls", *_OF_REGIONS)
+def _columns(*, offloads: bool) -> list[str]:
+    """Return what is said of each region; of copies to the host only where there are some."""
+    return [
+        "keep",
+        *(["on host"] if offloads else []),
+        "recompute",
+        *list(_OF_REGIONS.values())[: 3 + offloads],
+    ]
+
+
+def _regions(groups: Sequence[RegionGroup], *, offloads: bool) -> NumberTable:
+    table = NumberTable("checkpointed", "calls", *_columns(offloads=offloads))
     for group in groups:
         label = name_text(group.module).append("" if group.calls == 1 else f" and {group.calls - 1} more")
-        table.add_row(label, format_count(group.calls), *_region_cells(vars(group)))
+        table.add_row(label, format_count(group.calls), *_region_cells(vars(group), offloads=offloads))
     return table
 
 
-def _every_region(regions: Sequence[Mapping[str, Any]]) -> NumberTable:
+def _every_region(regions: Sequence[Mapping[str, Any]], *, offloads: bool) -> NumberTable:
     """List each call of a module by itself."""
-    table = NumberTable("checkpointed", *_OF_REGIONS)
+    table = NumberTable("checkpointed", *_columns(offloads=offloads))
     for region in regions:
         label = name_text(region["module"])
         table.add_row(
             label.append(f" (call {region['call'] + 1})" if region["call"] else "", "dim"),
-            *_region_cells(region),
+            *_region_cells(region, offloads=offloads),
         )
     return table
 
 
-def _region_cells(region: Mapping[str, Any]) -> list[str]:
+def _region_cells(region: Mapping[str, Any], *, offloads: bool) -> list[str]:
+    decided = [region["decisions"][decision] for decision in _OF_REGIONS]
     return [
         format_bytes(region["kept_bytes"]),
+        *([format_bytes(region["offloaded_bytes"])] if offloads else []),
         format_seconds(region["recompute_seconds"]),
-        *(format_count(count) for count in region["decisions"].values()),
+        *(format_count(count) for count in decided[: 3 + offloads]),
     ]
 
 
@@ -178,6 +194,7 @@ def _plan_footer(data: PlanData) -> str:
     lines = [
         f"{format_bytes(reserve)} of the peak set aside: memory depends on data" if reserve else "",
         f"budget: the device without {margin_words(margin)}" if margin else "",
+        f"{format_bytes(data.host_bytes)} of the host's memory are needed as well" if data.host_bytes else "",
         f"{format_count(subject.ops)} ops, captured in {format_seconds(subject.seconds['capture'])}, "
         f"solved in {format_seconds(subject.seconds['solve'])}, torch {subject.torch}",
     ]

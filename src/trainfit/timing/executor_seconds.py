@@ -18,6 +18,7 @@ from torch import nn
 
 from trainfit.applying import applied
 from trainfit.basics.doing import doing
+from trainfit.plans.decisions import Decision
 from trainfit.plans.plan import OpDecision, Plan, Region, RegionKind
 from trainfit.timing.clocks import cpu_clock
 from trainfit.timing.samples import MEDIUM, TINY, Sample, captured
@@ -27,7 +28,7 @@ _FAMILIES = ("gpt2", "llama")
 _TINY_ROUNDS, _MEDIUM_ROUNDS = 20, 8
 _WARM_UP = 2
 """Steps that are not timed: the very first, and the one that still follows regions recomputed as a whole."""
-_FOLLOWED, _WHOLE = "save", "recompute"
+_FOLLOWED, _WHOLE = Decision.SAVE, Decision.RECOMPUTE
 
 IsRegion = Callable[[nn.Module, str], bool]
 
@@ -62,7 +63,7 @@ def region_seconds() -> dict[str, float]:
     }
 
 
-def _call_and_op(samples: Sequence[tuple[Sample, Trace]], decision: str) -> tuple[float, float]:
+def _call_and_op(samples: Sequence[tuple[Sample, Trace]], decision: Decision) -> tuple[float, float]:
     large, small = (_longer(samples, each, _TINY_ROUNDS, decision) for each in (is_block, _is_norm))
     calls = small.seconds * large.ops - large.seconds * small.ops
     call = max(calls / (small.regions * large.ops - large.regions * small.ops), 0.0)
@@ -79,7 +80,7 @@ def _is_norm(module: nn.Module, name: str) -> bool:
 
 
 def _longer(
-    samples: Sequence[tuple[Sample, Trace]], is_region: IsRegion, rounds: int, decision: str
+    samples: Sequence[tuple[Sample, Trace]], is_region: IsRegion, rounds: int, decision: Decision
 ) -> _Longer:
     """Run the samples with and without regions in turn; return the sum over the samples."""
     found = _Longer()
@@ -116,7 +117,7 @@ def _forward_timed(modules: Sequence[nn.Module]) -> Iterator[list[float]]:
         yield found
 
 
-def with_regions(trace: Trace, model: nn.Module, is_region: IsRegion, decision: str) -> Plan:
+def with_regions(trace: Trace, model: nn.Module, is_region: IsRegion, decision: Decision) -> Plan:
     """Return a plan with the same decision for every op of its regions."""
     root = type(model).__name__
     names = {f"{root}.{name}" for name, module in model.named_modules() if is_region(module, name)}

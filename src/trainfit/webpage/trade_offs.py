@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainfit.basics.visible_text import short_operator
 from trainfit.memory.module_stats import ModuleStats
-from trainfit.plans.plan import DECISIONS, RECOMPUTE, SAVE, Plan, Region
+from trainfit.plans.decisions import Decision
+from trainfit.plans.plan import Plan, Region
 from trainfit.report.added_words import waiting_words
 from trainfit.report.data import FrontierData, PlanData
 from trainfit.traces.trace import Trace
@@ -51,15 +52,15 @@ def regions_alike(plan: Plan, trace: Trace) -> list[RegionsAlike]:
             what: Counter(
                 short_operator(op.name) for op in ops if op.decision == what and op.name not in views
             )
-            for what in DECISIONS
+            for what in Decision
         }
         found.append(
             RegionsAlike(
                 label=_label(name, members),
                 members=tuple(members),
-                counts={what: sum(op.decision == what for op in ops) for what in DECISIONS},
-                recomputed=tuple(named[RECOMPUTE].most_common()),
-                saved=tuple(named[SAVE].most_common()),
+                counts={what: sum(op.decision == what for op in ops) for what in Decision},
+                recomputed=tuple(named[Decision.RECOMPUTE].most_common()),
+                saved=tuple(named[Decision.SAVE].most_common()),
             )
         )
     return sorted(found, key=lambda group: -sum(region.recompute_seconds for region in group.members))
@@ -82,16 +83,19 @@ def regions_table(plan: Plan, modules: Sequence[ModuleStats], trace: Trace) -> P
     groups = regions_alike(plan, trace)
     without = {module.name: module.activation_bytes // max(module.calls, 1) for module in modules}
     kept = [sum(region.kept_bytes for region in group.members) for group in groups]
+    moved = [sum(region.offloaded_bytes for region in group.members) for group in groups]
     before = [sum(without.get(region.module, 0) for region in group.members) for group in groups]
     columns = [
         column("region", "text", [group.label for group in groups]),
         column("calls", "count", [len(group.members) for group in groups]),
         column("keeps", "bytes", kept, "From forward to backward, besides inputs"),
         column("saves about", "bytes", [max(old - new, 0) for old, new in zip(before, kept)]),
+        column("on the host", "bytes", moved, "Copied there after forward, and back before backward"),
         column("costs", "seconds", [_seconds(group) for group in groups], "Recomputed in every step"),
         column("ops kept", "count", [group.counts["save"] for group in groups], "Of one region"),
         column("ops recomputed", "count", [group.counts["recompute"] for group in groups], "Of one region"),
         column("ops skipped", "count", [group.counts["skip"] for group in groups], "Of one region"),
+        column("ops offloaded", "count", [group.counts["offload"] for group in groups], "Of one region"),
         column("recomputes", "text", [_operators(group.recomputed) for group in groups]),
         column("keeps the results of", "text", [_operators(group.saved) for group in groups]),
     ]
