@@ -142,7 +142,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         (changed(regions=[dataclasses.asdict(PLAN.regions[0])] * 2), "call 0 of GPT.blocks.0 is there twice"),
         (
             changed(kinds=[{"ops": [{"name": "a", "shapes": [], "decision": "x", "random": False}]}] * 2),
-            "a of kind 0 is to be 'x', not one of save, recompute, skip",
+            "kinds[0].ops[0].decision: expected one of save, recompute, skip, offload, found 'x'",
         ),
     ],
 )
