@@ -150,6 +150,7 @@ def signature_of(call: Call) -> t.Signature:
         collective=collective_of(operator.name, call.key[1:]),
         workspace_bytes=call.workspace_bytes or 0,
         workspace_source="none" if call.workspace_bytes is None else "measured",
+        over_link=call.over_link,
     )
 
 

@@ -72,6 +72,8 @@ class Signature:
     flops: int = 0
     moved_bytes: int = 0
     work_source: str = "none"
+    over_link: bool = False
+    """Whether it copies between the host's memory and the device's."""
 
 
 @dataclass(frozen=True, slots=True)
