@@ -22,7 +22,7 @@ class StepChange:
     repeats: int = 1
     """How often forward and backward run in one step."""
     excludes: frozenset[str] = frozenset()
-    """Kinds of change that it cannot be made together with."""
+    """Kinds of change, or names of single ones, that it cannot be made together with."""
 
     @property
     def kind(self) -> str:

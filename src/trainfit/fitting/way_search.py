@@ -89,7 +89,7 @@ class WaySearch:
                 kinds.setdefault(change.kind, [None]).append(change)
         for chosen in itertools.product(*kinds.values()):
             combination = tuple(change for change in chosen if change is not None)
-            present = {change.kind for change in combination}
+            present = {called for change in combination for called in (change.kind, change.name)}
             if not any(change.excludes & present for change in combination):
                 yield combination
 

@@ -55,8 +55,8 @@ class Signature:
 
     `workspace_bytes` is what the kernel allocates and frees inside itself on the trace's device, on top of
     its results; `workspace_source` says where the figure comes from. `flops` and `moved_bytes` are what any
-    device has to do: `work_source` says who counted (torch's `registry`, a `formula` of ours), or that nobody
-    knows the operator and only its `traffic` is known.
+    device has to do: `work_source` says who counted (torch's `registry`, a `formula` of ours; only `traffic`
+    where nobody knows the operator). What goes `over_link` is copied from or to the host.
     """
 
     name: str
@@ -73,7 +73,6 @@ class Signature:
     moved_bytes: int = 0
     work_source: str = "none"
     over_link: bool = False
-    """Whether it copies between the host's memory and the device's."""
 
 
 @dataclass(frozen=True, slots=True)

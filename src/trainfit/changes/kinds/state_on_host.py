@@ -1,0 +1,33 @@
+"""The optimizer's state is kept in the host's memory, and comes to the device for its own update alone.
+
+The copies run on the queue of the kernels, one after the other: nothing overlaps with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfit.changes.change import StepChange
+from trainfit.changes.offloaded_state import BY_PARAMETER, keep_state_on_host
+from trainfit.changes.unchanged_step import UnchangedStep
+from trainfit.plans.ways import APPLIED_WITH_OPTIMIZER, BIT_EQUAL, ChangeMade
+from trainfit.steps.step import Step
+
+STATE_ON_HOST = "on the host"
+_WITHOUT_STATE_OF_THEIR_OWN = frozenset({"optimizer: 8-bit state", "optimizer: SGD without momentum"})
+"""Other optimizers, which are only predicted, or have nothing to move."""
+
+
+def changes(step: UnchangedStep) -> Iterator[StepChange]:
+    """Yield it for torch's optimizers that keep something."""
+    names = set(step.optimizers)
+    if not names or not names <= set(BY_PARAMETER):
+        return
+    if any(storage.category == "optimizer_state" for storage in step.trace.storages):
+        made = ChangeMade("state", STATE_ON_HOST, APPLIED_WITH_OPTIMIZER, BIT_EQUAL, by_apply=True)
+        yield StepChange(made, make=_on_host, excludes=_WITHOUT_STATE_OF_THEIR_OWN)
+
+
+def _on_host(step: Step) -> Step:
+    keep_state_on_host(step.optimizers)
+    return step
