@@ -52,7 +52,8 @@ class OffloadedState:
         self._before = optimizer.register_step_pre_hook(self._step_begins)
         after = optimizer.register_step_post_hook(self._step_ends)
         # First of all: other hooks find the groups as they are.
-        optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+        others: Any = optimizer._optimizer_step_post_hooks
+        others.move_to_end(after.id, last=False)
         self._hooks = [
             self._before,
             after,

@@ -331,11 +331,8 @@ class Trace:
 
     def backward_readers(self, storage: int) -> tuple[int, ...]:
         """Return the ops of backward (not of recomputation) that read a storage."""
-        return tuple(
-            number
-            for number in self.readers[storage]
-            if self.ops[number].phase == "backward" and not self.ops[number].recompute
-        )
+        readers = ((n, self.ops[n]) for n in self.readers[storage])
+        return tuple(n for n, op in readers if op.phase == "backward" and not op.recompute)
 
     @property
     def events(self) -> tuple[Event, ...]:
