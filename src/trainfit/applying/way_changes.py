@@ -13,7 +13,9 @@ from trainfit.changes.chunked_head import chunk_loss
 from trainfit.changes.kinds.chunked_loss import IN_CHUNKS
 from trainfit.changes.kinds.optimizer_in_backward import FUSED_IN_BACKWARD, IN_BACKWARD
 from trainfit.changes.kinds.optimizer_kernels import FUSED, use_kernels
+from trainfit.changes.kinds.parameters_on_host import PARAMETERS_ON_HOST
 from trainfit.changes.kinds.state_on_host import STATE_ON_HOST
+from trainfit.changes.offloaded_parameters import keep_parameters_on_host
 from trainfit.changes.offloaded_state import keep_state_on_host
 from trainfit.changes.step_with_changes import position
 from trainfit.changes.updates_in_backward import update_in_backward
@@ -64,6 +66,9 @@ def _made(
                 yield use_kernels(optimizers, FUSED)
             for one in update_in_backward(model, optimizers):
                 yield one.remove
+        case "parameters", value if value == PARAMETERS_ON_HOST:
+            _refuse_without(optimizers, change)
+            yield keep_parameters_on_host(model, optimizers).remove
         case "state", value if value == STATE_ON_HOST:
             _refuse_without(optimizers, change)
             for state in keep_state_on_host(optimizers):

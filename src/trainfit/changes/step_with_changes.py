@@ -10,9 +10,9 @@ from trainfit.changes.change import StepChange
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
 
-_ORDER = ("dtype", "loss", "optimizer", "state", "batch")
-"""In which changes are made to a step: what moves state after what else the optimizer does, and last of all
-what runs the step several times."""
+_ORDER = ("dtype", "loss", "optimizer", "parameters", "state", "batch")
+"""In which changes are made to a step: what is moved to the host after what else is done with it, and last of
+all what runs the step several times."""
 
 
 def position(kind: str) -> int:

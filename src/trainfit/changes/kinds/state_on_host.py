@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfit.changes.change import StepChange
-from trainfit.changes.offloaded_state import BY_PARAMETER, keep_state_on_host
+from trainfit.changes.offloaded_state import keep_state_on_host
+from trainfit.changes.step_in_parts import BY_PARAMETER
 from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.plans.ways import APPLIED_WITH_OPTIMIZER, BIT_EQUAL, ChangeMade
 from trainfit.steps.step import Step
 
 STATE_ON_HOST = "on the host"
-_WITHOUT_STATE_OF_THEIR_OWN = frozenset({"optimizer: 8-bit state", "optimizer: SGD without momentum"})
-"""Other optimizers, which are only predicted, or have nothing to move."""
+OTHER_OPTIMIZERS = frozenset({"optimizer: 8-bit state", "optimizer: SGD without momentum"})
+"""They take the place of the step's own for a prediction: its hooks are not called."""
 
 
 def changes(step: UnchangedStep) -> Iterator[StepChange]:
@@ -25,7 +26,7 @@ def changes(step: UnchangedStep) -> Iterator[StepChange]:
         return
     if any(storage.category == "optimizer_state" for storage in step.trace.storages):
         made = ChangeMade("state", STATE_ON_HOST, APPLIED_WITH_OPTIMIZER, BIT_EQUAL, by_apply=True)
-        yield StepChange(made, make=_on_host, excludes=_WITHOUT_STATE_OF_THEIR_OWN)
+        yield StepChange(made, make=_on_host, excludes=OTHER_OPTIMIZERS)
 
 
 def _on_host(step: Step) -> Step:
