@@ -159,7 +159,7 @@ def test_a_change_that_cannot_be_made_says_why() -> None:
 
 def test_a_step_that_accumulates_is_offered_less() -> None:
     kinds = {change.kind for change in offered(asked(lambda: build(parts=2))).values()}
-    assert kinds == {"allocator", "optimizer", "dtype"}
+    assert kinds == {"allocator", "optimizer", "parameters", "state", "dtype"}
     names = set(offered(asked(lambda: build(parts=2))))
     assert not any("in backward" in name for name in names)
 

@@ -95,8 +95,13 @@ class Ask:
         try:
             trace = request.trace()
         except TrainfitError as error:
-            self.impossible[", ".join(change.name for change in changes)] = _reason(error)
+            self.impossible[_names(changes)] = _reason(error)
             return None
+        for change in changes:
+            reason = change.refused_by(trace)
+            if reason is not None:
+                self.impossible[_names(changes)] = reason
+                return None
         return trace, request.price(trace)
 
     def takes(self, more: dict[str, object]) -> bool:
@@ -108,6 +113,10 @@ class Ask:
         except TrainfitError:
             return False
         return True
+
+
+def _names(changes: Sequence[StepChange]) -> str:
+    return ", ".join(change.name for change in changes)
 
 
 def _reason(error: BaseException) -> str:

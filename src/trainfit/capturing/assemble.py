@@ -15,6 +15,7 @@ from trainfit.capturing.categories import (
     category_by_origin,
     lives_of,
     with_gathered,
+    with_visitors,
 )
 from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.exchanges import CommunicationGroup, collective_of
@@ -54,6 +55,7 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
     for number, live in enumerate(lives):
         live.index = number
     signatures, signature_of = _signatures(rows)
+    labels = with_visitors(labels, rows)
     categories = [labels.get(id(live)) or category_by_origin(live, rows) for live in lives]
     births = _births(lives, categories, rows)
     ops = tuple(
@@ -150,6 +152,7 @@ def signature_of(call: Call) -> t.Signature:
         collective=collective_of(operator.name, call.key[1:]),
         workspace_bytes=call.workspace_bytes or 0,
         workspace_source="none" if call.workspace_bytes is None else "measured",
+        over_link=call.over_link,
     )
 
 

@@ -70,6 +70,22 @@ def known_categories(recording: Recording, optimizers: Iterable[torch.optim.Opti
     return labels
 
 
+_MAY_BE_AWAY = ("parameter", "optimizer_state")
+
+
+def with_visitors(labels: dict[int, str], rows: list[Row]) -> dict[int, str]:
+    """Add new memory that what is kept on the host is copied to: it is on the device what that is there."""
+    found: dict[int, str] = {}
+    for number, row in enumerate(rows):
+        if row.call.operator.name != "aten.copy_.default" or len(row.reads) != 2:
+            continue
+        target, source = row.reads
+        is_away = source.nbytes == 0 < source.storage_bytes and labels.get(id(source)) in _MAY_BE_AWAY
+        if is_away and 0 <= target.producer_op == number - 1 and id(target) not in labels:
+            found[id(target)] = labels[id(source)]
+    return labels | found
+
+
 def category_by_origin(live: LiveStorage, rows: list[Row]) -> str:
     """Return what a storage is that belongs to no model and no optimizer."""
     if live.gradient_since is not None or live.was_gradient:

@@ -32,7 +32,7 @@ from trainfit.capturing.metadata import (
     describe_call,
     differs,
 )
-from trainfit.capturing.mixing import note_mixed
+from trainfit.capturing.mixing import goes_over_link, note_mixed
 from trainfit.capturing.own_kernels import OWN_KERNELS
 from trainfit.capturing.plain_tensors import is_plain
 from trainfit.capturing.random_stream import RandomStream
@@ -158,7 +158,12 @@ class CaptureMode(TorchDispatchMode):
             # The same call with another result; what it was called with stays as it is.
             key = ((func, call_key(func, shape_args, {})[0]), *key[1:])
         asked = args if shape_args is None else shape_args
+        over_link = self.for_gpu and goes_over_link(func, lives, self.ledger.on_host)
+        if over_link:
+            # The same call between two places is another row of the trace's table.
+            key = ((key[0], "link"), *key[1:])
         call = self.oracle.look_up(key) or self.oracle.ask(func, key, asked, kwargs, kernel)
+        call.over_link = over_link
         constant = constant_summed(call, args, lives)
         if (
             call.operator.runs_on_cpu

@@ -206,11 +206,20 @@ class Ledger:
         return live, storage
 
     def register(
-        self, tensor: torch.Tensor, producer: str, *, known: bool, without_device: bool = True
+        self,
+        tensor: torch.Tensor,
+        producer: str,
+        *,
+        known: bool,
+        without_device: bool = True,
+        counts: bool = True,
     ) -> LiveStorage:
-        """Enter a storage that torch made without an operator call (a loaded file, an older tensor)."""
+        """Enter a storage that torch made without an operator call (a loaded file, an older tensor).
+
+        What does not count is memory that belongs to something else than torch.
+        """
         storage = tensor.untyped_storage()
-        nbytes = 0 if is_absent(storage) else storage.nbytes()
+        nbytes = storage.nbytes() if counts and not is_absent(storage) else 0
         live = LiveStorage(nbytes, self.clock, producer, known=known)
         self._enter(live, storage, without_device=without_device)
         return live

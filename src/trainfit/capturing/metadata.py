@@ -71,6 +71,8 @@ class Call:
     """The kernel's workspace, where it depends on values and was measured with the real ones."""
     unlike_cpu: bool = False
     """Whether the CPU's kernel refuses the call, or returns something else than the device's."""
+    over_link: bool = False
+    """Whether it copies between the host and the device."""
 
 
 def call_key(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Key, list[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Operators that get tensors of the GPU and of the host at once: torch refuses most of them."""
+"""Operators that get tensors of the GPU and of the host at once: copies; torch refuses most others."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ _MAY_MIX = {
     aten.repeat_interleave,
     aten.tensor_split,
 }
+
+
+_COPIES = {id(aten.copy_.default), id(aten._to_copy.default)}
+# Torch hashes operators in Python, which would take longer than everything else here.
+
+
+def goes_over_link(func: OpOverload, lives: Sequence[LiveStorage], to_host: bool | None) -> bool:
+    """Whether an operator copies between the host and the GPU; `to_host` is where it makes a new tensor."""
+    if id(func) not in _COPIES or not lives:
+        return False
+    places = {live.on_host for live in lives}
+    if func is aten._to_copy.default:
+        # Without a word about it, the copy is where the original is.
+        places.add(lives[0].on_host if to_host is None else to_host)
+    return len(places) > 1
 
 
 def note_mixed(

@@ -21,6 +21,7 @@ from trainfit.capturing.describing import autocast_dtype
 from trainfit.capturing.disk import untouched
 from trainfit.capturing.disk.writers import CapturedArray
 from trainfit.capturing.distributed.one_process import in_one_process
+from trainfit.capturing.ledger import OUTSIDE
 from trainfit.capturing.processes import plain_processes
 from trainfit.capturing.replacing import replaced
 from trainfit.capturing.values import script_line
@@ -48,6 +49,8 @@ def installed(session: Session) -> Iterator[None]:
         stack.enter_context(replaced(torch.Tensor, "numpy", lambda o: _numpy(session, o)))
         stack.enter_context(replaced(torch.Tensor, "__array__", lambda o: _array(session, o)))
         stack.enter_context(replaced(torch.Tensor, "__repr__", lambda o: _repr(session, o)))
+        if session.device == "cpu":
+            stack.enter_context(replaced(torch, "frombuffer", lambda o: _from_buffer(session, o)))
         storage = torch.UntypedStorage
         stack.enter_context(replaced(storage, "clone", lambda o: _clone_storage(session, o)))
         stack.enter_context(replaced(storage, "resize_", lambda o: _resize_storage(session, o)))
@@ -182,6 +185,17 @@ def _repr(session: Session, original: Any) -> Any:
         return original(self, tensor_contents=tensor_contents)
 
     return __repr__
+
+
+def _from_buffer(session: Session, original: Any) -> Any:
+    # Memory that torch's CPU allocator does not own, it does not count.
+    def frombuffer(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor: torch.Tensor = original(*args, **kwargs)
+        known = session.values.worth_knowing(tensor.dtype, tensor.numel())
+        session.ledger.register(tensor, OUTSIDE, known=known, counts=False)
+        return tensor
+
+    return frombuffer
 
 
 def _clone_storage(session: Session, original: Any) -> Any:

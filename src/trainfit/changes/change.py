@@ -8,6 +8,10 @@ from typing import Any
 
 from trainfit.plans.ways import ChangeMade
 from trainfit.steps.step import Step
+from trainfit.traces.trace import Trace
+
+PLAN = "plan"
+"""How a change names plans among what it excludes."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,10 @@ class StepChange:
     repeats: int = 1
     """How often forward and backward run in one step."""
     excludes: frozenset[str] = frozenset()
-    """Kinds of change that it cannot be made together with."""
+    """Kinds of change, or names of single ones, that it cannot be made together with."""
+
+    refused_by: Callable[[Trace], str | None] = lambda trace: None
+    """Why it cannot be made after all, as the trace of the changed step shows; None if it can."""
 
     @property
     def kind(self) -> str:

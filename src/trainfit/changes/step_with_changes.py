@@ -10,8 +10,14 @@ from trainfit.changes.change import StepChange
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
 
-_ORDER = ("dtype", "loss", "optimizer", "batch")
-"""In which changes are made to a step: what runs it several times comes last."""
+_ORDER = ("dtype", "loss", "optimizer", "parameters", "state", "batch")
+"""In which changes are made to a step: what is moved to the host after what else is done with it, and last of
+all what runs the step several times."""
+
+
+def position(kind: str) -> int:
+    """Return where a kind comes among the changes that are made to a step."""
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
 
 
 def options_with(options: StepOptions, changes: Iterable[StepChange]) -> StepOptions:
@@ -25,7 +31,7 @@ def options_with(options: StepOptions, changes: Iterable[StepChange]) -> StepOpt
 def made_to(changes: Iterable[StepChange]) -> Callable[[Step], Step] | None:
     """Return what makes these changes to a step; None if there is nothing to do."""
     own = [change for change in changes if change.make is not None]
-    own.sort(key=lambda change: _ORDER.index(change.kind) if change.kind in _ORDER else len(_ORDER))
+    own.sort(key=lambda change: position(change.kind))
     if not own:
         return None
 

@@ -3,6 +3,7 @@
 - `table`: `CostTable`, what leaves this part
 - `calibration`, `constants`, `tiling`, `product_rates`, `roofline`: seconds from FLOPs, bytes and shapes
 - `collective_costs`: seconds of what GPUs exchange, from links and latencies
+- `host_link`: seconds of copies between the host and a GPU
 - `this_machine`, `measured_costs`: seconds measured on this machine, remembered for the next time
 - `pricing`: one of the two for a trace and a device
 - `schedule`: when each op runs, on the host and on the device

@@ -13,6 +13,7 @@ from functools import cached_property
 from trainfit.costs.calibration import ACCESS_SHARES, uncalibrated_kinds
 from trainfit.costs.collective_costs import Links, collective_cost
 from trainfit.costs.constants import constants_of, uncalibrated_width
+from trainfit.costs.host_link import link_cost
 from trainfit.costs.product_rates import ProductRates
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.devices.device_table import Device
@@ -84,6 +85,8 @@ class Roofline:
                 return exchanged
         if signature.view or signature.name in ONLY_ALLOCATE or signature.work_source == "none":
             return FREE
+        if signature.over_link:
+            return link_cost(signature, self.device)
         return self.price_contents(signature, contents_of(signature))
 
     def price_contents(self, signature: Signature, contents: CallContents) -> OpCost:

@@ -16,8 +16,8 @@ class OpCost:
     """`measured` on this machine; `formula`: FLOPs and bytes are known; `bandwidth`: no formula, priced by
     its traffic; `assumed`: free because nothing runs (views, uninitialised memory)."""
     bound: str = "nothing"
-    """What limits its speed on the device: `compute`, `memory`, `latency`, `network` (the links between GPUs)
-    or `nothing`."""
+    """What limits its speed on the device: `compute`, `memory`, `latency`, `network` (links between GPUs),
+    `link` (to the host) or `nothing`."""
     kernels: int = 1
     """How many kernels it launches; 0 for views and uninitialised memory."""
     kind: str = ""

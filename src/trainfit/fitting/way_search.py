@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainfit.basics.doing import doing
-from trainfit.changes.change import StepChange
+from trainfit.changes.change import PLAN, StepChange
 from trainfit.fitting.way_candidates import Candidates
 from trainfit.fitting.way_ranking import is_as_good_as, not_beaten, rank
 from trainfit.plans.ways import BIT_EQUAL, EXACTNESS, Exactness, Way
@@ -89,7 +89,7 @@ class WaySearch:
                 kinds.setdefault(change.kind, [None]).append(change)
         for chosen in itertools.product(*kinds.values()):
             combination = tuple(change for change in chosen if change is not None)
-            present = {change.kind for change in combination}
+            present = {called for change in combination for called in (change.kind, change.name)}
             if not any(change.excludes & present for change in combination):
                 yield combination
 
@@ -130,6 +130,8 @@ class WaySearch:
             self.found.append(unplanned)
             return
         self.not_fitting.append(unplanned)
+        if any(PLAN in change.excludes for change in combination):
+            return
         figures = unplanned.exactness, unplanned.count + 1, unplanned.step_seconds
         if any(is_as_good_as(way, *figures) for way in self.found):
             return

@@ -55,8 +55,8 @@ class Signature:
 
     `workspace_bytes` is what the kernel allocates and frees inside itself on the trace's device, on top of
     its results; `workspace_source` says where the figure comes from. `flops` and `moved_bytes` are what any
-    device has to do: `work_source` says who counted (torch's `registry`, a `formula` of ours), or that nobody
-    knows the operator and only its `traffic` is known.
+    device has to do: `work_source` says who counted (torch's `registry`, a `formula` of ours; only `traffic`
+    where nobody knows the operator). What goes `over_link` is copied from or to the host.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Signature:
     flops: int = 0
     moved_bytes: int = 0
     work_source: str = "none"
+    over_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,11 +331,8 @@ class Trace:
 
     def backward_readers(self, storage: int) -> tuple[int, ...]:
         """Return the ops of backward (not of recomputation) that read a storage."""
-        return tuple(
-            number
-            for number in self.readers[storage]
-            if self.ops[number].phase == "backward" and not self.ops[number].recompute
-        )
+        readers = ((n, self.ops[n]) for n in self.readers[storage])
+        return tuple(n for n, op in readers if op.phase == "backward" and not op.recompute)
 
     @property
     def events(self) -> tuple[Event, ...]:
