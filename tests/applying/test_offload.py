@@ -120,7 +120,7 @@ SUBJECTS = {
     "transformer": Subject(
         lambda: Transformer(blocks=4, width=32), lambda: torch.randint(0, 20, (4, 24)), ()
     ),
-    "in place": Subject(InPlaceMLP, lambda: torch.randn(300, 12), ()),
+    "in place": Subject(InPlaceMLP, lambda: 0.1 * torch.randn(100, 12), ()),
     "convolutions": Subject(ConvNet, lambda: torch.randn(4, 3, 16, 16), ()),
     "two towers": Subject(TwoTowers, lambda: torch.randn(64, 48), ()),
     "gated": Subject(GatedMLP, lambda: torch.randn(128, 32), ()),

@@ -11,7 +11,7 @@ In the order in which a step passes through them:
 - `recording.py` is its forward, which follows the plan (`following.py`) and leaves a record (`records.py`);
 - `replaying.py` computes it again in backward, with the `call_arguments.py` that it was called with, or with
   what the region before it computes again (`chaining.py`);
-- `host_memory.py` has results in the host's memory between the two, where the plan offloads them;
+- `offloaded_results.py` has results in the host's memory between the two, where the plan offloads them;
 - `op_results.py` returns results without computing them, `randomness.py` repeats random draws;
 - `python_objects.py` sees to what Python code changes, and `sharded_modules.py` to what it must not touch;
 - `modes.py` and `torch_changes.py` let a region run the operators that the capture recorded, and no others;

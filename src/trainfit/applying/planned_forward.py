@@ -18,7 +18,7 @@ from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circ
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.sharded_modules import has_distributed_weights
-from trainfit.plans.plan import ModuleCall
+from trainfit.plans.plan import NamedCall
 
 FORWARD = "forward"
 """The attribute of a module that hides its class's."""
@@ -120,11 +120,11 @@ class PlannedForward:
         number = self._planned_model.count_call(self._name) if self._calls or self._watched else 0
         if number in self._watched:
             result = self._run_call(number, args, kwargs)
-            self._free_copies(ModuleCall(self._name, number), result)
+            self._free_copies(NamedCall(self._name, number), result)
             return result
         return self._run_call(number, args, kwargs)
 
-    def _free_copies(self, call: ModuleCall, result: Any) -> None:
+    def _free_copies(self, call: NamedCall, result: Any) -> None:
         """What was copied beside a call that has ended needs no memory until the call's backward begins."""
         copies = self._planned_model.host_memory.ended(call)
 

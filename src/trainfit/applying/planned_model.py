@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainfit.applying.host_memory import HostMemory
+from trainfit.applying.offloaded_results import HostMemory
 from trainfit.applying.sharding_check import other_sharding
 from trainfit.plans.plan import ModulePart, Plan
 from trainfit.plans.plan_origin import device_kind, other_device, other_sizes

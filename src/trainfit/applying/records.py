@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainfit.applying.host_memory import HostCopy, HostMemory
+from trainfit.applying.offloaded_results import HostCopy, HostMemory
 from trainfit.applying.op_results import Result
 from trainfit.plans.recomputation import NOBODY, Flow, FlowOp, Rerun
 

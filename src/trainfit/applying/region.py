@@ -29,7 +29,7 @@ from trainfit.applying.replaying import Replayer, RunAll
 from trainfit.applying.sharded_modules import is_unit
 from trainfit.applying.torch_changes import noticed_reads, ordinary_paths, quiet_propagation, quiet_units
 from trainfit.capturing.random_stream import HostRandomState
-from trainfit.plans.plan import ModuleCall, OpDecision
+from trainfit.plans.plan import NamedCall, OpDecision
 from trainfit.plans.recomputation import rerun
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -50,7 +50,7 @@ class PlannedCall:
     """Whether the next region does so."""
     whole: bool = False
     """Whether nothing is kept, so that torch alone may compute it again."""
-    beside: ModuleCall | None = None
+    beside: NamedCall | None = None
     """The call beside which results are copied to the host; None if they are copied at once."""
 
     @functools.cached_property

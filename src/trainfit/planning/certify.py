@@ -15,7 +15,7 @@ from trainfit.costs.table import CostTable
 from trainfit.planning.effects import Effect
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
 from trainfit.planning.replay import Replay, replayed
-from trainfit.plans.plan import ModuleCall, ModulePart, OpDecision, Plan, Region, RegionKind
+from trainfit.plans.plan import ModulePart, NamedCall, OpDecision, Plan, Region, RegionKind
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
 from trainfit.traces.trace_store import operators_hash
@@ -260,7 +260,7 @@ def _region(trace: Trace, effect: Effect, call: int, places: dict[int, int], kin
     beside = None
     if effect.host is not None and effect.host.window.overlaps:
         following = effect.host.window.call
-        beside = ModuleCall(trace.module_name(trace.calls[following].module), places[following])
+        beside = NamedCall(trace.module_name(trace.calls[following].module), places[following])
     own = [n for n, group in enumerate(effect.region.groups) if group.ops[0] in ops]
     kept = [
         size

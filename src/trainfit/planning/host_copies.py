@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trainfit.costs.host_link import LINK_KIND, link_seconds
 from trainfit.costs.table import CostTable, OpCost
 from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError
@@ -22,11 +23,7 @@ from trainfit.traces.trace import COMPUTE, Signature, TensorSpec, Trace
 TO_HOST, FROM_HOST = "copies to the host", "copies from the host"
 """Queues: a link carries both directions at once."""
 _COPY = "aten.copy_.default"
-_LINK_SHARE = 0.8
-"""Of a PCIe link's rate, what copies between pinned memory and a device reach: 25 to 26 GB/s are usual on 16
-lanes of generation 4, whose 32 GB/s are before the overhead of its packets."""
-_LINK_LATENCY = 10e-6
-"""Seconds until a copy begins."""
+_LARGE = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,7 @@ class HostLink:
 
     bytes_per_second: float
     latency: float
+    """Of one copy, however small."""
     overlaps: bool
     """Whether copies run beside what the device computes."""
 
@@ -50,7 +48,8 @@ class HostLink:
                 f"offloading needs the rate of the link to the host, and {device.name} has none: give "
                 "pcie_bytes_per_second in a device file."
             )
-        return cls(_LINK_SHARE * device.pcie_bytes_per_second, _LINK_LATENCY, overlaps=True)
+        latency = link_seconds(device, 0)
+        return cls(_LARGE / (link_seconds(device, _LARGE) - latency), latency, overlaps=True)
 
     def seconds(self, size: int) -> float:
         """Return what one copy takes."""
@@ -148,7 +147,7 @@ class Offloading:
 def copy_signature(size: int) -> Signature:
     """Return the call that copies so many bytes."""
     spec = TensorSpec("uint8", (size,), (1,))
-    return Signature(_COPY, (spec,), (spec,), "", False, False, False, moved_bytes=2 * size)
+    return Signature(_COPY, (spec,), (spec,), "", False, False, False, moved_bytes=2 * size, over_link=True)
 
 
 def priced_copies(costs: CostTable, copies: Sequence[HostCopies], sizes: Sequence[int]) -> CostTable:
@@ -156,5 +155,6 @@ def priced_copies(costs: CostTable, copies: Sequence[HostCopies], sizes: Sequenc
     if not sizes:
         return costs
     link = copies[0].link
-    added = [OpCost(link.seconds(size), "bandwidth", "memory", kind="copies to the host") for size in sizes]
+    bound, kind = ("link", LINK_KIND) if link.overlaps else ("memory", "")
+    added = [OpCost(link.seconds(size), "formula", bound, kind=kind) for size in sizes]
     return replace(costs, costs=(*costs.costs, *added))

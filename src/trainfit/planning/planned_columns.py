@@ -15,7 +15,7 @@ from trainfit.allocator.step_columns import NEVER, Numbers, StepColumns, columns
 from trainfit.devices.device_table import Device
 from trainfit.devices.library_handles import LibraryWorkspace, library_workspaces
 from trainfit.planning.effects import Effect, ends_of
-from trainfit.planning.rewrite import Part, Renumbering
+from trainfit.planning.renumbering import InsertedPart, Renumbering
 from trainfit.traces.trace import Trace
 
 
@@ -83,7 +83,9 @@ class PlannedColumns:
             ops.append(first + segment.workspace_positions)
             workspaces.append(segment.workspace_sizes)
             if effect.fetched:
-                back = new.first_op[Part.COPY_BACK, effect.region.start] + np.arange(len(effect.fetched))
+                back = new.first_op[InsertedPart.COPY_BACK, effect.region.start] + np.arange(
+                    len(effect.fetched)
+                )
                 until = [new.after(moment, effect) for moment in effect.fetched.values()]
                 starts.append(back)
                 ends.append(np.maximum(np.array(until, dtype=np.int64), back + 1))

@@ -16,7 +16,8 @@ from trainfit.costs.schedule import Schedule, Seconds, schedule
 from trainfit.costs.table import CostTable, Host
 from trainfit.planning.effects import Effect
 from trainfit.planning.host_copies import priced_copies
-from trainfit.planning.rewrite import Renumbering, copied_sizes, rewritten
+from trainfit.planning.renumbering import Renumbering
+from trainfit.planning.rewrite import copied_sizes, rewritten
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
 

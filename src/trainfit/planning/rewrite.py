@@ -5,16 +5,12 @@ The result is an ordinary trace: the same simulation gives its memory and the sa
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from enum import IntEnum
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trainfit.planning.effects import Effect, Moment, ends_of
+from trainfit.planning.effects import Effect, ends_of
 from trainfit.planning.host_copies import copy_signature
+from trainfit.planning.renumbering import InsertedPart, Renumbering
 from trainfit.traces.trace import Interval, Op, Storage, Trace
 
 
@@ -54,108 +50,6 @@ def copied_sizes(trace: Trace, effects: Sequence[Effect]) -> list[int]:
     """Return the distinct sizes of what is copied to the host: each is a signature of its own."""
     copied = (storage for effect in effects if effect.host for storage in effect.host.storages)
     return sorted({trace.storages[storage].bytes for storage in copied})
-
-
-class Part(IntEnum):
-    """What an effect inserts, in the order in which it comes at one place."""
-
-    COPY_OUT = 0
-    COPY_BACK = 1
-    SEGMENT = 2
-
-
-def _insertions(effects: Sequence[Effect]) -> list[tuple[int, Part, Effect]]:
-    """Return what is inserted before which op of the original trace, in order."""
-    found = [(effect.insert, Part.SEGMENT, effect) for effect in effects]
-    for effect in effects:
-        if effect.host is not None:
-            found.append((effect.region.end, Part.COPY_OUT, effect))
-            found.append((effect.host.window.fetched, Part.COPY_BACK, effect))
-    return sorted(found, key=lambda one: (one[0], one[1], one[2].region.start))
-
-
-def _length(part: Part, effect: Effect) -> int:
-    return len(effect.segment) if part is Part.SEGMENT else len(effect.fetched)
-
-
-class Renumbering:
-    """Where the ops of the original trace, of the segments and of copies are in the new one."""
-
-    def __init__(self, trace: Trace, effects: Sequence[Effect]) -> None:
-        self.insertions = _insertions(effects)
-        self._gone = sorted(op for effect in effects for op in effect.moved.ops)
-        self._ops = len(trace.ops)
-        self._inserts = [at for at, _, _ in self.insertions]
-        self._before = [0]
-        self.first_op: dict[tuple[Part, int], int] = {}
-        """Where what is inserted begins: by what it is, and where its region begins in the original."""
-        for at, part, effect in self.insertions:
-            gone = bisect.bisect_left(self._gone, at)
-            self.first_op[part, effect.region.start] = at + self._before[-1] - gone
-            self._before.append(self._before[-1] + _length(part, effect))
-        self._shift = np.array(self._before, dtype=np.int64)
-        self.segment_start = {
-            start: op for (part, start), op in self.first_op.items() if part is Part.SEGMENT
-        }
-        self.ordered = [effect for _, part, effect in self.insertions if part is Part.SEGMENT]
-        self.moved_to = {
-            op: self.segment_start[effect.region.start] + position
-            for effect in effects
-            for op, position in effect.moved.ops.items()
-        }
-        """Where the ops are that have moved into a segment."""
-        self.first_insert = min(self._inserts, default=len(trace.ops))
-
-    @property
-    def ops(self) -> int:
-        """How many ops there are in the new trace."""
-        return self._ops + self._before[-1] - len(self._gone)
-
-    def start(self, time: int) -> int:
-        """Return the new number of an op: after the segments that are inserted before it; -1 stays -1.
-
-        Of one that has moved, that is the number of the op that follows at its old place.
-        """
-        gone = bisect.bisect_left(self._gone, time)
-        return time + self._before[bisect.bisect_right(self._inserts, time)] - gone
-
-    def number(self, op: int) -> int:
-        """Return the new number of an op, also of one that has moved."""
-        moved = self.moved_to.get(op)
-        return self.start(op) if moved is None else moved
-
-    def waited_for(self, op: int) -> int:
-        """Return the new number of an op that another waits for; those of the step before are negative."""
-        return self.number(op) if op >= 0 else self.number(op + self._ops) - self.ops
-
-    def end(self, time: int) -> int:
-        """Return the new time of a release before an op: before the segments that are inserted there."""
-        if time <= 0:
-            return self.start(time)
-        gone = bisect.bisect_left(self._gone, time)
-        return time + self._before[bisect.bisect_left(self._inserts, time)] - gone
-
-    def starts(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return `start` of many."""
-        shift = self._shift[np.searchsorted(self._inserts, times, side="right")]
-        found: NDArray[np.int64] = times + shift - np.searchsorted(self._gone, times)
-        return found
-
-    def ends(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return `end` of many."""
-        shift = self._shift[np.searchsorted(self._inserts, times, side="left")]
-        found = times + shift - np.searchsorted(self._gone, times)
-        return np.where(times > 0, found, self.starts(times))
-
-    def after(self, moment: Moment | None, effect: Effect) -> int | None:
-        """Return the new time of a moment; a position is one in the segment of `effect`."""
-        if moment is None:
-            return None
-        if moment.position < 0:
-            return self.end(moment.time)
-        if moment.time != effect.insert:
-            return self.start(moment.time)
-        return self.segment_start[effect.region.start] + min(moment.position, len(effect.segment))
 
 
 def _moved(storage: Storage, new: Renumbering) -> Storage:
@@ -228,7 +122,7 @@ def _copies(
             again = Storage(original.bytes, "activation", made, made, end, held, stream=original.stream)
             storages.append(again)
         for position, (number, moment) in enumerate(effect.fetched.items()):
-            made = new.first_op[Part.COPY_BACK, effect.region.start] + position
+            made = new.first_op[InsertedPart.COPY_BACK, effect.region.start] + position
             end = new.after(moment, effect)
             assert end is not None
             numbers[effect.region.start, number] = len(storages)
@@ -262,7 +156,7 @@ def _ops(
     for number, op in enumerate(trace.ops):
         while pending and pending[-1][0] == number:
             _, part, effect = pending.pop()
-            if part is Part.SEGMENT:
+            if part is InsertedPart.SEGMENT:
                 ops += _segment(trace, effect, new, copies)
             else:
                 ops += _copying(trace, effect, part, new, copies, signature_of)
@@ -292,7 +186,7 @@ def _waits_for_copies(effects: Sequence[Effect], new: Renumbering) -> dict[int, 
         if effect.host is None or not effect.host.window.overlaps:
             continue
         begin, length = effect.region.start, len(effect.fetched)
-        out, back = new.first_op[Part.COPY_OUT, begin], new.first_op[Part.COPY_BACK, begin]
+        out, back = new.first_op[InsertedPart.COPY_OUT, begin], new.first_op[InsertedPart.COPY_BACK, begin]
         found.setdefault(new.start(effect.host.window.freed), []).append(out + length - 1)
         found.setdefault(new.segment_start[begin], []).append(back + length - 1)
     return found
@@ -301,14 +195,14 @@ def _waits_for_copies(effects: Sequence[Effect], new: Renumbering) -> dict[int, 
 def _copying(
     trace: Trace,
     effect: Effect,
-    part: Part,
+    part: InsertedPart,
     new: Renumbering,
     copies: dict[tuple[int, int], int],
     signature_of: dict[int, int],
 ) -> Iterator[Op]:
     """Yield the copies of a region's results to the host, or back; they wait for what was computed before."""
     assert effect.host is not None
-    out = part is Part.COPY_OUT
+    out = part is InsertedPart.COPY_OUT
     first = new.first_op[part, effect.region.start]
     overlaps = effect.host.window.overlaps
     before = new.number((effect.region.end if out else effect.host.window.fetched) - 1)

@@ -39,7 +39,7 @@ class RegionKind:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleCall:
+class NamedCall:
     """One call of a module in a step."""
 
     module: str
@@ -66,7 +66,7 @@ class Region:
     """Whether it keeps nothing and is recomputed as a whole: then torch alone can do it."""
     offloaded_bytes: int = 0
     """What it has in the host's memory from forward to backward."""
-    beside: ModuleCall | None = None
+    beside: NamedCall | None = None
     """The call in whose forward results are copied to the host, and in whose backward they are brought back;
     None if copies do not overlap with anything."""
 

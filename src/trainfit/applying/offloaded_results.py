@@ -2,12 +2,12 @@
 
 On a GPU copies run on streams of their own, from and to pinned memory: a result's device memory is handed
 back when the call beside which it is copied ends, and taken again when that call's backward begins. On a CPU
-the host's memory is memory that torch does not manage; a result is copied when its region ends.
+the host's memory is memory that torch does not own (`changes/host_memory.py`); a result is copied when its
+region ends.
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from trainfit.plans.plan import ModuleCall
+from trainfit.changes.host_memory import host_like
+from trainfit.plans.plan import NamedCall
 
 
 @dataclass(eq=False)
@@ -36,22 +37,20 @@ class HostMemory:
         self._lock = threading.Lock()
         self._free: defaultdict[tuple[int, bool], list[_Buffer]] = defaultdict(list)
         self._streams: dict[tuple[torch.device, str], Any] = {}
-        self._beside: defaultdict[ModuleCall, list[HostCopy]] = defaultdict(list)
+        self._beside: defaultdict[NamedCall, list[HostCopy]] = defaultdict(list)
 
-    def take(self, size: int, *, pinned: bool) -> _Buffer:
-        """Return memory of so many bytes."""
+    def take(self, source: torch.Tensor) -> _Buffer:
+        """Return memory for these bytes."""
         with self._lock:
-            free = self._free[size, pinned]
+            free = self._free[source.numel(), source.is_cuda]
             if free:
                 return free.pop()
-        if pinned:
-            return _Buffer(torch.empty(size, dtype=torch.uint8, pin_memory=True))
-        return _Buffer(torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8))
+        return _Buffer(host_like(source))
 
-    def give_back(self, buffer: _Buffer, *, pinned: bool) -> None:
+    def give_back(self, buffer: _Buffer) -> None:
         """Let memory be used again."""
         with self._lock:
-            self._free[buffer.bytes.numel(), pinned].append(buffer)
+            self._free[buffer.bytes.numel(), buffer.bytes.is_pinned()].append(buffer)
 
     def stream(self, device: torch.device, direction: str) -> Any:
         """Return the stream of copies in one direction."""
@@ -60,12 +59,12 @@ class HostMemory:
                 self._streams[device, direction] = torch.Stream(device)
             return self._streams[device, direction]
 
-    def copied_beside(self, call: ModuleCall, copies: Sequence[HostCopy]) -> None:
+    def copied_beside(self, call: NamedCall, copies: Sequence[HostCopy]) -> None:
         """Remember copies that run beside a call."""
         with self._lock:
             self._beside[call] += copies
 
-    def ended(self, call: ModuleCall) -> list[HostCopy]:
+    def ended(self, call: NamedCall) -> list[HostCopy]:
         """A call has ended: what was copied beside it needs no memory of the device any more."""
         with self._lock:
             copies = self._beside.pop(call, [])
@@ -86,23 +85,25 @@ class HostCopy:
         """Begin to copy a storage to the host."""
         self._memory = memory
         self._size, self._device = storage.nbytes(), storage.device
-        self._pinned = self._device.type != "cpu"
-        self._buffer = memory.take(self._size, pinned=self._pinned)
+        self._on_stream = self._device.type != "cpu"
         self._fetched: torch.Tensor | None = None
         self._out: Any = None
         self._back: Any = None
         with torch.no_grad():
             empty = torch.empty(0, dtype=torch.uint8, device=self._device)
-            self._source: torch.Tensor | None = empty.set_(storage, 0, (self._size,), (1,))
-            self._out = self._copy(self._buffer.bytes, self._source, "out")
+            source = empty.set_(storage, 0, (self._size,), (1,))
+            self._source: torch.Tensor | None = source
+            self._buffer = memory.take(source)
+            self._out = self._copy(self._buffer.bytes, source, "out")
 
     def __del__(self) -> None:
         """Let the host's memory be used again."""
-        self._memory.give_back(self._buffer, pinned=self._pinned)
+        if hasattr(self, "_buffer"):  # not if there was no memory
+            self._memory.give_back(self._buffer)
 
     def _copy(self, into: torch.Tensor, source: torch.Tensor, direction: str) -> Any:
         """Copy after all that was computed so far; returns when it is done, as an event of its stream."""
-        if not self._pinned:
+        if not self._on_stream:
             into.copy_(source)
             return None
         stream = self._memory.stream(self._device, direction)
