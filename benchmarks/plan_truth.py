@@ -2,20 +2,26 @@
 
     python benchmarks/plan_truth.py                 all cases, two at a time
     python benchmarks/plan_truth.py hf-gpt2         some cases
+    python benchmarks/plan_truth.py --offload       plans that copy results to a second memory
 
 For each model four budgets between the smallest reachable peak and the peak without a plan. Every plan is
 applied to the real model on the CPU; the truth is the profiler's allocation events of the second step. Exit
 code 1 if a measured peak is above its budget, more than 1 % from the promise (where memory depends on data:
 more than the reserve from the promise without it), or if loss or gradients are not equal bit by bit.
+
+With `--offload` copies are taken to be so fast that results are copied rather than recomputed: at once when
+their region ends, and beside the next block, as on a GPU. The second memory is one that torch does not own.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from own_process import CaseFailed, report, run_one
 from result_files import arguments, write_rows
@@ -72,6 +78,8 @@ class Result:
     unplanned_bytes: int = 0
     regions: int = 0
     added_share: float = 0.0
+    host_bytes: int = 0
+    """What is in the second memory between forward and backward."""
     equal: bool = False
     """Loss, gradients, and parameters afterwards, bit by bit."""
     failure: str = ""
@@ -88,7 +96,19 @@ class Result:
         return not self.failure and within and self.equal
 
 
-def run_case(name: str, threads: int) -> list[Result]:
+OFFLOAD_SHARES = (0.2, 0.5)
+_FAST = 1e13
+"""Bytes per second."""
+
+
+def links(offload: bool) -> list[Any]:
+    """Return the links to try: none, or one for copies at once and one for copies beside the next block."""
+    from trainfit.planning.host_copies import HostLink
+
+    return [HostLink(_FAST, 0.0, overlaps) for overlaps in (False, True)] if offload else [None]
+
+
+def run_case(name: str, threads: int, offload: bool = False) -> list[Result]:
     """Plan, apply and measure one case in this process."""
     import torch
 
@@ -105,11 +125,12 @@ def run_case(name: str, threads: int) -> list[Result]:
     case = all_cases()[name]
     build = case.build
     trace = capture(build, target=name, limits=THOROUGH)
-    planner = Planner(trace, price_trace(trace, find_device("cpu")))
-    smallest, largest = planner.smallest().peak_bytes, planner.nothing().peak_bytes
+    costs = price_trace(trace, find_device("cpu"))
     unplanned = measure_step(build, "cpu", steps=trace.steps, timed=0)
     results: list[Result] = []
-    for share in SHARES:
+    planners = [Planner(trace, costs, link=link) for link in links(offload)]
+    for planner, share in itertools.product(planners, OFFLOAD_SHARES if offload else SHARES):
+        smallest, largest = planner.smallest().peak_bytes, planner.nothing().peak_bytes
         budget = round(smallest + share * (largest - smallest))
         found = planner.plan(budget)
         plan = found.plan
@@ -129,16 +150,18 @@ def run_case(name: str, threads: int) -> list[Result]:
                 unplanned.peak_bytes,
                 len(plan.regions),
                 plan.added_seconds / plan.baseline_step_seconds,
+                plan.host_bytes,
                 not compared.differences,
             )
         )
     return results
 
 
-def in_own_process(name: str, threads: int) -> list[Result]:
+def in_own_process(name: str, threads: int, offload: bool) -> list[Result]:
     """Run one case in a process of its own."""
+    more = ("--offload",) if offload else ()
     try:
-        found = run_one(__file__, name, "--threads", str(threads), seconds=CASE_SECONDS)
+        found = run_one(__file__, name, "--threads", str(threads), *more, seconds=CASE_SECONDS)
     except CaseFailed as error:
         return [Result(name, 0.0, failure=str(error))]
     return [Result(**entry) for entry in found]
@@ -153,7 +176,7 @@ def as_line(result: Result) -> str:
         f"{verdict} {result.name:22} {result.share:.0%} budget {result.budget_bytes:>12,} promised "
         f"{result.promised_bytes:>12,} measured {result.measured_bytes:>12,} ({100 * result.error:+.4f} %), "
         f"unplanned {result.unplanned_bytes:>12,}, {result.regions} regions, "
-        f"{result.added_share:+.1%} time, {same}"
+        f"{result.added_share:+.1%} time, {result.host_bytes:,} on the host, {same}"
     )
 
 
@@ -162,21 +185,25 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="cases to run (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--threads", type=int, default=1, help="torch threads per case")
+    parser.add_argument("--offload", action="store_true", help="plans that copy to a second memory")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
-        report([asdict(result) for result in run_case(options.run_one, options.threads)])
+        found = run_case(options.run_one, options.threads, options.offload)
+        report([asdict(result) for result in found])
         return 0
     results: list[Result] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(lambda name: in_own_process(name, options.threads), options.names or CASES):
+        names = options.names or CASES
+        for found in pool.map(lambda name: in_own_process(name, options.threads, options.offload), names):
             results += found
             for result in found:
                 print(as_line(result), flush=True)
     good = sum(result.good for result in results)
     print(f"{good} of {len(results)} plans keep what they promise")
     rows = [asdict(result) | {"error": result.error} for result in results]
-    write_rows("plan_truth", rows, options.csv, everything=not options.names)
+    file = "offload_truth" if options.offload else "plan_truth"
+    write_rows(file, rows, options.csv, everything=not options.names)
     return 0 if good == len(results) else 1
 
 

@@ -218,6 +218,7 @@ TABLES: dict[str, dict[str, str]] = {
         "unplanned_bytes": "the same without a plan",
         "regions": "how many regions the plan has",
         "added_share": "predicted added time, as a share of the step without a plan",
+        "host_bytes": "what is in a second memory between forward and backward",
         "equal": "whether loss, gradients and parameters are equal, bit by bit",
         "error": "of the promise without its reserve, relative to the measured peak",
         "failure": "why there is no figure",
@@ -273,6 +274,8 @@ TABLES: dict[str, dict[str, str]] = {
         "checkpoint_op_us": "and per op in it",
     },
 }
+TABLES["offload_truth"] = TABLES["plan_truth"]
+"""The same for plans that copy results to a second memory."""
 TABLES["max_batch_truth"] = {
     "name": "the step, its device, what is looked for, and the budget",
     "plan": "whether a plan may make it fit",

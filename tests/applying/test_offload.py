@@ -13,7 +13,7 @@ import torch
 from planned_models import ConvNet, InPlaceMLP, Subject, Transformer, assert_same_with
 from torch import nn
 
-from trainfit.applying import applied, apply
+from trainfit.applying import applied, apply, offloaded_results
 from trainfit.capturing import capture
 from trainfit.costs.roofline import roofline_costs
 from trainfit.devices.device_table import this_cpu
@@ -243,3 +243,55 @@ def test_evaluation_copies_nothing() -> None:
         with no_cycle_collection(), profile_allocations() as log, log.range("step"):
             model(inputs)
     assert log.usage("step").end_bytes == log.usage("step").start_bytes
+
+
+class Stream:
+    """Stands in for a GPU's stream: notes what is asked of it, in the order of the program."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log, self.count = name, log, 0
+
+    def __enter__(self) -> None:
+        self.log.append(f"on {self.name}")
+
+    def __exit__(self, *exception: object) -> None:
+        self.log.append(f"off {self.name}")
+
+    def wait_stream(self, other: Stream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self) -> str:
+        self.count += 1
+        return f"{self.name} copy {self.count}"
+
+    def wait_event(self, event: str) -> None:
+        self.log.append(f"{self.name} waits for {event}")
+
+
+def test_copies_of_a_gpu_wait_for_what_they_read_and_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN streams, which are noted
+    log: list[str] = []
+    streams = {name: Stream(name, log) for name in ("compute", "out", "back")}
+    monkeypatch.setattr(offloaded_results, "has_streams", lambda device: True)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: streams["compute"])
+    memory = offloaded_results.HostMemory()
+    monkeypatch.setattr(memory, "stream", lambda device, direction: streams[direction])
+    values = torch.arange(8.0)
+    # WHEN a result is copied, freed and fetched
+    copy = offloaded_results.HostCopy(memory, values.untyped_storage())
+    copied = ["out waits for compute", "on out", "off out"]
+    assert log == copied
+    copy.free()
+    freed = [*copied, "compute waits for out copy 1"]
+    assert log == freed
+    values.zero_()
+    copy.fetch()
+    fetched = [*freed, "back waits for compute", "back waits for out copy 1", "on back", "off back"]
+    assert log == fetched
+    # THEN the device waits for the copy before it uses it, and finds what was there when the region ended
+    assert torch.equal(copy.taken().view(torch.float32), torch.arange(8.0))
+    assert log == [*fetched, "compute waits for back copy 1"]
+    # AND who uses the host's memory next waits until it was read
+    del copy, log[:]
+    offloaded_results.HostCopy(memory, values.untyped_storage())
+    assert log[:2] == ["out waits for compute", "out waits for back copy 1"]

@@ -184,6 +184,7 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--solver": WORDS,
         "--ac-unit": UNIT_NAMES,
         "--fsdp-unit": UNIT_NAMES,
+        "--offload": None,
         "--output": WRITTEN,
         "--refresh": None,
     },
@@ -196,7 +197,14 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--keep-numerics": None,
         "--output": WRITTEN,
     },
-    "frontier": {**_CAPTURED, **_COSTS, **_CLUSTER, "--points": NUMBERS, "--refresh": None},
+    "frontier": {
+        **_CAPTURED,
+        **_COSTS,
+        **_CLUSTER,
+        "--points": NUMBERS,
+        "--offload": None,
+        "--refresh": None,
+    },
     "max-batch": {**_CAPTURED, **_COSTS, **_CLUSTER, **_SIZE, "--refresh": None},
     "max-seq": {**_CAPTURED, **_COSTS, **_CLUSTER, **_SIZE, "--refresh": None},
     "verify": {

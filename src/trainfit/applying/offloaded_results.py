@@ -29,6 +29,11 @@ class _Buffer:
     """An event of a GPU's stream; None if the last copy is done."""
 
 
+def has_streams(device: torch.device) -> bool:
+    """Whether copies run beside what a device computes."""
+    return device.type != "cpu"
+
+
 class HostMemory:
     """The host's memory that the regions of one model use: what is free is used again for the same size."""
 
@@ -85,7 +90,7 @@ class HostCopy:
         """Begin to copy a storage to the host."""
         self._memory = memory
         self._size, self._device = storage.nbytes(), storage.device
-        self._on_stream = self._device.type != "cpu"
+        self._on_stream = has_streams(self._device)
         self._fetched: torch.Tensor | None = None
         self._out: Any = None
         self._back: Any = None
