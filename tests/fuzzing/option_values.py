@@ -203,6 +203,7 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         **_CAPTURED,
         "--mesh": MESHES,
         "--plan": PLANS,
+        "--way": PLANS,
         "--costs": WORDS,
         "--refresh": None,
         "--runs": NUMBERS,

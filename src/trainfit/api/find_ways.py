@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
@@ -23,7 +23,6 @@ from trainfit.fitting.way_search import WaySearch
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.requests import bytes_of_budget
 from trainfit.plans.ways import OTHER_NUMERICS
-from trainfit.targets import load
 from trainfit.traces.trace import Trace
 
 
@@ -106,13 +105,7 @@ class Ask:
 
     def takes(self, more: dict[str, object]) -> bool:
         """Whether the target can be built with such options."""
-        device = self.request().device
-        options = replace(self.options, device=device.kind, **more)  # type: ignore[arg-type]
-        try:
-            load(self.target, options, self.task)
-        except TrainfitError:
-            return False
-        return True
+        return self.request().takes(more)
 
 
 def _names(changes: Sequence[StepChange]) -> str:
