@@ -195,6 +195,9 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--budget": SIZES,
         "--seconds": NUMBERS,
         "--keep-numerics": None,
+        "--mesh": MESHES,
+        "--gpus-per-node": NUMBERS,
+        "--network": SPEEDS,
         "--output": WRITTEN,
     },
     "frontier": {
@@ -211,6 +214,7 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         **_CAPTURED,
         "--mesh": MESHES,
         "--plan": PLANS,
+        "--way": PLANS,
         "--costs": WORDS,
         "--refresh": None,
         "--runs": NUMBERS,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 
 from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.api.ranks_compared import check_cluster
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Progress, doing, heard_by
 from trainfit.basics.units import format_bytes
 from trainfit.changes.change import NotPossible, StepChange
 from trainfit.changes.kinds import changes_of
+from trainfit.changes.kinds.over_a_mesh import refuse_mesh
 from trainfit.changes.step_with_changes import made_to, options_with
 from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.costs.table import CostTable
@@ -23,7 +26,7 @@ from trainfit.fitting.way_search import WaySearch
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.requests import bytes_of_budget
 from trainfit.plans.ways import OTHER_NUMERICS
-from trainfit.targets import load
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
 
 
@@ -36,6 +39,7 @@ def fit(
     task: str | None = None,
     keep_numerics: bool = False,
     allocator: str | AllocatorOptions | None = "default",
+    cluster: Cluster | None = None,
     seconds_limit: float = 30.0,
     progress: Progress | None = None,
 ) -> FitResult:
@@ -46,10 +50,11 @@ def fit(
     is beaten by another that changes results no more, does no more things differently and is no slower.
     `keep_numerics` leaves out what makes the results different numbers than rounding does.
 
-    The samples of a step stay the same: smaller batches are accumulated. `budget` is as in `trainfit.plan`.
+    The samples of a step stay the same: smaller batches are accumulated, and divided among the devices of a
+    `cluster` with a mesh, where built-in and `hf:` models may be sharded. `budget` is as in `trainfit.plan`.
     """
     with heard_by(progress):
-        asked = Ask(target, device, options or StepOptions(), task, allocator)
+        asked = Ask(target, device, options or StepOptions(), task, allocator, cluster)
         return fit_step(asked, budget, keep_numerics, seconds_limit)
 
 
@@ -74,6 +79,8 @@ class Ask:
     options: StepOptions
     task: str | None
     allocator: str | AllocatorOptions | None
+    cluster: Cluster | None = None
+    """The devices that the step may be divided among, as a mesh."""
     impossible: dict[str, str] = field(default_factory=dict)
     """What could not be made, and why."""
 
@@ -81,12 +88,27 @@ class Ask:
         """Refuse what cannot be captured again."""
         if isinstance(self.target, Trace):
             raise OptionError("fit captures the step with every change, and a trace is captured already.")
+        if self.cluster is None:
+            return
+        check_cluster(self.target, self.cluster, worst_rank=False)
+        refuse_mesh(self.cluster)
+        if self.request().found().kind not in ("built-in", "hf"):
+            raise OptionError(
+                "--mesh: fit divides built-in and hf: models. What your own function does on a mesh, "
+                "estimate and plan tell."
+            )
 
     def request(self, changes: Sequence[StepChange] = ()) -> Request:
         """Return the question about the step with these changes."""
         options = options_with(self.options, changes)
         return Request(
-            self.target, self.device, options, self.task, allocator=self.allocator, changed=made_to(changes)
+            self.target,
+            self.device,
+            options,
+            self.task,
+            allocator=self.allocator,
+            cluster=next((change.cluster for change in changes if change.cluster is not None), None),
+            changed=made_to(changes),
         )
 
     def captured(self, changes: Sequence[StepChange]) -> tuple[Trace, CostTable] | None:
@@ -106,13 +128,7 @@ class Ask:
 
     def takes(self, more: dict[str, object]) -> bool:
         """Whether the target can be built with such options."""
-        device = self.request().device
-        options = replace(self.options, device=device.kind, **more)  # type: ignore[arg-type]
-        try:
-            load(self.target, options, self.task)
-        except TrainfitError:
-            return False
-        return True
+        return self.request().takes(more)
 
 
 def _names(changes: Sequence[StepChange]) -> str:
@@ -141,11 +157,12 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     device = request.device
     table = request.price(trace)
     candidates = Candidates(asked.captured, bytes_of_budget(budget, device), request.allocator)
+    candidates.budget_for = partial(bytes_of_budget, budget)
     candidates.know((), trace, table)
     doing("judging the step as it is")
     base = candidates.unplanned(())
     assert base is not None, "it has just been captured"
-    changes = changes_of(UnchangedStep(trace, device, request.resolved.kind, asked.takes))
+    changes = changes_of(UnchangedStep(trace, device, request.resolved.kind, asked.takes, asked.cluster))
     if keep_numerics:
         changes = [change for change in changes if change.made.exactness != OTHER_NUMERICS]
     search = WaySearch(candidates, changes, base, seconds_limit)

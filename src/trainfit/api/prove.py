@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from trainfit.api.prove_ranks import verify_ranks
+from trainfit.api.prove_ways import verify_way
 from trainfit.api.ranks_compared import refuse_other_world
 from trainfit.api.request import Build, Request, default_device
 from trainfit.basics.doing import Measuring, Progress, heard_by
@@ -16,6 +17,7 @@ from trainfit.models.recipe import StepOptions
 from trainfit.plans.plan import Plan
 from trainfit.plans.plan_origin import plan_differences
 from trainfit.plans.plan_store import load_plan
+from trainfit.plans.ways import Way
 from trainfit.timing.load import LoadMeter
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
@@ -42,6 +44,7 @@ def verify(
     task: str | None = None,
     steps: int | None = None,
     plan: Plan | str | None = None,
+    way: Way | str | None = None,
     costs: CostSource = "measured",
     refresh: bool = False,
     force: bool = False,
@@ -54,21 +57,23 @@ def verify(
     """Run the real step on this machine and compare its measured peak and time with the predicted ones.
 
     With a plan (or the name of its file) the step runs with and without it, and loss and gradients are
-    compared too. What the step compiles runs compiled, unless `eager`. At most `runs` steps are timed.
-    With `refresh`, operators whose time is remembered are measured again.
+    compared too. With a way that `trainfit.fit` has found, all of its changes are made, and results are
+    compared as exactly as it promises. What the step compiles runs compiled, unless `eager`. At most `runs`
+    steps are timed. With `refresh`, operators whose time is remembered are measured again.
 
     In a process that torchrun has started, every rank is predicted and measured, on the CPU, and compared:
     then the result has the `ranks`, and no time. There a `cluster` says by which mesh they share the work.
     """
     with heard_by(progress, measuring):
         request = Request(target, default_device(), options, task, steps, costs, refresh, cluster=cluster)
-        return verify_step(request, plan=plan, force=force, eager=eager, runs=runs)
+        return verify_step(request, plan=plan, way=way, force=force, eager=eager, runs=runs)
 
 
 def verify_step(
     request: Request,
     *,
     plan: Plan | str | None = None,
+    way: Way | str | None = None,
     force: bool = False,
     eager: bool = False,
     runs: int | None = None,
@@ -80,7 +85,13 @@ def verify_step(
     """
     if runs is not None and (type(runs) is not int or not 1 <= runs <= _MOST_RUNS):
         raise OptionError(f"--runs must be a whole number from 1 to {_MOST_RUNS}, got {runs!r}.")
+    if plan is not None and way is not None:
+        raise OptionError("--way has its own plan, if it needs one: leave --plan out.")
     refuse_other_world(request.cluster)
+    if way is not None:
+        if started_by_torchrun():
+            raise OptionError("a way is verified in one process; of several, --plan verifies its plan.")
+        return verify_way(request, way, force=force, eager=eager, runs=runs, meter=meter)
     if started_by_torchrun():
         if runs is not None:
             raise OptionError("--runs says how many steps are timed; of several processes none is.")

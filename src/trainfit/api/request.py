@@ -21,7 +21,7 @@ from trainfit.devices.architectures import same_kernels
 from trainfit.devices.communicator_buffers import with_communicators
 from trainfit.devices.device_table import Device, find_device
 from trainfit.devices.distinct_ranks import RankPeak
-from trainfit.errors import OptionError, StepError
+from trainfit.errors import OptionError, StepError, TrainfitError
 from trainfit.models.recipe import Dtype, StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets import Target, load
@@ -110,6 +110,26 @@ class Request:
             self._worst_rank,
         )
 
+    def changed_by(self, options: StepOptions, changed: Callable[[Step], Step] | None) -> Request:
+        """Return the same request for another step, made of this one."""
+        rest = self._task, self._steps, self.costs, self._refresh, self.allocator, self.cluster
+        return Request(self.target, self._named, options, *rest, changed=changed)
+
+    @property
+    def build(self) -> Build:
+        """What builds the step, changed if it is to be."""
+        build, change = self.resolved.build, self._changed
+        return build if change is None else lambda: change(build())
+
+    def takes(self, more: dict[str, object]) -> bool:
+        """Whether the target can be built with such options beside its own."""
+        options = replace(self.options, device=self.device.kind, **more)  # type: ignore[arg-type]
+        try:
+            load(self.target, options, self._task)  # type: ignore[arg-type]
+        except TrainfitError:
+            return False
+        return True
+
     def found(self) -> Target:
         """Return what the target names, loaded as for a capture."""
         with executed_for(self.device.kind), imported_for(self.device, self.cluster):
@@ -140,9 +160,8 @@ class Request:
             # A file may read RANK, ask for a GPU, or make the process group, when it is imported.
             with imported_for(self.device, cluster):
                 target = self.resolved
-            change = self._changed
             return capturing.capture(
-                target.build if change is None else lambda: change(target.build()),
+                self.build,
                 device=self.device,
                 target=target.name,
                 settings=target.settings,

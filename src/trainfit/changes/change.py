@@ -8,6 +8,7 @@ from typing import Any
 
 from trainfit.plans.ways import ChangeMade
 from trainfit.steps.step import Step
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
 
 PLAN = "plan"
@@ -28,6 +29,10 @@ class StepChange:
     excludes: frozenset[str] = frozenset()
     """Kinds of change, or names of single ones, that it cannot be made together with."""
 
+    cluster: Cluster | None = None
+    """The processes that the step is divided among, if that is the change."""
+    copies: int = 1
+    """How many of them train on different samples."""
     refused_by: Callable[[Trace], str | None] = lambda trace: None
     """Why it cannot be made after all, as the trace of the changed step shows; None if it can."""
 

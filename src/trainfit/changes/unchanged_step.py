@@ -8,6 +8,7 @@ from functools import cached_property
 
 from trainfit.devices.device_table import Device
 from trainfit.targets.target import Kind
+from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import Settings
 from trainfit.traces.trace import Trace
 
@@ -21,6 +22,8 @@ class UnchangedStep:
     target_kind: Kind
     takes: Callable[[dict[str, object]], bool]
     """Whether the target can be built with such options beside those that it was given."""
+    cluster: Cluster | None = None
+    """The devices that it may be divided among, if there are several."""
 
     @property
     def settings(self) -> Settings:

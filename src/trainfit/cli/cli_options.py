@@ -295,6 +295,9 @@ class VerifyFlags:
     step: StepFlags = StepFlags()
     steps: StepsLookedAt = None
     plan: Annotated[str | None, option("FILE", "Run the step with this plan, and without it.")] = None
+    way: Annotated[
+        str | None, option("FILE", "Run the step with this way, which fit -o wrote, and without it.")
+    ] = None
     costs: Costs = "measured"
     refresh: Refresh = False
     force: Annotated[
@@ -321,7 +324,13 @@ class VerifyFlags:
 
     def arguments(self) -> dict[str, Any]:
         """Return the rest as `api.prove.verify_step` takes it."""
-        return {"plan": self.plan, "force": self.force, "eager": self.eager, "runs": self.runs}
+        return {
+            "plan": self.plan,
+            "way": self.way,
+            "force": self.force,
+            "eager": self.eager,
+            "runs": self.runs,
+        }
 
 
 @dataclass(frozen=True)

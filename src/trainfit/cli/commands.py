@@ -189,6 +189,7 @@ def verify(target: given.Target, asked: given.VerifyFlags, outputs: given.Output
       trainfit verify train.py:build --json result.json
       trainfit verify resnet-18 --batch 4 --dtype bf16-autocast
       trainfit verify gpt2-tiny --plan plan.json
+      trainfit verify gpt2-tiny --way way.json
       torchrun --nproc-per-node 4 -m trainfit verify train.py:build
 
     Under torchrun every process is a rank: each is predicted and measured, on

@@ -9,6 +9,7 @@ import typer
 
 from trainfit.cli import cli_options as given
 from trainfit.cli.cli_running import present, working
+from trainfit.cli.cluster_options import ClusterFlags
 from trainfit.cli.plain_option import option
 
 if TYPE_CHECKING:
@@ -30,6 +31,20 @@ class FitFlags:
         float, option("N", "How long to look for ways; what was found until then is shown.")
     ] = 30.0
     step: given.StepFlags = given.NO_STEP_FLAGS
+    mesh: Annotated[
+        str | None,
+        option(
+            "DIM=N,...",
+            "The devices that a built-in or hf: model may be divided among, as estimate takes them: dp or "
+            "fsdp, replicate, tp. The samples of the step stay the same, and each copy gets its share.",
+        ),
+    ] = None
+    gpus_per_node: Annotated[
+        int | None, option("N", "Of the mesh: processes per node, which NVLink connects. Default: 8.")
+    ] = None
+    network: Annotated[
+        str | None, option("SPEED", "Of the mesh: what each GPU gets of the network between nodes.")
+    ] = None
     allocator: given.Allocator = "default"
 
     def ask(self, target: str) -> Ask:
@@ -38,7 +53,9 @@ class FitFlags:
         from trainfit.api.request import default_device
 
         device = self.device or default_device()
-        return Ask(target, device, self.step.options(), self.step.task, self.allocator)
+        given_cluster = ClusterFlags(mesh=self.mesh, gpus_per_node=self.gpus_per_node, network=self.network)
+        cluster, _ = given_cluster.cluster()
+        return Ask(target, device, self.step.options(), self.step.task, self.allocator, cluster)
 
 
 WayOutput = Annotated[
@@ -52,15 +69,17 @@ def fit(
     """Find out what to change so that a step fits, and what is fastest.
 
     Looks at checkpointing plans, smaller batches with accumulation, loss in
-    chunks, the optimizer, dtypes and the allocator's setting, alone and
-    together. Each way is captured as it would run, with its peak, time and
-    throughput, what becomes of the results, and the lines of code that make it.
-    Exit code 3 if nothing fits.
+    chunks, the optimizer, dtypes, what is kept on the host, the allocator's
+    setting, and sharding over a --mesh, alone and together. Each way is
+    captured as it would run, with its peak, time and throughput, what becomes
+    of the results, and the lines of code that make it. Exit code 3 if nothing
+    fits.
 
     [bold]Examples[/bold]
 
       trainfit fit llama-3-8b --device h100
       trainfit fit gpt2 --batch 32 --device rtx-4090 --keep-numerics
+      trainfit fit llama-3-8b --batch 8 --device h100 --mesh fsdp=8
       trainfit fit train.py:build --budget 22GiB --device a100-40gb -o way.json
 
     A training script carries out what trainfit can with

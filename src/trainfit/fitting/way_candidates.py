@@ -12,6 +12,7 @@ from trainfit.changes.change import StepChange
 from trainfit.changes.kinds.allocator_segments import EXPANDABLE
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
+from trainfit.devices.device_table import Device
 from trainfit.planning.certify import promised_peak
 from trainfit.planning.host_copies import HostLink
 from trainfit.planning.planner import Planner
@@ -31,6 +32,8 @@ class Candidates:
     capture: Capture
     budget_bytes: int
     allocator: AllocatorOptions | None
+    budget_for: Callable[[Device], int] | None = None
+    """The budget on a device of which something else takes a part, as NCCL does."""
     _traces: dict[tuple[str, ...], tuple[Trace, CostTable] | None] = field(default_factory=dict)
 
     def know(self, changes: Sequence[StepChange], trace: Trace, costs: CostTable) -> None:
@@ -46,7 +49,8 @@ class Candidates:
         timeline = simulate(trace)
         memory = StepMemory(timeline, costs.device, self._allocator(changes))
         reserve = promised_peak(trace, timeline, has_regions=False) - timeline.peak_bytes
-        peak, needed = timeline.peak_bytes + reserve, memory.smallest_bytes + reserve
+        needed = memory.smallest_bytes + reserve + self._taken(costs)
+        peak = timeline.peak_bytes + reserve
         return _way(changes, schedule(trace, costs), peak, needed)
 
     def planned(self, changes: Sequence[StepChange], seconds_limit: float) -> Way | None:
@@ -58,12 +62,17 @@ class Candidates:
         # A CPU computes in the host's memory: there is nowhere else to copy to.
         link = HostLink.of(costs.device) if costs.device.pcie_bytes_per_second else None
         planner = Planner(trace, costs, self._allocator(changes), link)
-        certified = planner.plan(self.budget_bytes, seconds_limit=seconds_limit)
+        taken = self._taken(costs)
+        certified = planner.plan(self.budget_bytes - taken, seconds_limit=seconds_limit)
         if not certified.fits:
             return None
         plan = certified.promised()
         kept = plan if plan.regions else None
-        return _way(changes, certified.times, plan.peak_bytes, plan.memory_bytes, kept)
+        return _way(changes, certified.times, plan.peak_bytes, plan.memory_bytes + taken, kept)
+
+    def _taken(self, costs: CostTable) -> int:
+        """Return what communication takes of the memory that the budget is of."""
+        return 0 if self.budget_for is None else max(self.budget_bytes - self.budget_for(costs.device), 0)
 
     def fits(self, way: Way) -> bool:
         """Whether it runs within the budget."""
@@ -113,9 +122,11 @@ def _repeats(changes: Sequence[StepChange]) -> int:
 
 
 def _times(count: int | None, changes: Sequence[StepChange]) -> int | None:
-    """Return the samples or tokens of the whole step; two passes of it were captured."""
-    repeats = _repeats(changes)
-    return count if count is None or repeats == 1 else count * repeats // CAPTURED_PASSES
+    """Return the samples or tokens of the whole step, of which two passes, or one copy, were captured."""
+    repeats, copies = _repeats(changes), max((change.copies for change in changes), default=1)
+    if count is None:
+        return None
+    return count * copies if repeats == 1 else count * copies * repeats // CAPTURED_PASSES
 
 
 def _whole_step(times: Schedule, repeats: int) -> float:

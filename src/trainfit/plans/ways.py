@@ -25,7 +25,8 @@ class ChangeMade:
     """One thing that is done differently."""
 
     kind: str
-    """What is changed: `optimizer`, `parameters`, `state`, `dtype`, `batch`, `loss`, `allocator`."""
+    """What is changed: `optimizer`, `parameters`, `state`, `dtype`, `batch`, `loss`, `sharding`,
+    `allocator`."""
     value: str
     """How, in a few words; unique within the kind."""
     code: str

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trainfit.devices.device_table import Verdict
+from trainfit.report.way_checked import WayChecked
 from trainfit.traces.settings import Difference
 from trainfit.traces.step_runs import Growth
 
@@ -306,7 +307,7 @@ class Compared(Generic[Number]):
 
 @dataclass(frozen=True)
 class VerificationData:
-    """Predicted against measured; with a plan also whether it changes results."""
+    """Predicted against measured; with a plan or a way also whether it changes results."""
 
     subject: Subject
     peak_bytes: Compared[int]
@@ -334,3 +335,9 @@ class VerificationData:
     not_compared: tuple[str, ...]
     relative_gradient_difference: float | None
     """Of the largest element of any gradient."""
+    way: WayChecked | None = None
+
+    @property
+    def ran_with(self) -> str:
+        """What the step was run with, and then without: `the plan` or `the way`; empty if with neither."""
+        return "the plan" if self.plan_made_for is not None else "the way" if self.way is not None else ""

@@ -112,7 +112,8 @@ def rank_verification_view(data: RankVerificationData, amount: Amount = "usual")
         f"predicted in {format_seconds(subject.seconds['capture'])} from {format_count(subject.ops)} ops per "
         f"rank, measured in {format_seconds(subject.seconds['measure'])}, torch {subject.torch}"
     )
-    results = _same_results(data, at_most(MOST_DIFFERENCES, amount))
+    compared = data.plan_made_for is not None
+    results = _same_results(data, at_most(MOST_DIFFERENCES, amount)) if compared else []
     return verification_page(
         _verdict(data), data, results, _figures(data), footer=footer, amount=amount, replayed=True
     )

@@ -29,6 +29,7 @@ from trainfit.report.data import (
 )
 from trainfit.report.module_rows import largest_rows
 from trainfit.report.ordered_data import OrderData, OrderRow
+from trainfit.report.way_checked import way_checked
 from trainfit.traces.settings import describe, settings_json
 from trainfit.traces.trace import CATEGORIES, Trace
 
@@ -256,6 +257,7 @@ def verification_data(found: Verification) -> VerificationData:
         differences=results.differences if results else (),
         not_compared=results.not_compared if results else (),
         relative_gradient_difference=relative,
+        way=way_checked(comparison),
     )
 
 

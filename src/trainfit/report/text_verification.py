@@ -20,6 +20,7 @@ from trainfit.report.tables import (
     settings_lines,
     stacked,
 )
+from trainfit.report.way_checked import rounding_words
 
 if TYPE_CHECKING:
     from trainfit.report.rank_report import RankVerificationData
@@ -40,7 +41,7 @@ def verification_view(data: VerificationData, amount: Amount = "usual") -> Rende
         f"ops, measured in {format_seconds(subject.seconds['measure'])} "
         f"({runs} run{'' if runs == 1 else 's'} of the step), torch {subject.torch}"
     )
-    results = _same_results(data, at_most(MOST_DIFFERENCES, amount))
+    results = _same_results(data, at_most(MOST_DIFFERENCES, amount)) if data.ran_with else []
     return verification_page(_verdict(data), data, results, _figures(data), footer=footer, amount=amount)
 
 
@@ -60,7 +61,7 @@ def verification_page(
         verdict,
         *settings_lines(data.subject),
         *([safe(other, "yellow")] if other else []),
-        *([] if data.plan_made_for is None else results),
+        *results,
     ]
     return stacked(
         answer,
@@ -89,9 +90,12 @@ def _figures(data: VerificationData) -> NumberTable:
     table.add_row(
         "step time", format_seconds(seconds.predicted), format_seconds(seconds.measured), time_error
     )
-    if data.plan_made_for is not None:
-        table.add_row("peak without the plan", "", format_bytes(data.baseline_measured_peak_bytes), "")
-        table.add_row("step time without the plan", "", format_seconds(data.baseline_measured_seconds), "")
+    if data.way is not None and data.way.device == data.subject.device:
+        table.add_row("peak, promised by the way", format_bytes(data.way.promised_peak_bytes), "", "")
+    if data.ran_with:
+        without = f"without {data.ran_with}"
+        table.add_row(f"peak {without}", "", format_bytes(data.baseline_measured_peak_bytes), "")
+        table.add_row(f"step time {without}", "", format_seconds(data.baseline_measured_seconds), "")
     return table
 
 
@@ -129,14 +133,20 @@ def _other_plan_verdict(data: VerificationData) -> Text:
 
 
 def _same_results(data: VerificationData, most: int) -> list[RenderableType]:
-    """Say whether the plan changed the results, where, and what was not compared."""
-    line = equality_line("With the plan", data)
+    """Say whether the plan or the way changed the results, where, and what was not compared."""
+    way, unclear = data.way, indented([f"not compared: {text}" for text in data.not_compared], most)
+    if way is not None and way.by_rounding:
+        line = Text(rounding_words(way), "" if way.results_hold else "bold red")
+        return [line, *unclear]
+    if way is not None and way.tolerance is None:
+        return [Text("With the way results are not compared (measured).", "yellow"), *unclear]
+    line = equality_line(f"With {data.ran_with}", data)
     if data.gradients_equal is False and data.relative_gradient_difference is not None:
         line.append(f" Gradients are up to {data.relative_gradient_difference:.1e} of the largest apart.")
     return [
         line,
         *indented([f"not equal: {text}" for text in data.differences], most),
-        *indented([f"not compared: {text}" for text in data.not_compared], most),
+        *unclear,
     ]
 
 

@@ -17,10 +17,11 @@ from trainfit.plans.plan import Plan
 from trainfit.steps.step import Step
 
 _RUNS = ("unplanned", "planned")
+CHANGED_RUNS = ("unchanged", "changed")
+"""What the two runs are called in lines about their differences."""
 _EXTRA_RUNS = 2
 """How often at most the step runs again without the plan, to see what differs by itself. Twice, because data
 that alternates between two batches is the same again in every other run."""
-_BY_ITSELF = "two runs without the plan differ too"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class SameResults:
     """The largest element of any gradient, to compare a difference with."""
     runs: int
     """How often `run` was called for this."""
+    loss_scale: float = 1.0
+    """The largest number in what `run` returned, for the same."""
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -80,15 +83,34 @@ def compare_results(
     Where several processes run the step together, `agreed` tells all of them whether any has found that.
     """
     steps = 2 if any(region.whole for region in plan.regions) else 1
+    return compare_builds(build, planned(build, plan), steps, agreed=agreed)
+
+
+def compare_builds(
+    build: Callable[[], Step],
+    changed: Callable[[], Step],
+    steps: int,
+    *,
+    names: tuple[str, str] = _RUNS,
+    what: str = "the plan",
+    agreed: Callable[[bool], bool] = bool,
+) -> SameResults:
+    """Run a step and what was made of it from the same seed, and compare the results of the last of `steps`.
+
+    `compare_results` says what is done about results that differ by themselves; `names` is what the two are
+    called, and `what` makes the difference between them.
+    """
     first = _results(build, steps)
-    found = _compared(first, _results(planned(build, plan), steps), _RUNS)
+    found = _compared(first, _results(changed, steps), names)
     builds = 2
     while builds < 2 + _EXTRA_RUNS and agreed(any(match.different for match in found)):
         by_itself = _compared(first, _results(build, steps), ("first", "second"))
-        found = [match.apart_from(other, _BY_ITSELF) for match, other in zip(found, by_itself)]
+        why = f"two runs without {what} differ too"
+        found = [match.apart_from(other, why) for match, other in zip(found, by_itself)]
         builds += 1
     loss, gradients, state = found
-    return SameResults(loss, gradients, state, largest_element(first[1]), builds * steps)
+    scales = largest_element(first[1]), builds * steps, largest_element(first[0])
+    return SameResults(loss, gradients, state, *scales)
 
 
 def _compared(first: _Results, second: _Results, names: tuple[str, str]) -> list[Match]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from trainfit.basics.doing import as_part_of, doing
@@ -15,6 +16,7 @@ from trainfit.devices.device_table import Device
 from trainfit.devices.hardware import free_bytes
 from trainfit.errors import MemoryGuard, StepError
 from trainfit.plans.plan import Plan
+from trainfit.plans.ways import Way
 from trainfit.steps.step import Step
 from trainfit.timing.load import LoadMeter, busiest, busy_warning
 from trainfit.traces.assumptions import Assumption
@@ -33,11 +35,16 @@ _SAFE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Comparison:
-    """A planned step against the same step without its plan: same seeds, same data."""
+    """A step with a plan or a way against the same step without: same seeds, same data."""
 
-    plan: Plan
+    plan: Plan | None
+    """None for a way, which may have one."""
     baseline: Measurement
     results: SameResults
+    way: Way | None = None
+    tolerance: float | None = None
+    """How far apart results may be, as a share of the largest: 0 where they have to be the same bit by bit,
+    None where nothing is claimed about them."""
 
     @property
     def loss_equal(self) -> bool | None:
@@ -58,6 +65,30 @@ class Comparison:
     def max_gradient_difference(self) -> float:
         """The largest difference of any element of any gradient; infinite where no number says it."""
         return self.results.gradients.largest_difference
+
+    @property
+    def results_hold(self) -> bool | None:
+        """Whether results are as a plan or a way promises; None where nothing is claimed, or was compared."""
+        results, most = self.results, self.tolerance
+        if most is None:
+            return None
+        if most == 0.0:
+            equal = self.loss_equal, self.gradients_equal, self.state_equal
+            return None if None in equal else all(equal)
+        if results.loss.equal is results.gradients.equal is None:
+            return None
+        apart = self.relative_loss_difference, self.relative_gradient_difference
+        return all(difference <= most for difference in apart)
+
+    @property
+    def relative_loss_difference(self) -> float:
+        """Of what `run` returned, as a share of its largest number."""
+        return self.results.loss.largest_difference / (self.results.loss_scale or 1.0)
+
+    @property
+    def relative_gradient_difference(self) -> float:
+        """The same of the gradients."""
+        return self.max_gradient_difference / (self.results.gradient_scale or 1.0)
 
 
 @dataclass(frozen=True)
@@ -111,7 +142,7 @@ def run_for_real(
 ) -> tuple[Measurement, Comparison | None]:
     """Measure the step on a kind of device; with a plan also without it, and compare the results of both."""
     measure = functools.partial(measure_step, build, kind, steps=steps, timed=timed, eager=eager, meter=meter)
-    try:
+    with errors_of_real_runs():
         with as_part_of("the real step" if plan is None else "the real step with the plan"):
             measured = measure(plan)
         if plan is None:
@@ -119,27 +150,39 @@ def run_for_real(
         with as_part_of("the real step without the plan"):
             baseline = measure()
         doing("comparing the results of both")
-        return measured, Comparison(plan, baseline, compare_results(build, plan))
+        return measured, Comparison(plan, baseline, compare_results(build, plan), tolerance=0.0)
+
+
+@contextlib.contextmanager
+def errors_of_real_runs() -> Iterator[None]:
+    """Let what goes wrong in a real step be one message."""
+    try:
+        yield
     except Exception as error:
         _raise_compiler_error(error)
         raise_as_user_error(error, "the real step")
 
 
 def needed_bytes(timeline: Timeline, plan: Plan | None) -> dict[str, int]:
-    """Return what each real run is predicted to need; with a plan, the step also runs without it.
-
-    When their results are compared, those of the first run are still there: gradients, parameters, buffers.
-    """
+    """Return what each real run is predicted to need; with a plan, the step also runs without it."""
     if plan is None:
         return {"the real step": timeline.peak_bytes}
+    return needed_bytes_with(timeline, plan.peak_bytes, "the plan")
+
+
+def needed_bytes_with(timeline: Timeline, peak_bytes: int, what: str) -> dict[str, int]:
+    """Return what the runs with and without a plan or a way need, and comparing their results.
+
+    Then those of the first run are still there: gradients, parameters, buffers.
+    """
     sums = dict.fromkeys(CATEGORIES, 0)
     for storage, size in zip(timeline.trace.storages, timeline.trace.occupied_bytes):
         sums[storage.category] += size
     gradients = min(sums["gradient"], sums["parameter"])
-    largest = max(timeline.peak_bytes, plan.peak_bytes)
+    largest = max(timeline.peak_bytes, peak_bytes)
     return {
-        "the real step with the plan": plan.peak_bytes,
-        "the real step without the plan, which is run to be compared with": timeline.peak_bytes,
+        f"the real step with {what}": peak_bytes,
+        f"the real step without {what}, which is run to be compared with": timeline.peak_bytes,
         "comparing the results of both runs": largest + sums["parameter"] + sums["buffer"] + 2 * gradients,
     }
 

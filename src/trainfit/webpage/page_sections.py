@@ -17,6 +17,7 @@ from trainfit.report.added_words import setting_of_estimate, setting_of_plan
 from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
 from trainfit.report.ordered_data import OrderData
 from trainfit.report.rank_report import RankVerificationData
+from trainfit.report.way_checked import rounding_words
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.webpage import page_tables as tables
 from trainfit.webpage.memory_columns import aligned, curve, line, memory_part
@@ -212,17 +213,20 @@ def verification_sections(data: VerificationData, result: Verification, strings:
     found = [
         Section("compared", "Predicted against measured", _load(data), tuple(tables.compared_parts(data))),
     ]
-    if data.plan_made_for is not None:
+    if data.way is not None and data.way.by_rounding:
+        found.append(Section("results", "The way's results", rounding_words(data.way), (), tuple(notes)))
+    elif data.ran_with:
         answers = {True: "the same, bit by bit", False: "not the same", None: "not comparable"}
         lead = (
-            f"With the plan the loss is {answers[data.loss_equal]}, the gradients are "
+            f"With {data.ran_with} the loss is {answers[data.loss_equal]}, the gradients are "
             f"{answers[data.gradients_equal]}, parameters and buffers afterwards are "
             f"{answers[data.state_equal]} (measured)."
         )
-        found.append(Section("results", "The plan's results", lead, (), tuple(notes)))
-    measured = data.baseline_measured_peak_bytes
-    label = "peak, measured" if data.plan_made_for is None else "peak without the plan, measured"
-    limits = [line(label, measured, "measured")]
+        found.append(Section("results", f"T{data.ran_with[1:]}'s results", lead, (), tuple(notes)))
+    # The memory that is drawn is that of the step without the plan, or with the way.
+    planned = data.plan_made_for is not None
+    measured = data.baseline_measured_peak_bytes if planned else data.peak_bytes.measured
+    limits = [line("peak without the plan, measured" if planned else "peak, measured", measured, "measured")]
     part = memory_part([curve("the step, predicted", timeline, strings)], limits)
     lead = _STACKED + "The line is the peak that was measured."
     found.append(Section("memory", _MEMORY, lead, (part,)))

@@ -151,12 +151,13 @@ def compared_parts(data: VerificationData) -> list[Part]:
         ("before the step", "_bytes", before.predicted, before.measured, before.error),
         ("step time", "_seconds", seconds.predicted, seconds.measured, seconds.error),
     ]
-    if data.plan_made_for is not None:
+    if data.ran_with:
         sizes, spent = data.baseline_measured_peak_bytes, data.baseline_measured_seconds
-        memory.append(bar("peak without the plan, measured", sizes, "measured"))
-        times.append(bar("step time without the plan, measured", spent, "measured"))
-        rows.append(("peak without the plan", "_bytes", None, sizes, None))
-        rows.append(("step time without the plan", "_seconds", None, spent, None))
+        without = f"without {data.ran_with}"
+        memory.append(bar(f"peak {without}, measured", sizes, "measured"))
+        times.append(bar(f"step time {without}, measured", spent, "measured"))
+        rows.append((f"peak {without}", "_bytes", None, sizes, None))
+        rows.append((f"step time {without}", "_seconds", None, spent, None))
     return [
         bars("Memory", "bytes", memory),
         bars("Time", "seconds", times),

@@ -10,6 +10,7 @@ Every file here is asked; a new kind is a new file.
 - `optimizer_class`: an optimizer with less state
 - `optimizer_in_backward`: each parameter is updated as soon as it has its gradient
 - `optimizer_kernels`: how the optimizer goes over the parameters
+- `over_a_mesh`: the step on all devices of a mesh
 - `parameters_on_host`: large parameters are in the host's memory
 - `state_on_host`: the optimizer's state is in the host's memory
 """
