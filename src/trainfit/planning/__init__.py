@@ -6,9 +6,9 @@ calls may be regions, `regions.py` what is inside of one, `groups.py` which of i
 `weight_casts.py` what autocast casts again with it, and `region_flow.py` what the executor will run again;
 `minimum_cut.py` and `curves.py` find the trade-off of a region, `full_recompute.py` which of its points torch
 alone can carry out, `offload_curves.py` the points with copies to the host, which `host_copies.py` has the
-places and times of; `effects.py` is what a point changes in memory, `renumbering.py` where ops are then;
-`rewrite.py` writes the trace that a choice
-results in, and `replay.py` has its memory and time.
+places and times of; `effects.py` is what a point changes in memory, edit by edit (`edits.py`);
+`renumbering.py` says where ops are then, `rewrite.py` writes the trace that a choice results in, and
+`replay.py` has its memory and time.
 `options.py` lists what can be chosen, `master.py` is the program that chooses, `planner.py` asks it, and
 `certify.py` makes the choice a plan that promises what came out; `plan_replay.py` says what that plan needs
 on another rank. Where an allocator hands memory out, `budget_search.py` finds the plan: `planned_columns.py`

@@ -22,9 +22,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from trainfit.operators.memory_use import moves_statistics
+from trainfit.planning.edits import (
+    NO_MOVE,
+    SEGMENT_END,
+    Edit,
+    FreeAt,
+    HoldBytes,
+    HoldUntil,
+    InsertedPart,
+    InsertOps,
+    MakeAgain,
+    Moment,
+    Move,
+)
 from trainfit.planning.full_recompute import is_full_recompute
 from trainfit.planning.groups import values_read
 from trainfit.planning.host_copies import CopyWindow, HostCopies, HostLink
@@ -34,71 +48,72 @@ from trainfit.planning.regions import RegionGraph, end_without_saves
 from trainfit.planning.unit_gathers import BEFORE_ALL, Gathers, Place
 from trainfit.planning.weight_casts import with_casts
 from trainfit.plans.decisions import Decision
-from trainfit.traces.trace import Trace
+from trainfit.traces.trace import COMPUTE, Trace
 
-SEGMENT_END = 1 << 60
-"""A position after every op of the segment; elsewhere, after what is inserted there."""
 _ITSELF = 1 << 60
 """Stands for the op of forward at a place, after everything that has moved there."""
 _CPU_GENERATOR_BYTES = 5056
 """What `torch.get_rng_state()` returns; the state of a GPU's generator is on the host."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Moment:
-    """Before the op at `time` of the original trace, or, at the insertion, a position in the segment.
-
-    The segment comes before the op at its insertion, and after whatever is freed there.
-    """
-
-    time: int
-    position: int = -1
-    """-1: outside of the segment."""
-
-
-@dataclass(frozen=True)
-class Moved:
-    """What is in the segment instead of at its place in backward, by positions in the segment."""
-
-    ops: dict[int, int] = field(default_factory=dict)
-    starts: dict[int, int] = field(default_factory=dict)
-    """Storages that are made there."""
-    ends: dict[int, int] = field(default_factory=dict)
-    """Storages that are freed there."""
-    filled: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Storages that get memory there, with the time at which they would have got it."""
-
-
-NOT_MOVED = Moved()
-
-
 @dataclass(frozen=True)
 class Effect:
-    """The changes to the trace that one region makes."""
+    """The changes to the trace that one region makes: a tuple of edits, and what they come from."""
 
     region: RegionGraph
     choice: Choice
-    insert: int
-    segment: tuple[int, ...]
-    """Ops of the original forward that run again, in order, and those that move: the latter come later than
-    `insert` in the original."""
-    until: dict[int, Moment]
-    """Storages that the region holds, and until when: its inputs, and what it keeps."""
-    ends: dict[int, Moment | None]
-    """Storages with another end than before, if this is the only region; None is beyond the step."""
-    copies: dict[int, tuple[int, Moment]]
-    """Storages that are made again: at which position of the segment, and when the copy is freed."""
-    held: tuple[tuple[int, int], ...] = ()
-    """What the executor holds until the region's release: since which op of forward, and its bytes."""
-    held_again: tuple[tuple[int, int, int], ...] = ()
-    """What it holds in the segment only: from which position to before which, and its bytes."""
+    edits: tuple[Edit, ...]
     by_torch: bool = False
     """Whether torch alone computes it again (`full_recompute.py`)."""
-    moved: Moved = NOT_MOVED
     host: HostCopies | None = None
     """What is copied to the host and fetched again."""
-    fetched: dict[int, Moment] = field(default_factory=dict)
-    """Storages that are fetched from the host, and when the fetched one is freed."""
+
+    @property
+    def insert(self) -> int:
+        """Before which op of the original the region is recomputed."""
+        return self.region.first_unpack
+
+    @cached_property
+    def insertions(self) -> tuple[InsertOps, ...]:
+        """Everything that is inserted."""
+        return tuple(edit for edit in self.edits if isinstance(edit, InsertOps))
+
+    @cached_property
+    def segment(self) -> tuple[int, ...]:
+        """What is inserted to recompute the region."""
+        return next(edit.rows for edit in self.insertions if edit.part is InsertedPart.SEGMENT)
+
+    @cached_property
+    def until(self) -> dict[int, Moment]:
+        """Storages that the region holds, and until when: its inputs, and what it keeps."""
+        return {edit.storage: edit.until for edit in self.edits if isinstance(edit, HoldUntil)}
+
+    @cached_property
+    def ends(self) -> dict[int, Moment | None]:
+        """Storages with another end than before, if this is the only region; None is beyond the step."""
+        return {edit.storage: edit.at for edit in self.edits if isinstance(edit, FreeAt)}
+
+    @cached_property
+    def copies(self) -> dict[int, MakeAgain]:
+        """Storages that are made again in the segment."""
+        again = (edit for edit in self.edits if isinstance(edit, MakeAgain))
+        return {edit.storage: edit for edit in again if edit.at.position >= 0}
+
+    @cached_property
+    def fetched(self) -> dict[int, Moment]:
+        """Storages that are fetched from the host, and when the fetched one is freed."""
+        again = (edit for edit in self.edits if isinstance(edit, MakeAgain))
+        return {edit.storage: edit.until for edit in again if edit.at.position < 0}
+
+    @cached_property
+    def held(self) -> tuple[HoldBytes, ...]:
+        """What the executor itself holds."""
+        return tuple(edit for edit in self.edits if isinstance(edit, HoldBytes))
+
+    @cached_property
+    def moved(self) -> Move:
+        """What has moved into the segment."""
+        return next((edit for edit in self.edits if isinstance(edit, Move)), NO_MOVE)
 
     @property
     def repeated(self) -> tuple[int, ...]:
@@ -158,24 +173,36 @@ def effect_of(
     }
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
-    copies = {n: (position_of[trace.storages[n].producer], released[n]) for n in made_again}
+    insert = region.first_unpack
+    edits: list[Edit] = [InsertOps(insert, InsertedPart.SEGMENT, COMPUTE, segment)]
+    made = {number: Moment(insert, position_of[trace.storages[number].producer]) for number in made_again}
+    edits += [MakeAgain(number, at, released[number]) for number, at in made.items()]
     host = None
     if on_host:
         assert copying is not None, "what is offloaded has a place to be copied"
         host = HostCopies(tuple(on_host), *copying)
-        window = host.window
-        freed = Moment(window.freed) if window.overlaps else Moment(window.freed, SEGMENT_END)
-        until |= dict.fromkeys(on_host, freed)
-    effect = Effect(region, choice, region.first_unpack, segment, until, {}, copies, by_torch=by_torch)
-    return replace(
-        effect,
-        host=host,
-        fetched={number: released[number] for number in on_host},
-        moved=_moved(region.gathers, position_of, places) if region.gathers.ops else NOT_MOVED,
-        ends=_ends(trace, region, until),
-        held=(*_states(trace, effect, first_draws), *region.overwritten),
-        held_again=tuple(_held_again(trace, effect)),
-    )
+        until |= dict.fromkeys(on_host, host.freed)
+        edits += _copied(region, host, released)
+    edits += [HoldUntil(number, moment) for number, moment in until.items()]
+    edits += [FreeAt(number, moment) for number, moment in _ends(trace, region, until).items()]
+    states = _CPU_GENERATOR_BYTES if trace.device == "cpu" else 0
+    held = ((op, states) for op in ((region.start,) if by_torch else first_draws) if states and first_draws)
+    edits += [
+        HoldBytes(size, Moment(op), Moment(region.release)) for op, size in (*held, *region.overwritten)
+    ]
+    edits += _held_again(trace, region, segment, by_torch=by_torch)
+    if region.gathers.ops:
+        edits.append(_moved(region.gathers, position_of, places))
+    return Effect(region, choice, tuple(edits), by_torch, host)
+
+
+def _copied(region: RegionGraph, host: HostCopies, released: dict[int, Moment]) -> Iterator[Edit]:
+    """Yield what copies to the host and back change."""
+    out, back = host.queues
+    yield InsertOps(region.end, InsertedPart.COPY_OUT, out, host.storages)
+    yield InsertOps(host.window.fetched, InsertedPart.COPY_BACK, back, host.storages)
+    for number in host.storages:
+        yield MakeAgain(number, Moment(host.window.fetched), released[number])
 
 
 def _segment(trace: Trace, region: RegionGraph, repeated: set[int]) -> tuple[tuple[int, ...], list[Place]]:
@@ -190,9 +217,9 @@ def _segment(trace: Trace, region: RegionGraph, repeated: set[int]) -> tuple[tup
     return tuple(op if moved == _ITSELF else moved for op, moved in places), places
 
 
-def _moved(gathers: Gathers, position_of: dict[int, int], places: list[Place]) -> Moved:
+def _moved(gathers: Gathers, position_of: dict[int, int], places: list[Place]) -> Move:
     """Say what moves in positions of the segment."""
-    return Moved(
+    return Move(
         ops={op: position_of[op] for _, op in gathers.ops},
         starts={storage: position_of[op] for storage, op in gathers.starts.items()},
         ends={storage: bisect_left(places, place) for storage, place in gathers.ends.items()},
@@ -200,19 +227,46 @@ def _moved(gathers: Gathers, position_of: dict[int, int], places: list[Place]) -
     )
 
 
-def moved_bytes(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
-    """Yield what is allocated or, negative, freed in the segment instead of in backward.
+def byte_changes(trace: Trace, effect: Effect) -> Iterator[tuple[Moment, int]]:
+    """Yield when a region allocates on the device, or frees what it would not have, negative, and how much.
 
-    At which position, at what time of the original trace it would have been, and the bytes on the device.
+    What is fetched where the region is recomputed is there before the segment.
     """
-    for number, position in effect.moved.starts.items():
-        yield position, trace.storages[number].start, trace.occupied_bytes[number]
-    for number, position in effect.moved.ends.items():
+    occupied, end_of_step = trace.occupied_bytes, Moment(len(trace.ops))
+    for number, at in effect.ends.items():
+        storage = trace.storages[number]
+        yield end_of_step if storage.end is None else Moment(storage.end), occupied[number]
+        yield end_of_step if at is None else max(at, Moment(storage.start + 1)), -occupied[number]
+    for edit in effect.edits:
+        if isinstance(edit, MakeAgain):
+            size, at = occupied[edit.storage], edit.at
+            if at == Moment(effect.insert):
+                at = Moment(effect.insert, 0)
+            yield at, size
+            # It is there for one op at least, and what is freed before it was made is there for all of them.
+            until = max(edit.until, Moment(at.time, at.position + 1 if at.position >= 0 else -1))
+            yield until if edit.until > Moment(at.time) else Moment(at.time, SEGMENT_END), -size
+        elif isinstance(edit, HoldBytes):
+            yield edit.since, trace.memory.occupied(edit.bytes)
+            yield min(edit.until, end_of_step), -trace.memory.occupied(edit.bytes)
+    yield from _moved_bytes(trace, effect)
+
+
+def _moved_bytes(trace: Trace, effect: Effect) -> Iterator[tuple[Moment, int]]:
+    """Yield what is allocated or freed in the segment instead of in backward."""
+    moved, insert = effect.moved, effect.insert
+    for number, position in moved.starts.items():
+        yield Moment(insert, position), trace.occupied_bytes[number]
+        yield Moment(trace.storages[number].start), -trace.occupied_bytes[number]
+    for number, position in moved.ends.items():
         end = trace.storages[number].end
         assert end is not None
-        yield max(position, effect.moved.starts.get(number, -1) + 1), end, -trace.occupied_bytes[number]
-    for (number, time), position in effect.moved.filled.items():
-        yield position, time, trace.memory.occupied(dict(trace.storages[number].resizes)[time])
+        yield Moment(insert, max(position, moved.starts.get(number, -1) + 1)), -trace.occupied_bytes[number]
+        yield Moment(end), trace.occupied_bytes[number]
+    for (number, time), position in moved.filled.items():
+        size = trace.memory.occupied(dict(trace.storages[number].resizes)[time])
+        yield Moment(insert, position), size
+        yield Moment(time), -size
 
 
 def _ends(trace: Trace, region: RegionGraph, until: dict[int, Moment]) -> dict[int, Moment | None]:
@@ -259,26 +313,23 @@ def ends_of(trace: Trace, effects: Sequence[Effect]) -> Iterator[tuple[int, Mome
             yield number, end, last
 
 
-def _states(trace: Trace, effect: Effect, first_draws: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the states of random generators that draws of the region start from."""
-    if trace.device != "cpu" or not first_draws:
-        return
-    for op in (effect.region.start,) if effect.by_torch else first_draws:
-        yield op, _CPU_GENERATOR_BYTES
-
-
-def _held_again(trace: Trace, effect: Effect) -> Iterator[tuple[int, int, int]]:
+def _held_again(
+    trace: Trace, region: RegionGraph, segment: tuple[int, ...], *, by_torch: bool
+) -> Iterator[HoldBytes]:
     """Yield the state that the generator is put back to, and the statistics that move in a copy."""
-    for call in effect.region.calls if trace.device == "cpu" else ():
+    insert = region.first_unpack
+    for call in region.calls if trace.device == "cpu" else ():
         ops = set(forward_ops(trace, call))
-        again = [(position, op) for position, op in enumerate(effect.segment) if op in ops]
+        again = [(position, op) for position, op in enumerate(segment) if op in ops]
         draws = [position for position, op in again if trace.signatures[trace.ops[op].signature].random]
         if draws:
-            yield 0 if effect.by_torch else draws[0], again[-1][0] + 1, _CPU_GENERATOR_BYTES
-    for position, op in enumerate(effect.segment):
+            since = Moment(insert, 0 if by_torch else draws[0])
+            yield HoldBytes(_CPU_GENERATOR_BYTES, since, Moment(insert, again[-1][0] + 1))
+    for position, op in enumerate(segment):
         if moves_statistics(trace.op_name(op)):
             persistent = {s for s in trace.ops[op].reads if trace.storages[s].category == "buffer"}
-            yield position, position + 1, sum(trace.storages[s].bytes for s in persistent)
+            size = sum(trace.storages[s].bytes for s in persistent)
+            yield HoldBytes(size, Moment(insert, position), Moment(insert, position + 1))
 
 
 def _release(trace: Trace, region: RegionGraph, number: int, places: list[Place]) -> Moment:

@@ -16,6 +16,7 @@ from trainfit.costs.host_link import LINK_KIND, link_seconds
 from trainfit.costs.table import CostTable, OpCost
 from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError
+from trainfit.planning.edits import SEGMENT_END, Moment
 from trainfit.planning.model_calls import candidate_calls
 from trainfit.planning.regions import RegionGraph
 from trainfit.traces.trace import COMPUTE, Signature, TensorSpec, Trace
@@ -87,6 +88,11 @@ class HostCopies:
     storages: tuple[int, ...]
     window: CopyWindow
     link: HostLink
+
+    @property
+    def freed(self) -> Moment:
+        """When the device's memory is free: at once, after the copies, or when the call beside them ends."""
+        return Moment(self.window.freed, -1 if self.window.overlaps else SEGMENT_END)
 
     @property
     def queues(self) -> tuple[str, str]:

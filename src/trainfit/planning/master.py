@@ -32,7 +32,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.planning.effects import Effect, moved_bytes
+from trainfit.planning.effects import Effect, byte_changes
 from trainfit.planning.highs import Answer, Program, Term
 from trainfit.traces.simulate import Timeline
 
@@ -217,32 +217,9 @@ def _last(effect: Effect, ops: int) -> int:
 
 def _steps(timeline: Timeline, effect: Effect) -> dict[int, int]:
     """Return at which ops of the original trace the bytes alive change, and by how much."""
-    trace = timeline.trace
-    ops, occupied = len(trace.ops), trace.occupied_bytes
     steps: dict[int, int] = {}
-
-    def step(time: int, size: int) -> None:
-        steps[time] = steps.get(time, 0) + size
-
-    for number, end in effect.ends.items():
-        storage = trace.storages[number]
-        step(ops if storage.end is None else storage.end, occupied[number])
-        step(ops if end is None else max(end.time, storage.start + 1), -occupied[number])
-    for number, (_, end) in effect.copies.items():
-        if end.position < 0 and end.time > effect.insert:
-            step(effect.insert, occupied[number])
-            step(end.time, -occupied[number])
-    for number, end in effect.fetched.items():
-        assert effect.host is not None
-        step(effect.host.window.fetched, occupied[number])
-        step(effect.insert if end.position >= 0 else end.time, -occupied[number])
-    for op, asked in effect.held:
-        size = trace.memory.occupied(asked)
-        step(op, size)
-        step(min(effect.region.release, ops), -size)
-    for _, time, size in moved_bytes(trace, effect):
-        step(effect.insert, size)
-        step(time, -size)
+    for moment, size in byte_changes(timeline.trace, effect):
+        steps[moment.time] = steps.get(moment.time, 0) + size
     return steps
 
 
@@ -265,21 +242,9 @@ def _add_segment(
     base = timeline.live_bytes[insert] - sum(trace.occupied_bytes[s] for s in trace.ops[insert].creates)
     base += int(change[insert - 1]) if insert else 0
     steps = np.zeros(length + 1, dtype=np.int64)
-    for storage, (made, end) in effect.copies.items():
-        steps[made] += trace.occupied_bytes[storage]
-        if end.position >= 0:
-            steps[min(max(end.position, made + 1), length)] -= trace.occupied_bytes[storage]
-    for storage, end in effect.fetched.items():
-        assert effect.host is not None
-        if effect.host.window.fetched == insert:
-            steps[0] += trace.occupied_bytes[storage]
-        if end.position >= 0:
-            steps[min(end.position, length)] -= trace.occupied_bytes[storage]
-    for first, last, asked in effect.held_again:
-        steps[first] += trace.memory.occupied(asked)
-        steps[last] -= trace.memory.occupied(asked)
-    for position, _, size in moved_bytes(trace, effect):
-        steps[min(position, length)] += size
+    for moment, size in byte_changes(trace, effect):
+        if moment.time == insert and moment.position >= 0:
+            steps[min(moment.position, length)] += size
     alive = np.cumsum(steps[:length])
     workspaces = [trace.workspace_bytes[trace.ops[op].signature] for op in effect.segment]
     covering[number] = max(covering.get(number, 0), base + int((alive + np.array(workspaces)).max()))

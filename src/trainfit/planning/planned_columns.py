@@ -14,8 +14,9 @@ import numpy as np
 from trainfit.allocator.step_columns import NEVER, Numbers, StepColumns, columns_of, filling_rows
 from trainfit.devices.device_table import Device
 from trainfit.devices.library_handles import LibraryWorkspace, library_workspaces
+from trainfit.planning.edits import InsertedPart
 from trainfit.planning.effects import Effect, ends_of
-from trainfit.planning.renumbering import InsertedPart, Renumbering
+from trainfit.planning.renumbering import Renumbering
 from trainfit.traces.trace import Trace
 
 
@@ -92,9 +93,10 @@ class PlannedColumns:
                 sizes.append(base.sizes[list(effect.fetched)])
                 streams.append(base.streams[list(effect.fetched)])
         for effect in effects:
-            first = new.segment_start[effect.region.start]
-            held = [(new.start(op), new.end(effect.region.release), size) for op, size in effect.held]
-            held += [(first + begin, first + last, size) for begin, last, size in effect.held_again]
+            held = [
+                (new.since(edit.since, effect), new.after(edit.until, effect), edit.bytes)
+                for edit in effect.held
+            ]
             for column, values in zip((starts, ends, sizes), zip(*held)):
                 column.append(np.array(values, dtype=np.int64))
         more = sum(len(column) for column in starts[1:])
@@ -154,8 +156,8 @@ def _segment_of(trace: Trace, effect: Effect, base: StepColumns) -> _Segment:
     ]
     used = np.flatnonzero(workspaces)
     copies = [
-        (made, trace.storages[number].bytes, end.time, end.position)
-        for number, (made, end) in effect.copies.items()
+        (again.at.position, trace.storages[number].bytes, again.until.time, again.until.position)
+        for number, again in effect.copies.items()
     ]
     made, sizes, until, position = np.array(copies, dtype=np.int64).reshape(-1, 4).T
     return _Segment(

@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.planning.effects import Effect, Moment
+from trainfit.planning.edits import InsertedPart, InsertOps, Moment
+from trainfit.planning.effects import Effect
 from trainfit.traces.trace import Trace
 
 
-class InsertedPart(IntEnum):
-    """What an effect inserts, in the order in which it comes at one place."""
-
-    COPY_OUT = 0
-    COPY_BACK = 1
-    SEGMENT = 2
-
-
-def _insertions(effects: Sequence[Effect]) -> list[tuple[int, InsertedPart, Effect]]:
-    """Return what is inserted before which op of the original trace, in order."""
-    found = [(effect.insert, InsertedPart.SEGMENT, effect) for effect in effects]
-    for effect in effects:
-        if effect.host is not None:
-            found.append((effect.region.end, InsertedPart.COPY_OUT, effect))
-            found.append((effect.host.window.fetched, InsertedPart.COPY_BACK, effect))
-    return sorted(found, key=lambda one: (one[0], one[1], one[2].region.start))
-
-
-def _length(part: InsertedPart, effect: Effect) -> int:
-    return len(effect.segment) if part is InsertedPart.SEGMENT else len(effect.fetched)
+def _insertions(effects: Sequence[Effect]) -> list[tuple[InsertOps, Effect]]:
+    """Return what is inserted, in order."""
+    found = [(edit, effect) for effect in effects for edit in effect.insertions]
+    return sorted(found, key=lambda one: (one[0].at, one[0].part, one[1].region.start))
 
 
 class Renumbering:
@@ -42,19 +26,19 @@ class Renumbering:
         self.insertions = _insertions(effects)
         self._gone = sorted(op for effect in effects for op in effect.moved.ops)
         self._ops = len(trace.ops)
-        self._inserts = [at for at, _, _ in self.insertions]
+        self._inserts = [edit.at for edit, _ in self.insertions]
         self._before = [0]
         self.first_op: dict[tuple[InsertedPart, int], int] = {}
         """Where what is inserted begins: by what it is, and where its region begins in the original."""
-        for at, part, effect in self.insertions:
-            gone = bisect.bisect_left(self._gone, at)
-            self.first_op[part, effect.region.start] = at + self._before[-1] - gone
-            self._before.append(self._before[-1] + _length(part, effect))
+        for edit, effect in self.insertions:
+            gone = bisect.bisect_left(self._gone, edit.at)
+            self.first_op[edit.part, effect.region.start] = edit.at + self._before[-1] - gone
+            self._before.append(self._before[-1] + len(edit.rows))
         self._shift = np.array(self._before, dtype=np.int64)
         self.segment_start = {
             start: op for (part, start), op in self.first_op.items() if part is InsertedPart.SEGMENT
         }
-        self.ordered = [effect for _, part, effect in self.insertions if part is InsertedPart.SEGMENT]
+        self.ordered = [effect for edit, effect in self.insertions if edit.part is InsertedPart.SEGMENT]
         self.moved_to = {
             op: self.segment_start[effect.region.start] + position
             for effect in effects
@@ -113,3 +97,9 @@ class Renumbering:
         if moment.time != effect.insert:
             return self.start(moment.time)
         return self.segment_start[effect.region.start] + min(moment.position, len(effect.segment))
+
+    def since(self, moment: Moment, effect: Effect) -> int:
+        """Return the new time of something that begins at a moment: after what is inserted there."""
+        if moment.position < 0:
+            return self.start(moment.time)
+        return self.segment_start[effect.region.start] + moment.position

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from trainfit.planning.edits import InsertedPart, InsertOps
 from trainfit.planning.effects import Effect, ends_of
 from trainfit.planning.host_copies import copy_signature
-from trainfit.planning.renumbering import InsertedPart, Renumbering
-from trainfit.traces.trace import Interval, Op, Storage, Trace
+from trainfit.planning.renumbering import Renumbering
+from trainfit.traces.trace import COMPUTE, Interval, Op, Storage, Trace
 
 
 def rewritten(trace: Trace, effects: Sequence[Effect]) -> Trace:
@@ -110,17 +111,16 @@ def _copies(
     """Add the storages that are made again; return their numbers by effect and original storage."""
     numbers: dict[tuple[int, int], int] = {}
     for effect in effects:
-        start = new.segment_start[effect.region.start]
-        for number, (position, moment) in effect.copies.items():
-            made = start + position
-            end = new.after(moment, effect)
+        for number, again in effect.copies.items():
+            made = new.since(again.at, effect)
+            end = new.after(again.until, effect)
             assert end is not None
             end = max(end, made + 1)
             numbers[effect.region.start, number] = len(storages)
             held = (Interval("program", made, end),)
             original = trace.storages[number]
-            again = Storage(original.bytes, "activation", made, made, end, held, stream=original.stream)
-            storages.append(again)
+            copy = Storage(original.bytes, "activation", made, made, end, held, stream=original.stream)
+            storages.append(copy)
         for position, (number, moment) in enumerate(effect.fetched.items()):
             made = new.first_op[InsertedPart.COPY_BACK, effect.region.start] + position
             end = new.after(moment, effect)
@@ -135,11 +135,9 @@ def _copies(
 def _held(effects: Sequence[Effect], new: Renumbering) -> Iterator[Storage]:
     """Yield what the executor itself holds, as storages that no operator has made."""
     for effect in effects:
-        segment = new.segment_start[effect.region.start]
-        spans = [(new.start(op), new.end(effect.region.release), size) for op, size in effect.held]
-        spans += [(segment + first, segment + last, size) for first, last, size in effect.held_again]
-        for start, end, size in spans:
-            yield Storage(size, "activation", -1, start, end, (Interval("program", start, end),))
+        for edit in effect.held:
+            start, end = new.since(edit.since, effect), new.after(edit.until, effect)
+            yield Storage(edit.bytes, "activation", -1, start, end, (Interval("program", start, end),))
 
 
 def _ops(
@@ -154,12 +152,12 @@ def _ops(
     # Which effect replaces a storage for the ops of backward that differentiate its region.
     region_of = {op: effect for effect in effects for op in effect.region.ops}
     for number, op in enumerate(trace.ops):
-        while pending and pending[-1][0] == number:
-            _, part, effect = pending.pop()
-            if part is InsertedPart.SEGMENT:
+        while pending and pending[-1][0].at == number:
+            edit, effect = pending.pop()
+            if edit.part is InsertedPart.SEGMENT:
                 ops += _segment(trace, effect, new, copies)
             else:
-                ops += _copying(trace, effect, part, new, copies, signature_of)
+                ops += _copying(trace, effect, edit, new, copies, signature_of)
         if number in new.moved_to:
             continue
         if op.waits_for:
@@ -195,18 +193,15 @@ def _waits_for_copies(effects: Sequence[Effect], new: Renumbering) -> dict[int, 
 def _copying(
     trace: Trace,
     effect: Effect,
-    part: InsertedPart,
+    edit: InsertOps,
     new: Renumbering,
     copies: dict[tuple[int, int], int],
     signature_of: dict[int, int],
 ) -> Iterator[Op]:
     """Yield the copies of a region's results to the host, or back; they wait for what was computed before."""
-    assert effect.host is not None
-    out = part is InsertedPart.COPY_OUT
-    first = new.first_op[part, effect.region.start]
-    overlaps = effect.host.window.overlaps
-    before = new.number((effect.region.end if out else effect.host.window.fetched) - 1)
-    for position, number in enumerate(effect.fetched):
+    out = edit.part is InsertedPart.COPY_OUT
+    first, before = new.first_op[edit.part, effect.region.start], new.number(edit.at - 1)
+    for position, number in enumerate(edit.rows):
         yield Op(
             signature=signature_of[trace.storages[number].bytes],
             phase="forward" if out else "backward",
@@ -217,8 +212,8 @@ def _copying(
             reads=(number,) if out else (),
             writes=(),
             creates=() if out else (copies[effect.region.start, number],),
-            queue=effect.host.queues[0 if out else 1],
-            waits_for=(before,) if overlaps and position == 0 and 0 <= before < first else (),
+            queue=edit.queue,
+            waits_for=(before,) if edit.queue != COMPUTE and position == 0 and 0 <= before < first else (),
         )
 
 
