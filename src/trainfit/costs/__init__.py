@@ -5,8 +5,11 @@
 - `collective_costs`: seconds of what GPUs exchange, from links and latencies
 - `this_machine`, `measured_costs`: seconds measured on this machine, remembered for the next time
 - `pricing`: one of the two for a trace and a device
+- `contention`: by how much longer that takes which runs beside something else
 - `schedule`: when each op runs, on the host and on the device
 - `op_times`: when each op is issued and when it runs, for timelines
+- `overlap`: which communication a step waits for, and behind what the rest of it hides
+- `pipeline_times`: the step of several stages that wait for each other
 - `summary`: where the time of a step goes
 - `advised_seconds`: how long the step takes with what is advised to lower its peak
 - `estimates`: what is predicted for a step on a device, as one result

@@ -35,7 +35,8 @@ _TENSORS_PER_LAUNCH = 100
 def roofline_costs(trace: Trace, device: Device, constants: Constants | None = None) -> CostTable:
     """Price every signature of a trace on a device, by formulas, with its constants if none are given."""
     constants = constants or constants_of(device)
-    model = Roofline(device, constants, trace.tf32, Links.of(device, trace.cluster), trace.cluster)
+    links = Links.of(device, trace.cluster, constants)
+    model = Roofline(device, constants, trace.tf32, links, trace.cluster)
     costs = tuple(model.price(signature) for signature in trace.signatures)
     return CostTable(
         device=device,
@@ -45,6 +46,7 @@ def roofline_costs(trace: Trace, device: Device, constants: Constants | None = N
         uncalibrated_uncertainty=uncalibrated_width(device, constants),
         uncalibrated=uncalibrated_kinds(device, {cost.kind for cost in costs}),
         host_uncertainty=constants.host_uncertainty,
+        taken_share=constants.taken_share if device.kind == "cuda" else 0.0,
     )
 
 

@@ -79,6 +79,10 @@ class Device:
     """What kernels are compiled for: `sm_80` (compute capability 8.0), `gfx942`, or a CPU's family."""
     nvlink_bytes_per_second: float | None = None
     """To the next device in the same node."""
+    nvlink_gpus: int | None = None
+    """How many GPUs NVLink connects with each other: those of a node, or two by a bridge."""
+    network_bytes_per_second: float | None = None
+    """To other nodes, for each GPU of the nodes that are usually built of it."""
     pcie_bytes_per_second: float | None = None
     """To the host."""
     source: str = ""
