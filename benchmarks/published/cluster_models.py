@@ -17,7 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -225,8 +231,8 @@ def _checkpoints(blocks: list[nn.Module], config: Config) -> None:
 
 def _titan(row: dict[str, Any], mesh: DeviceMesh) -> Step:
     config = row["config"]
-    if config.get("cp", 1) > 1:
-        raise CannotExpress("context parallel of float8 products")
+    if config.get("linear_precision", "bf16").startswith("float8"):
+        raise CannotExpress("products in float8 by torchao, which casts and keeps what no capture shows")
     fused_norm = "norm" in config or "separate groups" in config["sharding"]
     model = _Llama(row["arch"], fused_norm)
     model.prepare(config["seq_len"])
@@ -235,7 +241,10 @@ def _titan(row: dict[str, Any], mesh: DeviceMesh) -> Step:
     if divided:
         parallelize_module(model, mesh["tp"], llama_plan())
     _checkpoints(list(model.blocks), config)
-    _shard_titan(model, mesh["dp"], config)
+    if config["sharding"].startswith("FSDP1"):
+        model = _fsdp_of_old(model, mesh["dp"])
+    else:
+        _shard_titan(model, mesh["dp"], config)
     fused = "fused (" in config["optimizer"] and config.get("fused_optimizer") is not False
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=3e-4, fused=fused or None, foreach=None if fused else True
@@ -278,6 +287,18 @@ def _chunked_loss(logits: Tensor, labels: Tensor, chunks: int = 8) -> Tensor:
 
 def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _fsdp_of_old(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return FullyShardedDataParallel(
+        model,
+        process_group=mesh.get_group(),
+        auto_wrap_policy=ModuleWrapPolicy({_Block}),
+        mixed_precision=policy,
+        use_orig_params=True,
+        device_id=torch.cuda.current_device(),
+    )
 
 
 def _shard_titan(model: _Llama, mesh: DeviceMesh, config: Config) -> None:
@@ -342,68 +363,68 @@ def _nanotron(row: dict[str, Any], mesh: DeviceMesh) -> Step:
     """bfloat16 parameters with float32 copies, gradients added up in float32; zero 1 divides the optimizer.
 
     A step has one micro-batch whose gradients stay here, if there are several, and one after which they are
-    reduced; `cluster_rows.py` counts the others.
+    reduced; `cluster_pricing.py` counts the others.
     """
     arch, config = row["arch"], row["config"]
-    group, ranks = mesh["dp"].get_group(), mesh["dp"].size()
     model = _Llama(arch, fused_norm=True)
-    model.prepare(config["seq_len"])
     model = model.to(device=DEVICE, dtype=torch.bfloat16).train()
     model.prepare(config["seq_len"])
-    parameters = list(model.parameters())
-    size = sum(parameter.numel() for parameter in parameters)
-    size += -size % ranks
-    gradients = torch.zeros(size, device=DEVICE)
-    own = size // ranks if config["zero"] else size
-    masters = nn.Parameter(torch.zeros(own, device=DEVICE))
-    optimizer = torch.optim.AdamW([masters], lr=3e-4, fused=True)
+    masters = _Masters(list(model.parameters()), mesh["dp"], divided=bool(config["zero"]))
     shape = (config["batch_per_gpu"], config["seq_len"])
     tokens = torch.randint(0, arch["vocab"], shape, device=DEVICE)
-    places = _places(gradients, parameters)
-
-    def added(number: int) -> Callable[[Tensor], None]:
-        def add(parameter: Tensor) -> None:
-            places[number].add_(parameter.grad)
-            parameter.grad = None
-
-        return add
-
-    for number, parameter in enumerate(parameters):
-        parameter.register_post_accumulate_grad_hook(added(number))
+    micro = min(config["grad_accum"], 2)
 
     def run() -> Tensor:
-        gradients.zero_()
-        for _ in range(min(config["grad_accum"], 2)):
+        masters.gradients.zero_()
+        for _ in range(micro):
             loss = _loss(model(tokens), tokens)
             loss.backward()
-        mine = gradients
-        if config["zero"]:
-            mine = torch.empty(own, device=DEVICE)
-            dist.reduce_scatter_tensor(mine, gradients, group=group)
-        else:
-            dist.all_reduce(gradients, group=group)
-        masters.grad = mine
-        torch.nn.utils.clip_grad_norm_([masters], 1.0)
-        optimizer.step()
-        masters.grad = None
-        updated = masters.detach().to(torch.bfloat16)
-        if config["zero"]:
-            whole = torch.empty(size, device=DEVICE, dtype=torch.bfloat16)
-            dist.all_gather_into_tensor(whole, updated, group=group)
-            updated = whole
-        with torch.no_grad():
-            for parameter, place in zip(parameters, _places(updated, parameters)):
-                parameter.copy_(place)
+        masters.update()
         return loss.detach()
 
-    micro = min(config["grad_accum"], 2)
-    return Step(
-        model=model,
-        optimizer=optimizer,
-        run=run,
-        samples=micro * shape[0],
-        tokens=micro * shape[0] * shape[1],
-    )
+    samples = micro * shape[0]
+    return Step(model=model, optimizer=masters.optimizer, run=run, samples=samples, tokens=samples * shape[1])
+
+
+class _Masters:
+    """Float32 copies of parameters, or of a rank's part of them, which the optimizer works on."""
+
+    def __init__(self, parameters: list[nn.Parameter], mesh: DeviceMesh, *, divided: bool) -> None:
+        self.parameters, self.group, self.divided = parameters, mesh.get_group(), divided
+        size = sum(parameter.numel() for parameter in parameters)
+        self.size = size + -size % mesh.size()
+        self.gradients = torch.zeros(self.size, device=DEVICE)
+        self.own = self.size // mesh.size() if divided else self.size
+        self.weights = nn.Parameter(torch.zeros(self.own, device=DEVICE))
+        self.optimizer = torch.optim.AdamW([self.weights], lr=3e-4, fused=True)
+        for parameter, place in zip(parameters, _places(self.gradients, parameters)):
+            parameter.register_post_accumulate_grad_hook(partial(_add_up, place))
+
+    def update(self) -> None:
+        """Reduce the gradients, step, and hand the weights to the parameters."""
+        mine = self.gradients
+        if self.divided:
+            mine = torch.empty(self.own, device=DEVICE)
+            dist.reduce_scatter_tensor(mine, self.gradients, group=self.group)
+        else:
+            dist.all_reduce(self.gradients, group=self.group)
+        self.weights.grad = mine
+        torch.nn.utils.clip_grad_norm_([self.weights], 1.0)
+        self.optimizer.step()
+        self.weights.grad = None
+        updated = self.weights.detach().to(torch.bfloat16)
+        if self.divided:
+            whole = torch.empty(self.size, device=DEVICE, dtype=torch.bfloat16)
+            dist.all_gather_into_tensor(whole, updated, group=self.group)
+            updated = whole
+        with torch.no_grad():
+            for parameter, place in zip(self.parameters, _places(updated, self.parameters)):
+                parameter.copy_(place)
+
+
+def _add_up(place: Tensor, parameter: Tensor) -> None:
+    place.add_(parameter.grad)  # type: ignore[arg-type]
+    parameter.grad = None
 
 
 def _places(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:

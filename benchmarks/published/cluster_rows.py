@@ -80,10 +80,16 @@ class ClusterRow:
         return hashlib.sha256(self.id.encode()).digest()[0] % 2 == 0
 
     @property
-    def torch_groups(self) -> str:
+    def allocator(self) -> str:
         """How torch's allocator was set."""
-        text = self.config.get("alloc_conf", "")
-        return "expandable_segments:True" if text.startswith("expandable") else ""
+        return "expandable" if self.config.get("alloc_conf", "").startswith("expandable") else "default"
+
+    @property
+    def tokens(self) -> float:
+        """What one GPU trains on in a step."""
+        config = self.config
+        batches = config["batch_per_gpu"] * config.get("grad_accum", 1)
+        return float(batches * config["seq_len"] / config.get("tp", 1) / config.get("cp", 1))
 
 
 def load_cluster_rows() -> list[ClusterRow]:

@@ -3,6 +3,7 @@
 - `table`: `CostTable`, what leaves this part
 - `calibration`, `constants`, `tiling`, `product_rates`, `roofline`: seconds from FLOPs, bytes and shapes
 - `collective_costs`: seconds of what GPUs exchange, from links and latencies
+- `measured_exchanges`: the same as somebody measured it, where a device file has it
 - `this_machine`, `measured_costs`: seconds measured on this machine, remembered for the next time
 - `pricing`: one of the two for a trace and a device
 - `contention`: by how much longer that takes which runs beside something else

@@ -13,6 +13,7 @@ from functools import cached_property
 from trainfit.costs.calibration import ACCESS_SHARES, uncalibrated_kinds
 from trainfit.costs.collective_costs import Links, collective_cost
 from trainfit.costs.constants import constants_of, uncalibrated_width
+from trainfit.costs.measured_exchanges import measured_exchange
 from trainfit.costs.product_rates import ProductRates
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.devices.device_table import Device
@@ -80,6 +81,9 @@ class Roofline:
 
     def price(self, signature: Signature) -> OpCost:
         """Return what one call costs on the device."""
+        measured = measured_exchange(signature, self.device)
+        if measured is not None:
+            return measured
         if self.links is not None and self.device.kind == "cuda":
             exchanged = collective_cost(signature, self.links, self.cluster)
             if exchanged is not None:

@@ -96,6 +96,11 @@ class Device:
     """What the CUDA context and the loaded kernels were seen to take; None if nobody has looked."""
     communicator_bytes: int | None = None
     """What NCCL's communicators take in a job of several ranks; None: what is assumed of those in use."""
+    exchange_seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    """Where somebody measured collectives: the seconds of one that exchanges nothing, by kind and number of
+    ranks, such as `all_gather 4`."""
+    exchange_bytes_per_second: dict[str, float] = field(default_factory=dict, hash=False)
+    """How many bytes a second it carries beyond that, by the same names."""
     spreads: dict[str, float] = field(default_factory=dict, hash=False)
     """How far measurements of a figure or constant were apart, relative to it, where it was measured."""
 
@@ -306,6 +311,10 @@ def _check(device: Device) -> None:
             raise Malformed(f"there is no constant {name!r:.60} ({hint})", "constants")
         if not 0 < value < _LARGEST_RATE:
             raise expected("a number above zero", value).inside(f"constants.{name}")
+    for place in ("exchange_seconds", "exchange_bytes_per_second"):
+        for name, value in getattr(device, place).items():
+            if not 0 < value < _LARGEST_RATE:
+                raise expected("a number above zero", value).inside(f"{place}.{name}")
     for name, spread in device.spreads.items():
         if spread < 0:
             raise expected("a number from zero", spread).inside(f"spreads.{name}")
