@@ -1,7 +1,7 @@
 """Seconds of collectives that somebody has measured: what a device file says about them, instead of formulas.
 
-For each kind and number of ranks a device may have the seconds of an exchange of nothing, and how many bytes a
-second it carries beyond that (`Device.exchange_seconds`, `exchange_bytes_per_second`, by names such as
+For each kind and number of ranks a device may have the seconds of an exchange of nothing, and how many bytes
+a second it carries beyond that (`Device.exchange_seconds`, `exchange_bytes_per_second`, by names such as
 `all_gather 4`). This is the only way in which exchanges between processes on a processor are known, where
 every copy is made by the same cores that compute.
 """
