@@ -23,6 +23,30 @@ RESULTS = Path(__file__).parent / "results"
 LIBRARIES = ("torch", "transformers", "numpy", "scipy", "highspy", "pulp", "pwlf")
 
 TABLES: dict[str, dict[str, str]] = {
+    "cluster_published": {
+        "id": "the published run",
+        "device": "the GPU",
+        "ranks": "how many of them",
+        "calibrates": "whether the constants were fitted on its seconds",
+        "published_seconds": "the published time of a step",
+        "predicted_seconds": "the predicted one",
+        "exposed_seconds": "by how much communication makes a micro-batch and the optimizer longer",
+        "published_bytes": "the published memory, mostly what torch's allocator had reserved",
+        "reserved_bytes": "the predicted one",
+        "allocated_bytes": "what of it is allocated, predicted",
+        "smallest_bytes": "the least memory with which it runs, predicted",
+        "ran": "whether the published run did not fail",
+    },
+    "loopback_steps": {
+        "model": "the model",
+        "mesh": "how the processes share it",
+        "ranks": "how many processes",
+        "predicted_seconds": "the predicted time of a step",
+        "measured_seconds": "the median over rounds of the processor time of the first process",
+        "communication_seconds": "how long its collectives are predicted to take",
+        "spread": "between the quartiles of the rounds, relative to the median",
+        "wall_seconds": "the median over rounds by the clock on the wall",
+    },
     "report_speed": {
         "way": "`trainfit` (the page of `--report`) or `plotly` (the same memory as stacked areas)",
         "round": "which round",

@@ -277,3 +277,42 @@ def test_the_worst_rank_is_found_without_a_mesh() -> None:
     assert peaks[2] - peaks[0] > 3 * 4 * (256 * 256 + 256)
     text = str(result_json(estimate_data(found))["ranks"])
     assert all(str(peak) in text for peak in peaks.values())
+
+
+def test_the_time_of_a_pipeline_is_that_of_all_its_stages() -> None:
+    """Four samples through two stages: at best 4 of 5 slots are full, and a stage alone shows no gap."""
+    options = StepOptions(batch=4, seq=2048)
+    found = trainfit.estimate(
+        "llama-tiny", device=H100, cluster=cluster(pp=2), options=options, allocator=None
+    ).time
+    assert found is not None
+    assert found.bubble_share >= 0.2 - 1e-9
+    assert found.step_seconds == pytest.approx(
+        found.forward_seconds + found.backward_seconds + found.optimizer_seconds + found.bubble_seconds,
+        rel=0.02,
+    )
+    other = trainfit.estimate(
+        "llama-tiny", device=H100, cluster=cluster(1, pp=2), options=options, allocator=None
+    ).time
+    assert other is not None and other.step_seconds == pytest.approx(found.step_seconds)
+
+
+def test_the_estimate_says_what_each_unit_waits_for() -> None:
+    found = trainfit.estimate(
+        "llama-tiny",
+        device=H100,
+        cluster=cluster(dp=16),
+        options=StepOptions(batch=2, seq=512),
+        allocator=None,
+    )
+    data = result_json(estimate_data(found))
+    names = {row["unit"] for row in data["communication_units"]}
+    assert names == {"Llama", *(f"Llama.blocks.{number}" for number in range(4))}
+    # Two gathers and one reduction for each block; the root is not gathered again.
+    collectives = {row["unit"]: row["collectives"] for row in data["communication_units"]}
+    assert collectives == {"Llama": 2, **{f"Llama.blocks.{number}": 3 for number in range(4)}}
+    waited = sum(row["exposed_seconds"] for row in data["communication_units"])
+    assert 0 <= waited <= data["exposed_communication_seconds"] * (1 + 1e-9)
+    assert data["copies"] == 16
+    assert data["total_tokens_per_second"] == pytest.approx(16 * data["tokens_per_second"])
+    assert data["tokens_per_second_per_device"] == pytest.approx(data["tokens_per_second"])

@@ -195,3 +195,17 @@ def test_an_operator_of_the_users_own_is_not_taken_for_torchs_of_the_same_name()
     assert products_of(alone) == ()
     assert known_flops(alone) is None
     assert moved_bytes(call("mine.empty.default", [spec(4, 4)], [spec(4, 4)]), ()) == 128
+
+
+def test_what_is_given_as_out_is_written_and_not_read() -> None:
+    """FSDP copies what it gathered into parameters: 80 bytes are read, and written to two tensors."""
+    whole, half = spec(2, 10), spec(2, 5)
+    arguments = '[[{"tensor":0},[5,5],1],{"out":[{"tensor":1},{"tensor":2}]}]'
+    copied = Signature(
+        "aten.split_with_sizes_copy.out", (whole, half, half), (), arguments, False, True, False
+    )
+    assert moved_bytes(copied, (1, 2)) == 160
+    filled = Signature(
+        "aten.add.out", (half, half), (), '[[{"tensor":0}],{"out":{"tensor":1}}]', False, True, False
+    )
+    assert moved_bytes(filled, (1,)) == 80

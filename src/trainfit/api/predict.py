@@ -9,9 +9,10 @@ from trainfit.allocator.device_memory import StepMemory
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Measuring, Progress, doing, heard_by
 from trainfit.costs.estimates import Estimate, peak_of
+from trainfit.costs.pipeline_times import pipeline_times
 from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
-from trainfit.costs.summary import summarise
+from trainfit.costs.summary import StepTime, summarise
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
 from trainfit.errors import TrainfitError
@@ -116,7 +117,7 @@ def estimate_step(request: Request) -> Estimate:
     table = step_time = None
     if request.device.has_speed or request.costs == "measured":
         table = request.price(trace)
-        step_time = summarise(schedule(trace, table))
+        step_time = _time_of(request, trace, table)
         stats = tuple(
             replace(module, forward_seconds=forward, backward_seconds=backward)
             for module, (forward, backward) in zip(stats, step_time.module_seconds)
@@ -140,6 +141,16 @@ def estimate_step(request: Request) -> Estimate:
         ranks=request.ranks,
         seconds=request.watch.seconds,
     )
+
+
+def _time_of(request: Request, trace: Trace, table: CostTable) -> StepTime:
+    """Return how long the step takes; the stages of a pipeline wait for each other, so all of them count."""
+    own, others = schedule(trace, table), request.stages(trace)
+    if not others:
+        return summarise(own)
+    schedules = [own if one is trace else schedule(one, request.price(one)) for one in others]
+    number = next(number for number, one in enumerate(others) if one is trace)
+    return summarise(own, pipeline_times(schedules), number)
 
 
 def _in_sixteen_bits(request: Request, trace: Trace) -> ChangedStep | None:

@@ -14,13 +14,14 @@ from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.named_options import named_options
 from trainfit.api.ranks_compared import check_cluster, worst_of
 from trainfit.api.stopwatch import Stopwatch
+from trainfit.basics.doing import as_part_of
 from trainfit.capturing.importing import imported_for
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
 from trainfit.devices.architectures import same_kernels
 from trainfit.devices.communicator_buffers import with_communicators
 from trainfit.devices.device_table import Device, find_device
-from trainfit.devices.distinct_ranks import RankPeak
+from trainfit.devices.distinct_ranks import MOST_CAPTURES, RankPeak, pipeline_ranks
 from trainfit.errors import OptionError, StepError, TrainfitError
 from trainfit.models.recipe import Dtype, StepOptions
 from trainfit.steps.step import Step
@@ -154,6 +155,21 @@ class Request:
         self.device = with_communicators(self.device, trace)
         self.watch.lap("capture")
         return trace
+
+    def stages(self, trace: Trace) -> tuple[Trace, ...]:
+        """Return the steps of all stages of the pipeline that a captured rank is in, its own among them.
+
+        Empty if it is in none, or is a trace of which no other ranks can be captured.
+        """
+        if isinstance(self.target, Trace) or self.cluster is None or not (ranks := pipeline_ranks(trace)):
+            return ()
+        own = trace.cluster.rank if trace.cluster is not None else 0
+        found: list[Trace] = []
+        for rank in ranks[:MOST_CAPTURES]:
+            with as_part_of(f"the stage of rank {rank}"):
+                found.append(trace if rank == own else self._captured(replace(self.cluster, rank=rank)))
+        self.watch.lap("capture")
+        return tuple(found)
 
     def _captured(self, cluster: Cluster | None, **how: Any) -> Trace:
         with executed_for(self.device.kind):

@@ -6,20 +6,26 @@ were not measured here. A group of n ranks on N nodes, p = n / N on each:
 - Ring: n - 1 steps for an all-gather or reduce-scatter, of which N - 1 cross the network, and twice as many
   for an all-reduce. Each rank sends (n - 1) / n of the bytes, twice for an all-reduce.
 - Tree, for an all-reduce: up and down again, p - 1 steps within a node and log2(N) between nodes.
-- NVLS, for groups within one node of Hopper or newer: the switch adds up and distributes.
+- NVLS, for groups on Hopper or newer: the switch of a node adds up and distributes. Between nodes an
+  all-reduce goes along a tree; gathers and scatters use it within one node only.
+- PAT, for all-gather and reduce-scatter with one rank per node: log2(N) steps.
 
-The bandwidth is that of the slowest link: NVLink (without it PCIe) within a node, and between nodes the
-adapters of the p ranks together. What is not here: contention between groups, topologies of more than two
-levels, and the cycles that NCCL's kernels take from compute.
+The bandwidth is that of the slowest link: within a node NVLink, or PCIe where NVLink does not connect all
+ranks of the group (bridges connect two), and between nodes the adapters of the p ranks together. Other groups
+of a node do the same at the same time, each with the adapters of its own ranks: so none has more than its
+part of the node's network. What a rank's own groups do at once, and what NCCL's kernels take from computing,
+is in `contention.py`. What is not here: topologies of more than two levels, and congestion between switches.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainfit.costs.table import OpCost
 from trainfit.devices.device_table import Device
+from trainfit.devices.efficiency import Constants
 from trainfit.traces.ranks import Cluster, Collective
 from trainfit.traces.trace import Signature
 
@@ -28,11 +34,11 @@ COMMUNICATION = "communication"
 USUAL_NETWORK = 50e9
 """Bytes per second of each GPU between nodes where nobody says: one adapter of 400 Gbit/s per GPU."""
 _SLOWEST_PCIE = 16e9
-_LINK_SHARE = 0.8
-"""What a ring gets of NVLink or PCIe: NCCL's own tuner expects 235 of an A100's 300 GB/s."""
-_NETWORK_SHARE = 0.9
 _NVLS_SHARE = 0.85
 _NVLS_SECONDS = 25e-6
+_PAT_SHARE = 0.75
+_PAT_SECONDS = 8e-6
+_BRIDGED = 2
 _MICROSECOND = 1e-6
 
 
@@ -76,6 +82,13 @@ class Reach:
 
     ranks: int
     nodes: int
+    islands: int = 0
+    """On how many sets of GPUs that NVLink connects; 0: one for each node."""
+
+    @property
+    def bridged(self) -> bool:
+        """Whether NVLink connects all ranks that are on one node."""
+        return self.islands <= self.nodes
 
     @property
     def per_node(self) -> float:
@@ -94,35 +107,66 @@ class Links:
     nvlink: bool = True
     switch_adds: bool = False
     """Whether the switch of a node adds up what passes it (NVLS)."""
+    pcie: float = _SLOWEST_PCIE
+    """To those of its node that NVLink does not connect it with."""
+    nvlink_gpus: int = 0
+    """How many GPUs NVLink connects, side by side; 0: all of a node."""
+    link_share: float = Constants.link_share
+    """What a ring gets of the links within a node."""
+    network_share: float = Constants.network_share
+    """What it gets of the network."""
 
     @staticmethod
-    def of(device: Device, cluster: Cluster | None) -> Links:
-        """Return the links of a cluster of these devices."""
-        nvlink = device.nvlink_bytes_per_second
-        network = cluster.network_bytes_per_second if cluster is not None else None
-        inside = nvlink or device.pcie_bytes_per_second or _SLOWEST_PCIE
+    def of(device: Device, cluster: Cluster | None, constants: Constants | None = None) -> Links:
+        """Return the links of a cluster of these devices: what the user says, or what such nodes have."""
+        constants = constants or Constants()
+        nvlink, pcie = device.nvlink_bytes_per_second, device.pcie_bytes_per_second or _SLOWEST_PCIE
+        said = cluster.network_bytes_per_second if cluster is not None else None
+        network = said or device.network_bytes_per_second or USUAL_NETWORK
         generation = device.architecture.removeprefix("sm_")
         hopper = generation.isdecimal() and int(generation) >= 90
-        return Links(inside, network or USUAL_NETWORK, nvlink is not None, hopper and nvlink is not None)
+        connected = device.nvlink_gpus or 0
+        # A bridge between two cards has no switch.
+        switched = hopper and nvlink is not None and connected != _BRIDGED
+        shares = constants.link_share, constants.network_share
+        return Links(nvlink or pcie, network, nvlink is not None, switched, pcie, connected, *shares)
 
     def bandwidth(self, reach: Reach) -> float:
         """Return what a ring through the group carries."""
-        inside = self.inside * _LINK_SHARE if reach.per_node > 1 else math.inf
-        outside = max(reach.per_node, 1.0) * self.network * _NETWORK_SHARE if reach.nodes > 1 else math.inf
-        return min(inside, outside)
+        return min(self.within_node(reach), self.between_nodes(reach))
+
+    def within_node(self, reach: Reach) -> float:
+        """Return what one GPU gets to the others of its node; infinite if there are none of the group."""
+        if reach.per_node <= 1:
+            return math.inf
+        return (self.inside if reach.bridged else min(self.inside, self.pcie)) * self.link_share
+
+    def between_nodes(self, reach: Reach) -> float:
+        """Return what the adapters of the group's ranks on a node carry; infinite on one node."""
+        if reach.nodes <= 1:
+            return math.inf
+        return max(reach.per_node, 1.0) * self.network * self.network_share
 
     def step(self, protocol: Protocol, reach: Reach) -> float:
         """Return the latency of a step within a node."""
-        alone = protocol.nvlink if self.nvlink else protocol.pcie
+        alone = protocol.nvlink if self.nvlink and reach.bridged else protocol.pcie
         return alone * (protocol.beside_network if reach.nodes > 1 else 1.0)
 
 
-def reach_of(collective: Collective, cluster: Cluster | None) -> Reach:
-    """Return on how many nodes a group is; where its ranks are not known, they are side by side."""
-    per_node = cluster.gpus_per_node if cluster is not None else 8
+def reach_of(collective: Collective, cluster: Cluster | None, nvlink_gpus: int = 0) -> Reach:
+    """Return on how many nodes a group is; where its ranks are not known, they are side by side.
+
+    `nvlink_gpus` is how many GPUs NVLink connects; 0: all of a node.
+    """
+    size, per_node = collective.group_size, cluster.gpus_per_node if cluster is not None else 8
+    bridged = nvlink_gpus if 0 < nvlink_gpus < per_node else 0
     if not collective.ranks:
-        return Reach(collective.group_size, -(-collective.group_size // per_node))
-    return Reach(collective.group_size, len({rank // per_node for rank in collective.members}))
+        return Reach(size, -(-size // per_node), -(-size // bridged) if bridged else 0)
+    nodes = len({rank // per_node for rank in collective.members})
+    if not bridged:
+        return Reach(size, nodes)
+    islands = {(rank // per_node, rank % per_node // bridged) for rank in collective.members}
+    return Reach(size, nodes, len(islands))
 
 
 def collective_cost(signature: Signature, links: Links, cluster: Cluster | None) -> OpCost | None:
@@ -130,11 +174,38 @@ def collective_cost(signature: Signature, links: Links, cluster: Cluster | None)
     collective = signature.collective
     if collective is None:
         return None
-    reach = reach_of(collective, cluster)
+    reach = reach_of(collective, cluster, links.nvlink_gpus)
     seconds = collective_seconds(collective.kind, collective.bytes, reach, links)
     waiting = collective_seconds(collective.kind, 0, reach, links)
-    bound = "latency" if waiting > seconds / 2 else "network"
-    return OpCost(seconds, "formula", bound, kernels=1 if seconds else 0, kind=COMMUNICATION)
+    used = link_seconds(collective.kind, collective.bytes, reach, links)
+    return OpCost(
+        seconds,
+        "formula",
+        "latency" if waiting > seconds / 2 else "network",
+        kernels=1 if seconds else 0,
+        kind=COMMUNICATION,
+        node_seconds=min(used.node, seconds),
+        network_seconds=min(used.network, seconds),
+    )
+
+
+class LinkSeconds(NamedTuple):
+    """How long a collective keeps a rank's link to its node and its part of the network busy."""
+
+    node: float
+    network: float
+
+
+def link_seconds(kind: str, size: int, reach: Reach, links: Links) -> LinkSeconds:
+    """Return how long each link would be busy if a collective had it alone, at full speed."""
+    if reach.ranks <= 1:
+        return LinkSeconds(0.0, 0.0)
+    others = (reach.ranks - 1) / reach.ranks
+    sent = {"all_reduce": 2 * size * others, "all_gather": size * others, "reduce_scatter": size * others}
+    if kind in sent:
+        return LinkSeconds(sent[kind] / links.within_node(reach), sent[kind] / links.between_nodes(reach))
+    seconds = collective_seconds(kind, size, reach, links) - collective_seconds(kind, 0, reach, links)
+    return LinkSeconds(0.0, seconds) if reach.nodes > 1 else LinkSeconds(seconds, 0.0)
 
 
 def collective_seconds(kind: str, size: int, reach: Reach, links: Links) -> float:
@@ -144,12 +215,16 @@ def collective_seconds(kind: str, size: int, reach: Reach, links: Links) -> floa
     others = (reach.ranks - 1) / reach.ranks
     match kind:
         case "all_gather" | "reduce_scatter":
-            return min(_ring(1, size * others, reach, links), _switched(size * others, reach, links))
+            sent = size * others
+            return min(
+                _ring(1, sent, reach, links), _switched(sent, reach, links), _by_halves(sent, reach, links)
+            )
         case "all_reduce" | "barrier":
             return min(
                 _ring(2, 2 * size * others, reach, links),
                 _tree(2 * size, reach, links),
                 _switched(2 * size * others, reach, links),
+                _switched_tree(2 * size, reach, links),
             )
         case "all_to_all":
             return _exchange(size, reach, links)
@@ -182,15 +257,32 @@ def _tree(sent: float, reach: Reach, links: Links) -> float:
 
 
 def _switched(sent: float, reach: Reach, links: Links) -> float:
-    if not links.switch_adds or reach.nodes > 1:
+    if not links.switch_adds or reach.nodes > 1 or not reach.bridged:
         return math.inf
     return _NVLS_SECONDS + sent / (links.inside * _NVLS_SHARE)
 
 
+def _switched_tree(sent: float, reach: Reach, links: Links) -> float:
+    """Add up in each node by its switch, and between the nodes along a tree."""
+    if not links.switch_adds or reach.nodes == 1 or reach.per_node <= 1 or not reach.bridged:
+        return math.inf
+    slowest = min(links.inside * _NVLS_SHARE, links.between_nodes(reach))
+    levels = math.floor(math.log2(reach.nodes))
+    return _NVLS_SECONDS + 2 * levels * TREE[-1].network + sent / slowest
+
+
+def _by_halves(sent: float, reach: Reach, links: Links) -> float:
+    """Exchange twice as much in each step (PAT), which NCCL does with one rank per node."""
+    if reach.nodes < reach.ranks or reach.nodes == 1:
+        return math.inf
+    steps = math.ceil(math.log2(reach.ranks))
+    return _PAT_SECONDS + steps * RING[-1].network + sent / (links.bandwidth(reach) * _PAT_SHARE)
+
+
 def _exchange(size: int, reach: Reach, links: Links) -> float:
     """Every rank sends a part to every other: those of other nodes get theirs through its own adapter."""
-    outside = size * (reach.ranks - reach.per_node) / reach.ranks / (links.network * _NETWORK_SHARE)
-    inside = size * (reach.per_node - 1) / reach.ranks / (links.inside * _LINK_SHARE)
+    outside = size * (reach.ranks - reach.per_node) / reach.ranks / (links.network * links.network_share)
+    inside = size * (reach.per_node - 1) / reach.ranks / links.within_node(reach)
     return _one_way(0, reach, links) + max(inside, outside)
 
 
@@ -198,5 +290,5 @@ def _one_way(size: int, reach: Reach, links: Links) -> float:
     """From one rank to another; in a group on several nodes, to another node."""
     protocol = RING[-1]
     if reach.nodes > 1:
-        return protocol.base + protocol.network + size / (links.network * _NETWORK_SHARE)
-    return protocol.base + links.step(protocol, reach) + size / (links.inside * _LINK_SHARE)
+        return protocol.base + protocol.network + size / (links.network * links.network_share)
+    return protocol.base + links.step(protocol, reach) + size / links.within_node(reach)

@@ -49,8 +49,9 @@ def price_trace(
     from trainfit.costs.measured_costs import measured_costs  # needs torch
 
     doing("measuring the step's operators")
-    links = Links.of(device, trace.cluster)
-    fallback = Roofline(device, constants_of(device), trace.tf32, links, trace.cluster).price
+    constants = constants_of(device)
+    links = Links.of(device, trace.cluster, constants)
+    fallback = Roofline(device, constants, trace.tf32, links, trace.cluster).price
     table = measured_costs(
         trace, device, host=host, fallback=fallback, refresh=refresh, progress=measuring(), meter=meter
     )

@@ -14,6 +14,7 @@ from trainfit.costs.calibration import ACCESS_SHARES, uncalibrated_kinds
 from trainfit.costs.collective_costs import Links, collective_cost
 from trainfit.costs.constants import constants_of, uncalibrated_width
 from trainfit.costs.host_link import link_cost
+from trainfit.costs.measured_exchanges import measured_exchange
 from trainfit.costs.product_rates import ProductRates
 from trainfit.costs.table import CostTable, Host, OpCost
 from trainfit.devices.device_table import Device
@@ -36,7 +37,8 @@ _TENSORS_PER_LAUNCH = 100
 def roofline_costs(trace: Trace, device: Device, constants: Constants | None = None) -> CostTable:
     """Price every signature of a trace on a device, by formulas, with its constants if none are given."""
     constants = constants or constants_of(device)
-    model = Roofline(device, constants, trace.tf32, Links.of(device, trace.cluster), trace.cluster)
+    links = Links.of(device, trace.cluster, constants)
+    model = Roofline(device, constants, trace.tf32, links, trace.cluster)
     costs = tuple(model.price(signature) for signature in trace.signatures)
     return CostTable(
         device=device,
@@ -46,6 +48,7 @@ def roofline_costs(trace: Trace, device: Device, constants: Constants | None = N
         uncalibrated_uncertainty=uncalibrated_width(device, constants),
         uncalibrated=uncalibrated_kinds(device, {cost.kind for cost in costs}),
         host_uncertainty=constants.host_uncertainty,
+        taken_share=constants.taken_share if device.kind == "cuda" else 0.0,
     )
 
 
@@ -79,6 +82,9 @@ class Roofline:
 
     def price(self, signature: Signature) -> OpCost:
         """Return what one call costs on the device."""
+        measured = measured_exchange(signature, self.device)
+        if measured is not None:
+            return measured
         if self.links is not None and self.device.kind == "cuda":
             exchanged = collective_cost(signature, self.links, self.cluster)
             if exchanged is not None:

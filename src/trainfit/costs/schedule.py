@@ -3,8 +3,9 @@
 On a GPU a kernel starts when the host has issued it, the kernel before it on its queue is done, and so is
 what the trace says that it waits for on other queues. Where kernels are shorter than the host needs to issue
 them, the device waits: the step is launch-bound. Where the trace says that the host waits for an op
-(`.item()`, `nonzero`), it does. A step without communication has two queues: the host's and `compute`. On a
-CPU the host runs everything itself, one op after the other.
+(`.item()`, `nonzero`), it does. What runs at once and wants the same takes longer (`contention.py`). A step
+without communication has two queues: the host's and `compute`. On a CPU the host runs everything itself, one
+op after the other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.costs.contention import computing_delays, link_delays
 from trainfit.costs.table import CostTable, Host
 from trainfit.operators.recorded_calls import filled_shares, tensors_of
 from trainfit.traces.trace import COMPUTE, PHASES, Trace
@@ -37,6 +39,8 @@ class Schedule:
     """What each op keeps the device busy."""
     host_seconds: Seconds
     """What each op keeps the host busy, issuing it."""
+    undelayed_seconds: Seconds | None = None
+    """What each op would keep the device busy if nothing ran beside it; None if that makes no difference."""
 
     @property
     def step_seconds(self) -> float:
@@ -96,9 +100,10 @@ class Schedule:
         communicates = _communicates(self.trace)
         if not communicates.any():
             return 0.0
-        free = np.where(communicates, 0.0, self.device_seconds)
-        alone = float(_op_seconds(self.trace, self.costs, self.host_seconds, free).sum())
-        return max(self.step_seconds - alone, 0.0)
+        alone = self.device_seconds if self.undelayed_seconds is None else self.undelayed_seconds
+        free = np.where(communicates, 0.0, alone)
+        without = float(_op_seconds(self.trace, self.costs, self.host_seconds, free).sum())
+        return max(self.step_seconds - without, 0.0)
 
 
 def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> Schedule:
@@ -106,8 +111,9 @@ def schedule(trace: Trace, costs: CostTable, besides: Seconds | None = None) -> 
     host = issue_seconds(trace, costs.host)
     if besides is not None:
         host += besides
-    device = _per_op(trace, [cost.seconds for cost in costs.costs])
-    return Schedule(trace, costs, _op_seconds(trace, costs, host, device), device, host)
+    alone = _per_op(trace, [cost.seconds for cost in costs.costs])
+    device = alone + _delays(trace, costs, host, alone)
+    return Schedule(trace, costs, _op_seconds(trace, costs, host, device), device, host, alone)
 
 
 def with_device_seconds(times: Schedule, device: Seconds) -> Schedule:
@@ -122,6 +128,30 @@ def queue_ends(times: Schedule) -> Seconds:
     Of a device that is not the host; the last of them is the step's end.
     """
     return _steady_ends(times.trace, times.costs, times.host_seconds, times.device_seconds)
+
+
+def _delays(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> Seconds:
+    """Return by how much each op takes longer because of what runs beside it."""
+    communicates = _communicates(trace)
+    delays = np.zeros(len(device))
+    if costs.host.runs_kernels or not communicates.any():
+        return delays
+    ends = _steady_ends(trace, costs, host, device)
+    begin, period = ends - device, float(ends.max(initial=0.0))
+    names = [op.queue for op in trace.ops]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    queues = np.array([numbers[name] for name in names], dtype=np.int64)
+    if len(set(queues[communicates].tolist())) > 1:
+        longest = np.maximum(device[communicates], 1e-12)
+        for used in ([cost.node_seconds for cost in costs.costs], [c.network_seconds for c in costs.costs]):
+            use = np.minimum(_per_op(trace, used)[communicates] / longest, 1.0)
+            found = link_delays(begin[communicates], device[communicates], queues[communicates], use)
+            delays[communicates] = np.maximum(delays[communicates], found)
+    if costs.taken_share:
+        computes = (queues == numbers.get(COMPUTE, -1)) & ~communicates
+        longer = device + delays
+        delays += computing_delays(begin, longer, communicates, computes, costs.taken_share, period)
+    return delays
 
 
 def _op_seconds(trace: Trace, costs: CostTable, host: Seconds, device: Seconds) -> Seconds:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainfit.costs.collective_costs import COMMUNICATION
+from trainfit.costs.overlap import UnitCommunication, unit_communication
+from trainfit.costs.pipeline_times import PipelineTimes
 from trainfit.costs.schedule import LAUNCH_BOUND_SHARE, Schedule, Seconds
 from trainfit.operators.fused_attention import attention_of
 from trainfit.operators.matrix_products import products_of
@@ -66,6 +68,15 @@ class StepTime:
     """The share of the step that rests on figures which were never compared with the device, by kind."""
     module_seconds: tuple[tuple[float, float], ...]
     """For each module of the trace, with everything below it: forward and backward seconds."""
+    units: tuple[UnitCommunication, ...] = ()
+    """The communication of each unit, what is waited for longest first."""
+    world_size: int = 1
+    copies: int = 1
+    """How many copies of the model train at once, each on samples of its own."""
+    bubble_seconds: float = 0.0
+    """How long this stage of a pipeline stands still for the others."""
+    bubble_share: float = 0.0
+    """The same of all stages together, as a share of their time."""
 
     @property
     def uncalibrated_share(self) -> float:
@@ -100,16 +111,35 @@ class StepTime:
         return self.tokens / self.step_seconds if self.tokens and self.step_seconds else None
 
     @property
+    def total_tokens_per_second(self) -> float | None:
+        """Tokens of all copies of the model together."""
+        rate = self.tokens_per_second
+        return None if rate is None else rate * self.copies
+
+    @property
+    def tokens_per_second_per_device(self) -> float | None:
+        """Tokens of all copies of the model, for each of the devices."""
+        rate = self.total_tokens_per_second
+        return None if rate is None else rate / self.world_size
+
+    @property
+    def total_samples_per_second(self) -> float | None:
+        """Samples of all copies of the model together."""
+        rate = self.samples_per_second
+        return None if rate is None else rate * self.copies
+
+    @property
     def unpriced(self) -> tuple[OperatorTime, ...]:
         """Operators without a formula, priced by their traffic."""
         return tuple(operator for operator in self.operators if operator.source == "bandwidth")
 
 
-def summarise(schedule: Schedule) -> StepTime:
-    """Sum a schedule up."""
+def summarise(schedule: Schedule, stages: PipelineTimes | None = None, stage: int = 0) -> StepTime:
+    """Sum a schedule up; of a stage of a pipeline with the time in which it waits for the others."""
     trace = schedule.trace
     phases = schedule.phase_seconds
-    step = schedule.step_seconds
+    step = schedule.step_seconds if stages is None else stages.step_seconds
+    cluster = trace.cluster
     uncalibrated = _uncalibrated(schedule)
     width = _width(schedule, uncalibrated)
     recompute = np.array([op.recompute for op in trace.ops], dtype=bool)
@@ -139,6 +169,11 @@ def summarise(schedule: Schedule) -> StepTime:
         sources=_sources(schedule),
         uncalibrated=uncalibrated,
         module_seconds=_module_seconds(trace, schedule.op_seconds),
+        units=unit_communication(schedule),
+        world_size=1 if cluster is None else cluster.world_size,
+        copies=1 if cluster is None else cluster.copies,
+        bubble_seconds=0.0 if stages is None else stages.bubble_seconds(stage),
+        bubble_share=0.0 if stages is None else stages.bubble_share,
     )
 
 

@@ -22,6 +22,10 @@ class OpCost:
     """How many kernels it launches; 0 for views and uninitialised memory."""
     kind: str = ""
     """What it is as far as speed goes: `products in tf32`, `grouped convolutions in 16-bit`, `streams`."""
+    node_seconds: float = 0.0
+    """Of a collective: how long it keeps the GPU's link to its node busy, at full speed."""
+    network_seconds: float = 0.0
+    """The same for its part of the network between nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,8 @@ class CostTable:
     """Kinds of operators whose figures were never compared with the device."""
     host_uncertainty: float | None = None
     """The same for the part of a step in which the device waits for a host that nobody has measured."""
+    taken_share: float = 0.0
+    """What the kernel of a collective takes of the device from what is computed beside it."""
 
     def __repr__(self) -> str:
         """One line: there is a cost for every distinct operator."""

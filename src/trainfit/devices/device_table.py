@@ -79,6 +79,10 @@ class Device:
     """What kernels are compiled for: `sm_80` (compute capability 8.0), `gfx942`, or a CPU's family."""
     nvlink_bytes_per_second: float | None = None
     """To the next device in the same node."""
+    nvlink_gpus: int | None = None
+    """How many GPUs NVLink connects with each other: those of a node, or two by a bridge."""
+    network_bytes_per_second: float | None = None
+    """To other nodes, for each GPU of the nodes that are usually built of it."""
     pcie_bytes_per_second: float | None = None
     """To the host."""
     source: str = ""
@@ -92,6 +96,11 @@ class Device:
     """What the CUDA context and the loaded kernels were seen to take; None if nobody has looked."""
     communicator_bytes: int | None = None
     """What NCCL's communicators take in a job of several ranks; None: what is assumed of those in use."""
+    exchange_seconds: dict[str, float] = field(default_factory=dict, hash=False)
+    """Where somebody measured collectives: the seconds of one that exchanges nothing, by kind and number of
+    ranks, such as `all_gather 4`."""
+    exchange_bytes_per_second: dict[str, float] = field(default_factory=dict, hash=False)
+    """How many bytes a second it carries beyond that, by the same names."""
     spreads: dict[str, float] = field(default_factory=dict, hash=False)
     """How far measurements of a figure or constant were apart, relative to it, where it was measured."""
 
@@ -302,6 +311,10 @@ def _check(device: Device) -> None:
             raise Malformed(f"there is no constant {name!r:.60} ({hint})", "constants")
         if not 0 < value < _LARGEST_RATE:
             raise expected("a number above zero", value).inside(f"constants.{name}")
+    for place in ("exchange_seconds", "exchange_bytes_per_second"):
+        for name, value in getattr(device, place).items():
+            if not 0 < value < _LARGEST_RATE:
+                raise expected("a number above zero", value).inside(f"{place}.{name}")
     for name, spread in device.spreads.items():
         if spread < 0:
             raise expected("a number from zero", spread).inside(f"spreads.{name}")

@@ -41,6 +41,17 @@ def distinct_ranks(cluster: Cluster, *traces: Trace) -> tuple[int, ...]:
     return tuple(rank for rank in _fewer(sorted(found)) if rank)
 
 
+def pipeline_ranks(trace: Trace) -> tuple[int, ...]:
+    """Return the ranks of the pipeline that a captured rank sends or receives in; empty if it does not."""
+    found = {
+        rank
+        for signature in trace.signatures
+        if (one := signature.collective) is not None and one.kind in _POINT_TO_POINT
+        for rank in one.members
+    }
+    return tuple(sorted(found))
+
+
 def _of_mesh(mesh: Mesh) -> set[int]:
     strides, stride = {}, 1
     for name, size in reversed(mesh):

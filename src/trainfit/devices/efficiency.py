@@ -97,6 +97,15 @@ class Constants:
     kernel_seconds: float = 1.51e-06
     """From a kernel's start to its end if it has nothing to do. Fitted."""
 
+    # Communication ---------------------------------------------------------------------------------------
+    taken_share: float = 0.12
+    """Of the device, that the kernel of a collective takes from what is computed beside it: it occupies one
+    multiprocessor for each channel, and NCCL uses 16 of 132 where a switch adds up."""
+    link_share: float = 0.8
+    """Of NVLink or PCIe, that a ring gets: NCCL's own tuner expects 235 of an A100's 300 GB/s."""
+    network_share: float = 0.9
+    """Of the network between nodes, that a ring gets."""
+
     # The host --------------------------------------------------------------------------------------------
     host_factor: float = 1.0
     """How much slower the host is than the figures below, which are of a fast one. Hosts differ between

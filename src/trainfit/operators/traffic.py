@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from trainfit.operators.memory_use import ONLY_ALLOCATE
@@ -26,9 +27,19 @@ def moved_bytes(signature: Signature, written: tuple[int, ...], overwrites_first
     if rule is not None:
         return rule(signature)
     total = _all(signature) + sum(nbytes(signature.inputs[number]) for number in written)
+    # What is given as `out=` is written, and not read.
+    total -= sum(nbytes(signature.inputs[number]) for number in _outs(signature) if number in written)
     if overwrites_first and written:
         total -= nbytes(signature.inputs[written[0]])
     return total
+
+
+def _outs(signature: Signature) -> list[int]:
+    """Return the numbers of the inputs that are given as `out=`."""
+    if '"out":' not in signature.arguments:
+        return []
+    given = json.loads(signature.arguments)[1].get("out", [])
+    return [one["tensor"] for one in (given if isinstance(given, list) else [given]) if "tensor" in one]
 
 
 def _all(signature: Signature) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from trainfit.costs.estimates import Estimate
@@ -11,12 +10,9 @@ from trainfit.models.parallel.dimensions import MEANINGS
 from trainfit.planning.plan_results import PlanResult
 from trainfit.renting.run_length import MILLION, RunLength, StepRate
 from trainfit.report.compared_data import ComparisonData, DeviceRow, PlanNeeded, RunData
-from trainfit.traces.ranks import Cluster
+from trainfit.traces.ranks import COPIES, Cluster
 from trainfit.traces.settings import describe, settings_json
 from trainfit.traces.trace import Trace
-
-_COPIES = {"dp", "fsdp", "replicate", "ddp", "data", "dp_replicate", "dp_shard"}
-"""Dimensions of a mesh along which each rank, or group of ranks, has data of its own."""
 
 
 def device_row(
@@ -100,12 +96,7 @@ def copies_of(cluster: Cluster | None) -> int:
 
     Without a mesh every process is one.
     """
-    if cluster is None:
-        return 1
-    mesh = cluster.mesh or cluster.own_mesh
-    if not mesh:
-        return cluster.world_size
-    return math.prod(size for name, size in mesh if name in _COPIES)
+    return 1 if cluster is None else cluster.copies
 
 
 def comparison_data(
@@ -160,11 +151,11 @@ def _about_copies(cluster: Cluster | None) -> Iterator[str]:
     mesh = cluster.mesh or cluster.own_mesh
     if not mesh and cluster.world_size > 1:
         yield f"each of the {cluster.world_size} processes is taken to train on data of its own"
-    others = [name for name, _ in mesh if name not in _COPIES | MEANINGS.keys()]
+    others = [name for name, _ in mesh if name not in COPIES | MEANINGS.keys()]
     if others:
         yield (
             f"along {', '.join(others)} the processes are taken to share their data; those that have other "
-            f"data are called {', '.join(sorted(_COPIES))}"
+            f"data are called {', '.join(sorted(COPIES))}"
         )
 
 

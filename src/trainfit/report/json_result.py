@@ -27,10 +27,11 @@ _FOR_PEOPLE = {
 _TIMES = (
     *("step_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds"),
     *("lower_seconds", "upper_seconds", "recompute_seconds", "busy_seconds", "waiting_share"),
-    *("communication_seconds", "exposed_communication_seconds"),
+    *("communication_seconds", "exposed_communication_seconds", "bubble_seconds", "bubble_share"),
     "uncalibrated_share",
     *("launch_bound", "flops", "model_flops", "flops_per_second", "model_flops_utilisation"),
-    *("samples_per_second", "tokens_per_second"),
+    *("samples_per_second", "tokens_per_second", "copies", "tokens_per_second_per_device"),
+    *("total_tokens_per_second", "total_samples_per_second"),
 )
 
 
@@ -74,6 +75,7 @@ def _time(time: StepTime | None) -> dict[str, Any]:
     return {
         **{name: None if time is None else getattr(time, name) for name in _TIMES},
         "operators": _plain(time.operators) if time else [],
+        "communication_units": _plain(time.units) if time else [],
         "cost_sources": time.sources if time else {},
         "uncalibrated": time.uncalibrated if time else {},
         "unpriced": [operator.name for operator in time.unpriced] if time else [],

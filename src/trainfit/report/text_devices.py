@@ -52,6 +52,8 @@ def device_view(device: Device, amount: Amount = "usual") -> RenderableType:
         "multiprocessors" if device.kind == "cuda" else "cores": str(device.sm_count or "unknown"),
         "architecture": device.architecture or "unknown",
         "link to its neighbours": _rate(device.nvlink_bytes_per_second, 1e9, "GB/s one way"),
+        "GPUs that it connects": str(device.nvlink_gpus) if device.nvlink_gpus else "-",
+        "network, for each GPU": _rate(device.network_bytes_per_second, 1e9, "GB/s one way"),
         "link to the host": _rate(device.pcie_bytes_per_second, 1e9, "GB/s one way"),
         "source": device.source,
     }

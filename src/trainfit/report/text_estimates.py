@@ -25,6 +25,7 @@ from trainfit.report.tables import (
     settings_lines,
     stacked,
 )
+from trainfit.report.text_communication import communication_words, units_table
 
 if TYPE_CHECKING:
     from trainfit.costs.summary import StepTime
@@ -33,6 +34,7 @@ _BAR_WIDTH = 24
 _LONGEST_NAME = 80
 _MOST_OPERATORS = 8
 _MOST_RANKS = 8
+_MOST_UNITS = 5
 _WHOLE_ABOVE = 100
 _MOST_UNPRICED = 5
 _NOTICEABLE = 0.01
@@ -58,6 +60,7 @@ def estimate_view(data: EstimateData, amount: Amount = "usual") -> RenderableTyp
         [Text("what would lower it", "yellow"), *indented(advice, len(advice))] if advice else [],
         [_modules(rows, timed=time is not None, divided=subject.world_size > 1)] if rows else [],
         [] if time is None else [_time(time, subject.device, divided=subject.world_size > 1)],
+        [units_table(time, at_most(_MOST_UNITS, amount))] if time is not None and time.units else [],
         [] if time is None else [_operators(time, at_most(_MOST_OPERATORS, amount))],
         stage_times(subject.seconds, amount),
         warnings=subject.warnings,
@@ -187,24 +190,12 @@ def _time(time: StepTime, device: str, *, divided: bool) -> Text:
         f"forward {format_seconds(time.forward_seconds)}, backward {format_seconds(time.backward_seconds)}"
         f"{recompute if time.recompute_seconds else ''}, optimizer {format_seconds(time.optimizer_seconds)}."
     )
-    rates = [
-        f"{format_count(round(rate)) if rate >= _WHOLE_ABOVE else f'{rate:.3g}'} {unit}/s"
-        for rate, unit in ((time.tokens_per_second, "tokens"), (time.samples_per_second, "samples"))
-        if rate is not None
-    ][:1]
-    if divided and rates:
-        rates[0] += " for each copy of the model"
+    rates = _rates(time, divided=divided)
     rates.append(f"{time.flops_per_second / 1e12:.3g} TFLOP/s")
     if time.model_flops_utilisation is not None:
         rates.append(f"MFU {time.model_flops_utilisation:.1%}")
     line.append(f" {', '.join(rates)}.")
-    if time.communication_seconds:
-        line.append(f" Communication takes {format_seconds(time.communication_seconds)}, ")
-        longer = time.exposed_communication_seconds
-        if longer < _NOTICEABLE * time.communication_seconds:
-            line.append("all of it hidden behind the rest of the step.")
-        else:
-            line.append(f"and the step is {format_seconds(longer)} longer for it; the rest is hidden.")
+    line.append(communication_words(time))
     if time.launch_bound:
         line.append(
             f" Launch-bound: {device} waits {time.waiting_share:.0%} of the step for the host to issue "
@@ -220,6 +211,22 @@ def _time(time: StepTime, device: str, *, divided: bool) -> Text:
         share = sum(operator.share for operator in time.unpriced)
         line.append(f" Without a formula, priced by the bytes they move ({share:.1%}): {names}.")
     return line
+
+
+def _rates(time: StepTime, *, divided: bool) -> list[str]:
+    """Return what is trained on in a second, of many ranks for each of them and in all."""
+    rate, unit = time.total_tokens_per_second, "tokens"
+    if rate is None:
+        rate, unit = time.total_samples_per_second, "samples"
+    if rate is None:
+        return []
+    if not divided:
+        return [f"{_number(rate)} {unit}/s"]
+    return [f"{_number(rate / time.world_size)} {unit}/s for each GPU, {_number(rate)} for all"]
+
+
+def _number(rate: float) -> str:
+    return format_count(round(rate)) if rate >= _WHOLE_ABOVE else f"{rate:.3g}"
 
 
 def _uncalibrated(time: StepTime) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from trainfit.errors import OptionError
 
 MOST_RANKS = 1 << 20
+COPIES = frozenset({"dp", "fsdp", "replicate", "ddp", "data", "dp_replicate", "dp_shard"})
+"""Dimensions of a mesh along which each rank, or group of ranks, has data of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,12 @@ class Cluster:
     def nodes(self) -> int:
         """How many nodes there are."""
         return -(-self.world_size // self.gpus_per_node)
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the model train at once, each on data of its own; without a mesh every rank."""
+        mesh = self.mesh or self.own_mesh
+        return math.prod(size for name, size in mesh if name in COPIES) if mesh else self.world_size
 
     @property
     def words(self) -> str:

@@ -147,16 +147,16 @@ def _time_figures(data: EstimateData) -> list[Figure]:
         return [Figure("step time", "unknown", "nothing is known about the device's speed")]
     span = f"{format_seconds(time.lower_seconds)} to {format_seconds(time.upper_seconds)}"
     found = [Figure("step time", format_seconds(time.step_seconds), f"predicted, likely {span}")]
-    if time.tokens_per_second is not None:
-        rate, unit = time.tokens_per_second, "tokens"
-    elif time.samples_per_second is not None:
-        rate, unit = time.samples_per_second, "samples"
+    if time.total_tokens_per_second is not None:
+        rate, unit = time.total_tokens_per_second / time.world_size, "tokens"
+    elif time.total_samples_per_second is not None:
+        rate, unit = time.total_samples_per_second / time.world_size, "samples"
     else:
         return found
     shown = format_count(round(rate)) if rate >= 100 else f"{rate:.3g}"
     use = time.model_flops_utilisation
     note = "predicted" if use is None else f"MFU {use:.1%}, predicted"
-    note = f"each copy of the model, {note}" if data.subject.world_size > 1 else note
+    note = f"for each GPU, {note}" if data.subject.world_size > 1 else note
     return [*found, Figure(f"{unit} per second", shown, note)]
 
 

@@ -117,7 +117,14 @@ def _cluster(data: EstimateData) -> Section:
             f" Communication takes {format_seconds(data.time.communication_seconds)}; the step is "
             f"{format_seconds(data.time.exposed_communication_seconds)} longer for it (predicted)."
         )
+        if data.time.bubble_seconds:
+            lead += (
+                f" The stages of the pipeline wait for each other for {data.time.bubble_share:.0%} of their "
+                f"time, this one for {format_seconds(data.time.bubble_seconds)} of each step (predicted)."
+            )
     parts = (tables.ranks_table(data.ranks),) if data.ranks else ()
+    if data.time is not None and data.time.units:
+        parts += (tables.units_table(data.time),)
     return Section("cluster", "One rank of several", lead, parts)
 
 

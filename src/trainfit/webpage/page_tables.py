@@ -47,6 +47,22 @@ def operators_table(time: StepTime) -> Part:
     )
 
 
+def units_table(time: StepTime) -> Part:
+    """Return the communication of each unit: what is waited for, and behind what the rest hides."""
+    rows = time.units
+    return table(
+        "Communication by unit (predicted)",
+        column("unit", "text", [row.unit for row in rows]),
+        column("collectives", "count", [row.collectives for row in rows]),
+        column("exchanged", "bytes", [row.bytes for row in rows]),
+        column("takes", "seconds", [row.seconds for row in rows], "Beside whatever it runs"),
+        column("waited for", "seconds", [row.exposed_seconds for row in rows], "By computing"),
+        column("hides behind", "text", [row.hidden_behind for row in rows], "The most of it"),
+        sorted_by=4,
+        name="communication",
+    )
+
+
 def operators_part(time: StepTime) -> Part:
     """Return the operators as areas; what limits each is its colour."""
     rows = [
