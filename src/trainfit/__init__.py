@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from trainfit.renting.found_comparison import DeviceComparison as DeviceComparison
     from trainfit.renting.which_device import compare as compare
     from trainfit.report.saved_results import save_result as save_result
+    from trainfit.scaling.found_scale import Scale as Scale
+    from trainfit.scaling.which_mesh import scale as scale
     from trainfit.sizing.size_results import MaxSize as MaxSize
     from trainfit.steps.step import Step as Step
     from trainfit.sweeping.sweep_grid import sweep as sweep
@@ -127,6 +129,8 @@ _HOME = {
     "trainfit.renting.found_comparison": "DeviceComparison",
     "trainfit.renting.which_device": "compare",
     "trainfit.report.saved_results": "save_result",
+    "trainfit.scaling.found_scale": "Scale",
+    "trainfit.scaling.which_mesh": "scale",
     "trainfit.sizing.size_results": "MaxSize",
     "trainfit.steps.step": "Step",
     "trainfit.sweeping.sweep_grid": "sweep",
