@@ -150,6 +150,7 @@ class MeshJudge:
             "compute": kept.compute_seconds,
             "recompute": again,
             "fsdp": kept.exposed_seconds,
+            **kept.exposed_inside,
             "bubble": kept.bubble_seconds,
             "sent": kept.sent_seconds,
             "optimizer": kept.optimizer_seconds,

@@ -13,7 +13,7 @@ the last backward of a stage is exposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainfit.costs.collective_costs import Links, Reach, collective_seconds
 from trainfit.scaling.depth_figures import Figures
@@ -51,6 +51,8 @@ class PipelineStep:
     first_bytes: float
     last_bytes: float
     compute_seconds: float
+    exposed_inside: dict[str, float] = field(hash=False)
+    """What collectives within a stage expose, along `cp` and `tp`."""
     bubble_seconds: float
     exposed_seconds: float
     sent_seconds: float
@@ -61,7 +63,7 @@ class PipelineStep:
     def seconds(self) -> float:
         """The whole step."""
         parts = (self.compute_seconds, self.bubble_seconds, self.exposed_seconds, self.sent_seconds)
-        return sum(parts) + self.optimizer_seconds
+        return sum(parts) + sum(self.exposed_inside.values()) + self.optimizer_seconds
 
     @property
     def bytes(self) -> float:
@@ -79,12 +81,17 @@ def pipeline_of(
     ends = max(besides.pass_seconds - besides.exposed_fsdp - besides.exposed_replicate, 0.0)
     slowest, all_once = layers * own + ends, kept.depth * own + ends
     busy = micro_batches * all_once / sizes.pp
+    inside = {
+        name: micro_batches * max(kept.depth * getattr(layer, key) + getattr(besides, key), 0.0) / sizes.pp
+        for name, key in (("cp", "exposed_cp"), ("tp", "exposed_tp"))
+    }
     hop = _hop(sent, sizes, links, gpus_per_node)
     first, last = _stage_bytes(kept, sizes, micro_batches)
     return PipelineStep(
         first_bytes=first,
         last_bytes=last,
-        compute_seconds=busy,
+        compute_seconds=max(busy - sum(inside.values()), 0.0),
+        exposed_inside=inside,
         bubble_seconds=all_once + (micro_batches - 1) * slowest - busy,
         exposed_seconds=_exposed(kept, sizes, links, gpus_per_node, layers * own),
         sent_seconds=2 * hop * (micro_batches + sizes.pp - 2),
@@ -105,7 +112,9 @@ def _stage_bytes(kept: StageFigures, sizes: MeshSizes, micro_batches: int) -> tu
     activations = layers * (layer.pass_bytes - layer.persistent_bytes)
     working = besides.pass_bytes - besides.persistent_bytes
     in_flight = min(micro_batches, sizes.pp)
-    return held + in_flight * activations, held + activations + working
+    # The optimizer's own temporaries come when the activations are gone.
+    optimizer = layers * layer.optimizer_bytes + besides.optimizer_bytes / 2
+    return max(held + in_flight * activations, optimizer), max(held + activations + working, optimizer)
 
 
 def _hop(sent: float, sizes: MeshSizes, links: Links, gpus_per_node: int) -> float:
