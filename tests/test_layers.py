@@ -51,6 +51,7 @@ LAYERS = (
     "exports",
     "diffing",
     "renting",
+    "sharding",
     "scaling",
     "sweeping",
     "cli",

@@ -78,7 +78,5 @@ def test_groups_of_a_mesh() -> None:
     assert group_dimensions(group("first and last stage"), mesh) == ()
     trace = captured((("fsdp", 2), ("tp", 2)))
     wider = regrouped(trace, (("fsdp", 8), ("tp", 2)))
-    groups = {
-        (c.group, c.group_size, c.ranks) for s in wider.signatures if (c := s.collective) is not None
-    }
+    groups = {(c.group, c.group_size, c.ranks) for s in wider.signatures if (c := s.collective) is not None}
     assert groups == {("fsdp", 8, ((0, 14, 2),)), ("tp", 2, ((0, 1, 1),))}

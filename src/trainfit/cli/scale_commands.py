@@ -1,4 +1,4 @@
-"""`scale`: on how many GPUs, with which mesh."""
+"""The commands about what only a cluster decides: `scale`, which mesh, and `shard`, which units of FSDP."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from trainfit.cli import cli_options as given
+from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
 from trainfit.cli.cli_running import command, present, working
 from trainfit.cli.completions import one_of
 from trainfit.cli.list_options import hidden
 from trainfit.cli.output_options import TableOutputFlags
 from trainfit.cli.plain_option import option
+from trainfit.errors import OptionError
 
 if TYPE_CHECKING:
     from trainfit.scaling.found_scale import Scale
+    from trainfit.sharding.found_sharding import ShardingResult
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,9 @@ class ScaleRequestFlags:
     step: StepOfScale = StepOfScale()
     budget: given.Budget = None
     allocator: given.Allocator = "default"
-    seconds: Annotated[float, option("N", "Stop solving for the plan of a confirmed mesh after this long.")] = (
-        10.0
-    )
+    seconds: Annotated[
+        float, option("N", "Stop solving for the plan of a confirmed mesh after this long.")
+    ] = 10.0
 
     def scaled(self, target: str, clusters: ScaleFlags) -> Scale:
         """Look at every size; what is wrong with the options is said before anything is captured."""
@@ -128,6 +131,80 @@ def scale(
     result.check()
 
 
-def register_scale_command(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+@dataclass(frozen=True)
+class ShardRequestFlags:
+    """The step of a rank, the device, and how long to look for plans."""
+
+    panel: ClassVar[str] = "The device, and how it is asked about"
+    device: given.DeviceName = None
+    step: given.StepFlags = given.StepFlags()
+    budget: given.Budget = None
+    allocator: given.Allocator = "default"
+    seconds: Annotated[float, option("N", "Stop solving for the plan of a setting after this long.")] = 10.0
+    cluster: ClusterFlags = NO_CLUSTER
+
+    def sharded(self, target: str) -> ShardingResult:
+        """Try the settings; what is wrong with the options is said before anything is captured."""
+        from trainfit.sharding.found_sharding import plan_sharding
+
+        cluster, worst = self.cluster.cluster()
+        if cluster is None:
+            raise OptionError(
+                "shard is about a step of several processes: say how they share the work by --mesh dp=8, or how "
+                "many there are by --world-size 8."
+            )
+        if worst:
+            raise OptionError(
+                "--rank worst: all ranks have the same setting; it is looked for on one of them."
+            )
+        return plan_sharding(
+            target,
+            cluster=cluster,
+            device=self.device or "h100",
+            budget=self.budget,
+            options=self.step.options(),
+            task=self.step.task,
+            allocator=self.allocator,
+            seconds_limit=self.seconds,
+        )
+
+
+def shard(
+    target: given.Target,
+    *,
+    asked: ShardRequestFlags,
+    output: Annotated[
+        str | None, option("FILE", "Write the setting with its plan, to apply it.", "--output", "-o")
+    ] = None,
+    outputs: TableOutputFlags,
+) -> None:
+    """Find how to set FSDP: its units, which stay whole after forward, and what is checkpointed.
+
+    Keeping units whole saves gathers and costs memory, which recomputation gives
+    back for time: each setting is captured, gets the fastest plan that fits, and
+    the fastest of all is shown. Exit code 3 if none fits.
+
+    [bold]Examples[/bold]
+
+      trainfit shard llama-3-8b --mesh dp=16 --device h100
+      trainfit shard llama-3-8b --mesh dp=64 --network 25GB/s --budget 40GiB -o shard.json
+      trainfit shard train.py:build --world-size 8 --device a100-80gb
+
+    A training script needs trainfit.shard(model, trainfit.load_sharding("shard.json"),
+    mesh=mesh) in place of its calls of fully_shard.
+    """
+    with working(outputs, output=output):
+        from trainfit.plans.sharding import save_sharding
+        from trainfit.report.text_sharding import sharding_view
+
+        result = asked.sharded(target)
+    if output is not None and result.data.feasible:
+        save_sharding(result.sharding, output)
+    present(outputs, result.data, sharding_view, result)
+    result.check()
+
+
+def register_scale_commands(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    command(app)(shard)
     command(app)(scale)

@@ -70,9 +70,7 @@ def confirmed(
                 plan, times, timeline = result.plan, result.times, result.timeline
     parts = found.parts if staged else _parts(found, timeline, times, plan)
     share = found.recomputed_share if staged else 0.0 if plan is None else _share(plan)
-    judged = replace(
-        found, memory_bytes=memory, budget_bytes=available, parts=parts, recomputed_share=share
-    )
+    judged = replace(found, memory_bytes=memory, budget_bytes=available, parts=parts, recomputed_share=share)
     return Confirmed(judged, plan, trace, warnings)
 
 

@@ -62,7 +62,11 @@ class Division:
 
 
 def meshes(
-    ranks: int, dimensions: Sequence[str], tensor: Sequence[int], context: Sequence[int], stages: Sequence[int]
+    ranks: int,
+    dimensions: Sequence[str],
+    tensor: Sequence[int],
+    context: Sequence[int],
+    stages: Sequence[int],
 ) -> Iterator[MeshSizes]:
     """Yield every mesh of so many ranks; the last three are the sizes that the model can be divided by."""
     for tp in tensor:

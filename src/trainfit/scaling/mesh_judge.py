@@ -235,7 +235,9 @@ class MeshJudge:
             assert asked is not None, "asked before"
             times = asked.replays[-1].times
             full = recomputed(times.trace, times.costs, times.marginal_seconds.tolist())
-            self._curves[key] = CheckpointCurve() if full is None else curve_of(times.trace, times.costs, full)
+            self._curves[key] = (
+                CheckpointCurve() if full is None else curve_of(times.trace, times.costs, full)
+            )
         return self._curves[key]
 
 

@@ -51,9 +51,7 @@ class Question:
         for _, size in mesh:
             ranks *= size
         cluster = replace(self.cluster, world_size=ranks, mesh=mesh)
-        return Request(
-            self.target, self.device, options, self.task, cluster=cluster, worst_rank=worst
-        )
+        return Request(self.target, self.device, options, self.task, cluster=cluster, worst_rank=worst)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ class ScaleRequest:
     def __post_init__(self) -> None:
         """Check what can be checked at once."""
         if isinstance(self.target, Trace):
-            raise OptionError("a trace is of one rank of one mesh; give the target that it was captured from.")
+            raise OptionError(
+                "a trace is of one rank of one mesh; give the target that it was captured from."
+            )
         if self.confirm not in CONFIRM:
             raise OptionError(f"--confirm must be one of {', '.join(CONFIRM)}, got {self.confirm!r:.40}.")
         self.device = self.device if isinstance(self.device, Device) else find_device(self.device)
@@ -168,9 +170,7 @@ class ScaleRequest:
         raise OptionError(next(iter(refused.values()), f"there is no mesh of {self.world_sizes[-1]:,} GPUs."))
 
 
-def sizes_of_model(
-    question: Question, dimensions: Sequence[str], ranks: int, layers: int
-) -> SizesOfModel:
+def sizes_of_model(question: Question, dimensions: Sequence[str], ranks: int, layers: int) -> SizesOfModel:
     """Return the sizes along each dimension that a model can be divided by, as it says before it is built."""
 
     def possible(name: str, most: int) -> tuple[int, ...]:
