@@ -8,11 +8,11 @@ import pytest
 
 from trainfit import Cluster, StepOptions, capture, price
 from trainfit.costs.schedule import schedule
+from trainfit.devices.device_table import find_device
 from trainfit.sizing.rank_growth import Corner, Mesh, RankGrowth, group_dimensions, regrouped
 from trainfit.traces.ranks import Collective
 from trainfit.traces.trace import Trace
 from trainfit.workspace.gpu_workspaces import with_gpu_workspaces
-from trainfit.devices.device_table import find_device
 
 
 def captured(mesh: Mesh, batch: int = 2, model: str = "llama-tiny") -> Trace:

@@ -31,8 +31,8 @@ def shard(model: nn.Module, sharding: Sharding, *, mesh: Any = None, **options: 
     if any(is_unit(module) for module in model.modules()):
         if mesh is not None or options:
             raise PlanError(
-                "the model has units of FSDP already; leave out mesh= and what else fully_shard takes, or give "
-                "the model as it is before fully_shard."
+                "the model has units of FSDP already; leave out mesh= and what else fully_shard takes, or "
+                "give the model as it is before fully_shard."
             )
         _refuse_other_units(model, sharding)
     else:
@@ -78,8 +78,8 @@ def _refuse_missing(model: nn.Module, sharding: Sharding) -> None:
     missing = [name for name in sharding.units if name not in names]
     if missing:
         raise PlanError(
-            f"the sharding is of a model with {_listed(missing)}, which this one ({type(model).__name__}) does "
-            "not have; it was made for another model."
+            f"the sharding is of a model with {_listed(missing)}, which this one ({type(model).__name__}) "
+            "does not have; it was made for another model."
         )
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from trainfit.cli import cli_options as given
-from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
 from trainfit.cli.cli_running import command, present, working
+from trainfit.cli.cluster_options import NO_CLUSTER, ClusterFlags
 from trainfit.cli.completions import one_of
 from trainfit.cli.list_options import hidden
 from trainfit.cli.output_options import TableOutputFlags
@@ -50,8 +50,8 @@ class ScaleFlags:
         str | None,
         option(
             "DIM,...",
-            "What a mesh may have, of replicate, fsdp, tp, cp and pp. Default: replicate,fsdp,tp,pp, and cp for "
-            "sequences from 32,768 tokens on or where there are fewer sequences than GPUs need.",
+            "What a mesh may have, of replicate, fsdp, tp, cp and pp. Default: replicate,fsdp,tp,pp, and cp "
+            "for sequences from 32,768 tokens on or where there are fewer sequences than GPUs need.",
         ),
     ] = None
     gpus_per_node: Annotated[int, option("N", "GPUs per node, which NVLink connects.")] = 8
@@ -63,9 +63,9 @@ class ScaleFlags:
         str,
         option(
             "WHICH",
-            "best: capture the whole model with the mesh that has the most throughput per GPU, and certify its "
-            "plan. all: with the best mesh of every size, which takes longer. none: nothing but what is worked "
-            "out.",
+            "best: capture the whole model with the mesh that has the most throughput per GPU, and certify "
+            "its plan. all: with the best mesh of every size, which takes longer. none: nothing but what is "
+            "worked out.",
             offered=one_of("best", "all", "none"),
         ),
     ] = "best"
@@ -137,7 +137,7 @@ class ShardRequestFlags:
 
     panel: ClassVar[str] = "The device, and how it is asked about"
     device: given.DeviceName = None
-    step: given.StepFlags = given.StepFlags()
+    step: given.StepFlags = given.NO_STEP_FLAGS
     budget: given.Budget = None
     allocator: given.Allocator = "default"
     seconds: Annotated[float, option("N", "Stop solving for the plan of a setting after this long.")] = 10.0
@@ -150,8 +150,8 @@ class ShardRequestFlags:
         cluster, worst = self.cluster.cluster()
         if cluster is None:
             raise OptionError(
-                "shard is about a step of several processes: say how they share the work by --mesh dp=8, or how "
-                "many there are by --world-size 8."
+                "shard is about a step of several processes: say how they share the work by --mesh dp=8, or "
+                "how many there are by --world-size 8."
             )
         if worst:
             raise OptionError(

@@ -1,4 +1,4 @@
-"""`Sharding`: which modules are units of FSDP, which of them stay whole after forward, what is gathered ahead.
+"""`Sharding`: which modules are units of FSDP, which stay whole after forward, what is gathered ahead.
 
 With a plan for what is checkpointed, it says all that a cluster decides about one model. On disk it is JSON
 with a schema number and a content hash, as plans are.
@@ -46,8 +46,8 @@ class Sharding:
     def __repr__(self) -> str:
         """One line."""
         return (
-            f"<Sharding of {self.target} on {self.device}: {len(self.units)} units, {len(self.kept)} kept after "
-            f"forward, prefetch {self.prefetch}, runs in {format_bytes(self.memory_bytes)}, "
+            f"<Sharding of {self.target} on {self.device}: {len(self.units)} units, {len(self.kept)} kept "
+            f"after forward, prefetch {self.prefetch}, runs in {format_bytes(self.memory_bytes)}, "
             f"{format_seconds(self.step_seconds)} per step>"
         )
 

@@ -52,7 +52,7 @@ class SizeOfCluster:
     """The best mesh of one number of GPUs, and the others."""
 
     world_size: int
-    best: MeshRow | None
+    winner: MeshRow | None
     """None if nothing fits."""
     others: tuple[MeshRow, ...]
     """The next best, the fastest first, and then those that do not fit."""

@@ -11,7 +11,7 @@ class ShardingRow:
     """One setting, with the fastest plan that makes it fit."""
 
     units: str
-    """Which modules are units: `blocks`, `parts` of them, the `whole` model; `own`: as the target makes them."""
+    """Which modules are units: `blocks`, `parts` of them, the `whole` model; `own`: those of the target."""
     unit_count: int
     kept: int
     """How many of them, the last ones, stay whole after forward."""
@@ -54,6 +54,6 @@ class ShardingData:
     prefetch: int
     bound_seconds: float
     """What the step would take with nothing exposed and nothing recomputed: no setting is faster."""
-    rows: tuple[ShardingRow, ...]
+    tried: tuple[ShardingRow, ...]
     """Each setting that was tried, the fastest that fits first."""
     warnings: tuple[str, ...]

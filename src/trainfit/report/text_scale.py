@@ -36,7 +36,7 @@ def scale_view(data: ScaleData, amount: Amount = "usual") -> RenderableType:
     return stacked(
         [_scale_headline(data), *described],
         [_best_meshes(data)],
-        [_where_time_goes(data)] if any(one.best for one in data.sizes) else [],
+        [_where_time_goes(data)] if any(one.winner for one in data.sizes) else [],
         _others(data, at_most(_OTHERS["usual"], amount)),
         stage_times(data.seconds, amount),
         warnings=data.warnings,
@@ -47,17 +47,17 @@ def scale_view(data: ScaleData, amount: Amount = "usual") -> RenderableType:
 
 def _scale_headline(data: ScaleData) -> Text:
     line = Text().append_text(safe(data.target, "bold")).append(f" on {data.device}: ")
-    fitting = [one for one in data.sizes if one.best is not None]
+    fitting = [one for one in data.sizes if one.winner is not None]
     if not fitting:
         return line.append("fits on none of these sizes (predicted)", "bold red")
     smallest, fastest = fitting[0], fitting[-1]
     line.append(f"fits from {format_count(smallest.world_size)} GPUs on (predicted)")
     best = data.size(data.most_efficient)
-    if best is not None and best.best is not None:
+    if best is not None and best.winner is not None:
         line.append(", uses them best at ").append(format_count(best.world_size), "bold green")
-        line.append(f" ({best.best.words}, {_rate_words(best.best, best.world_size)} for each)")
-    if fastest is not best and fastest.best is not None:
-        line.append(f", and at {format_count(fastest.world_size)} with {fastest.best.words}")
+        line.append(f" ({best.winner.words}, {_rate_words(best.winner, best.world_size)} for each)")
+    if fastest is not best and fastest.winner is not None:
+        line.append(f", and at {format_count(fastest.world_size)} with {fastest.winner.words}")
         line.append(f" ({fastest.efficiency or 0.0:.0%} of that)")
     return line
 
@@ -69,7 +69,7 @@ def _rate_words(row: MeshRow, ranks: int) -> str:
 
 
 def _best_meshes(data: ScaleData) -> NumberTable:
-    by_tokens = any(one.best is not None and one.best.tokens_per_second for one in data.sizes)
+    by_tokens = any(one.winner is not None and one.winner.tokens_per_second for one in data.sizes)
     unit = "tokens/s" if by_tokens else "samples/s"
     table = NumberTable(
         "GPUs  best mesh",
@@ -77,7 +77,7 @@ def _best_meshes(data: ScaleData) -> NumberTable:
     )
     for one in data.sizes:
         name = f"{one.world_size:>4}  "
-        row = one.best
+        row = one.winner
         if row is None:
             table.add_row(Text(name + "nothing fits", "red"), *[_NOTHING] * 9)
             continue
@@ -103,7 +103,7 @@ def _best_meshes(data: ScaleData) -> NumberTable:
 
 def _where_time_goes(data: ScaleData) -> NumberTable:
     """Lay out what the step of each best mesh consists of, as shares."""
-    there = [one for one in data.sizes if one.best is not None]
+    there = [one for one in data.sizes if one.winner is not None]
     names = [name for name in _PART_WORDS if any(_share(one, name) >= 0.0005 for one in there)]
     table = NumberTable("GPUs", *(_PART_WORDS[name] for name in names))
     for one in there:
@@ -112,9 +112,9 @@ def _where_time_goes(data: ScaleData) -> NumberTable:
 
 
 def _share(one: SizeOfCluster, name: str) -> float:
-    if one.best is None or not one.best.step_seconds:
+    if one.winner is None or not one.winner.step_seconds:
         return 0.0
-    return one.best.parts.get(name, 0.0) / one.best.step_seconds
+    return one.winner.parts.get(name, 0.0) / one.winner.step_seconds
 
 
 def _others(data: ScaleData, most: int) -> list[RenderableType]:

@@ -40,7 +40,7 @@ def _sharding_headline(data: ShardingData) -> Text:
 
 
 def _what_to_set(data: ShardingData) -> Text:
-    row = next(row for row in data.rows if row.chosen)
+    row = next(row for row in data.tried if row.chosen)
     units = {"blocks": "each block", "parts": "the parts of each block", "whole": "the model alone"}
     text = f"Units of FSDP: {units.get(row.units, 'as they are')}"
     if row.unit_count and row.kept:
@@ -55,7 +55,7 @@ def _settings_tried(data: ShardingData) -> NumberTable:
     table = NumberTable(
         "units, kept", "fits", "step", "runs in", "recompute", "exposed", "communication", "prefetch"
     )
-    for row in data.rows:
+    for row in data.tried:
         usual = f" ({row.usual})" if row.usual else ""
         name = f"{row.units}, {row.kept} of {row.unit_count}{usual}"
         table.add_row(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from trainfit.basics.doing import unheard
 from trainfit.costs.table import CostTable
@@ -35,8 +36,7 @@ class CheckpointCurve:
         """Return the cost of freeing a share, between the points that were solved for."""
         if freed <= 0:
             return 0.0
-        points = list(zip(self.freed, self.cost))
-        for (low, cheap), (high, dear) in zip(points, points[1:]):
+        for (low, cheap), (high, dear) in pairwise(zip(self.freed, self.cost)):
             if freed <= high:
                 return cheap + (dear - cheap) * (freed - low) / max(high - low, 1e-12)
         return self.cost[-1]

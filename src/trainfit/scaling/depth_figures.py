@@ -43,7 +43,7 @@ class Figures:
     model_flops: float
 
     def at(self, other: Figures, depths: tuple[int, int], depth: int) -> Figures:
-        """Return the figures of another depth; these are of the first of two depths, the others' of the second."""
+        """Return the figures of another depth; these are of the first of two, the others of the second."""
         far = (depth - depths[0]) / (depths[1] - depths[0])
         return Figures(
             *(

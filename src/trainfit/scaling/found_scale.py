@@ -24,7 +24,7 @@ class Scale:
 
     def __repr__(self) -> str:
         """One line; the text has the rest."""
-        fits = [one for one in self.sizes if one.best is not None]
+        fits = [one for one in self.sizes if one.winner is not None]
         best = self.best
         words = "" if best is None else f", {best.words} has the most tokens per second and GPU"
         return f"<Scale of {self.data.target}: fits on {len(fits)} of {len(self.sizes)} sizes{words}>"
@@ -47,11 +47,11 @@ class Scale:
     def best(self) -> MeshRow | None:
         """The mesh with the most tokens (or samples) per second and GPU; None if nothing fits."""
         found = self.data.size(self.data.most_efficient)
-        return None if found is None else found.best
+        return None if found is None else found.winner
 
     def check(self) -> None:
         """Raise `BudgetTooSmall` if no mesh of any size fits."""
-        if any(one.best is not None for one in self.sizes):
+        if any(one.winner is not None for one in self.sizes):
             return
         least = min(
             ((row.memory_bytes, one.world_size, row) for one in self.sizes for row in one.others),
@@ -62,8 +62,8 @@ class Scale:
             raise BudgetTooSmall(
                 f"{self.data.target}: there is no mesh of these sizes that it can be divided over"
                 + (
-                    f" with a global batch of {format_count(self.data.global_batch)}: the copies of the model "
-                    "must divide it."
+                    f" with a global batch of {format_count(self.data.global_batch)}: the copies of the "
+                    "model must divide it."
                     if self.data.global_batch is not None
                     else "."
                 ),

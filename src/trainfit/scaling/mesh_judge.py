@@ -94,7 +94,7 @@ class MeshJudge:
         return len(self.captures.depths) > 1
 
     def state_bytes(self, sizes: MeshSizes) -> float:
-        """Return parameters, gradients and optimizer state of all ranks of a shape together, from one capture."""
+        """Return parameters, gradients and optimizer state of all ranks together, from one capture."""
         asked = self._ask(sizes, 1)
         if asked is None:
             return 0.0
@@ -246,7 +246,7 @@ def _parts(kept: Figures, again: float, accumulation: int) -> dict[str, float]:
     exposed = {name: getattr(kept, f"exposed_{name}") for name in ("fsdp", "replicate", "cp", "tp")}
     host = min(kept.waiting_seconds, kept.pass_seconds)
     compute = max(kept.pass_seconds - sum(exposed.values()) - host, 0.0)
-    # Several collectives may hide behind one another: what they expose is shared out, so that the sum is the step.
+    # Collectives may hide behind one another: what they expose is shared out, so that the sum is the step.
     over = compute + host + sum(exposed.values()) - kept.pass_seconds
     if over > 0 and sum(exposed.values()):
         scale = max(1 - over / sum(exposed.values()), 0.0)

@@ -1,9 +1,9 @@
 """The best mesh of one world size, without a look at all of them.
 
 What cannot fit is left out first: parameters, gradients and optimizer state, divided among the ranks that
-share them, are a lower bound that one capture gives for all meshes. Micro-batches grow until they do not fit or
-are slower. Copies of groups (HSDP) are looked at where collectives of FSDP over all ranks are exposed, whole
-copies (DDP) where they may fit.
+share them, are a lower bound that one capture gives for all meshes. Micro-batches grow until they do not fit
+or are slower. Copies of groups (HSDP) are looked at where collectives of FSDP over all ranks are exposed,
+whole copies (DDP) where they may fit.
 """
 
 from __future__ import annotations

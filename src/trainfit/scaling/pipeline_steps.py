@@ -74,7 +74,7 @@ class PipelineStep:
 def pipeline_of(
     kept: StageFigures, sizes: MeshSizes, micro_batches: int, links: Links, gpus_per_node: int, sent: float
 ) -> PipelineStep:
-    """Return the step; `kept` has the activations that its checkpoints leave, `sent` is between two stages."""
+    """Return the step; `kept` has the activations that checkpoints leave, `sent` is between two stages."""
     layers = kept.layers_of(sizes.pp)
     layer, besides = kept.layer, kept.besides
     own = layer.pass_seconds - layer.exposed_fsdp - layer.exposed_replicate

@@ -102,4 +102,4 @@ def compared_sizes(sizes: Sequence[SizeOfCluster]) -> tuple[SizeOfCluster, ...]:
 
 def _rate(one: SizeOfCluster) -> float:
     """Return samples per second of the best mesh; tokens are as many times that for all sizes."""
-    return 0.0 if one.best is None else one.best.samples_per_second or 0.0
+    return 0.0 if one.winner is None else one.winner.samples_per_second or 0.0

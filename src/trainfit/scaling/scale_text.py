@@ -24,7 +24,7 @@ def parse_world_sizes(given: str | int | Sequence[int]) -> tuple[int, ...]:
     elif isinstance(given, int) and not isinstance(given, bool):
         found = [given]
     elif isinstance(given, Sequence) and all(type(size) is int for size in given):
-        found = list(given)
+        found = [int(size) for size in given]
     else:
         raise OptionError(f"--world-sizes {given!r:.100} is not a list of numbers: {_HOW}.")
     sizes = tuple(sorted(set(found)))
@@ -81,8 +81,8 @@ class GlobalBatch:
         if self.tokens % seq:
             down = max(self.tokens // seq, 1)
             raise OptionError(
-                f"--global-batch {self.words} is no multiple of the sequence length {seq:,}: the next smaller "
-                f"is --global-batch {down} sequences, {down * seq:,} tokens."
+                f"--global-batch {self.words} is no multiple of the sequence length {seq:,}: the next "
+                f"smaller is --global-batch {down} sequences, {down * seq:,} tokens."
             )
         return self.tokens // seq
 
@@ -115,7 +115,7 @@ def parse_dimensions(given: str | Sequence[str] | None) -> tuple[str, ...] | Non
     unknown = next((name for name in names if name not in DIMENSIONS), None)
     if unknown is not None or not names:
         raise OptionError(
-            f"--dimensions {given!r:.100}: {unknown!r:.40} is no dimension; write those that a mesh may have, "
-            f"of {', '.join(DIMENSIONS)}, as in fsdp,tp."
+            f"--dimensions {given!r:.100}: {unknown!r:.40} is no dimension; write those that a mesh may "
+            f"have, of {', '.join(DIMENSIONS)}, as in fsdp,tp."
         )
     return tuple(dict.fromkeys(names))

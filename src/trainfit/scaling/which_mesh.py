@@ -54,8 +54,8 @@ def scale(
 
     `world_sizes` are numbers, or a text such as `8..1024` (each twice the one before) or `8,16,64`.
     `global_batch` is what one step of all GPUs trains on, in sequences (`512`) or tokens (`4M tokens`);
-    without it there is no accumulation, and the micro-batch is the fastest. `dimensions` are those that a mesh
-    may have, as in `fsdp,tp`.
+    without it there is no accumulation, and the micro-batch is the fastest. `dimensions` are those that a
+    mesh may have, as in `fsdp,tp`.
 
     A model is captured with few layers, for few sizes; all else is worked out and said to be `derived`. With
     `confirm`, the winner that has the most throughput per GPU (`best`) or that of each size (`all`) is
@@ -98,8 +98,8 @@ class ScaleRequest:
         self.device = self.device if isinstance(self.device, Device) else find_device(self.device)
         if self.device.kind != "cuda" or not self.device.has_speed:
             raise DeviceError(
-                f"scale looks for the fastest mesh of GPUs, and {self.device.name} is none whose speed is known; "
-                "name one that `trainfit devices` lists, as in --device h100."
+                f"scale looks for the fastest mesh of GPUs, and {self.device.name} is none whose speed is "
+                "known; name one that `trainfit devices` lists, as in --device h100."
             )
         if self.options is not None and self.options.batch is not None:
             raise OptionError(

@@ -113,7 +113,7 @@ class Winners:
         row = None if best is None else mesh_row(best, self.seq, flops, best, confirmed=holds)
         return SizeOfCluster(
             world_size=ranks,
-            best=row,
+            winner=row,
             others=other_rows(judged, left_out, best, self.seq, flops),
             looked_at=len(judged) + len(left_out),
             efficiency=None,

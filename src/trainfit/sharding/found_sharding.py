@@ -1,4 +1,4 @@
-"""`plan_sharding`, and what it answers: the fastest setting of FSDP's units, with its text, JSON and tables."""
+"""`plan_sharding`, and what it answers: the fastest setting of FSDP's units, with its text and JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShardingResult:
 
     def __repr__(self) -> str:
         """One line; the text has the rest."""
-        return f"<ShardingResult: {self.sharding!r}, {len(self.data.rows)} settings tried>"
+        return f"<ShardingResult: {self.sharding!r}, {len(self.data.tried)} settings tried>"
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""
@@ -52,9 +52,9 @@ class ShardingResult:
         """Raise `BudgetTooSmall` if no setting fits."""
         if not self.data.feasible:
             raise BudgetTooSmall(
-                f"no setting of FSDP's units fits {format_bytes(self.data.budget_bytes)}: the smallest that was "
-                f"found needs {format_bytes(self.data.memory_bytes)}. Use more ranks, a smaller batch, or "
-                "tensor parallelism.",
+                f"no setting of FSDP's units fits {format_bytes(self.data.budget_bytes)}: the smallest that "
+                f"was found needs {format_bytes(self.data.memory_bytes)}. Use more ranks, a smaller batch, "
+                "or tensor parallelism.",
                 self.data.peak_bytes,
             )
 
@@ -90,8 +90,8 @@ def plan_sharding(
         found = device if isinstance(device, Device) else find_device(device)
         if not found.has_speed or found.kind != "cuda":
             raise DeviceError(
-                f"which setting is the fastest on {found.name} is not known; name a GPU that `trainfit devices` "
-                "lists, as in --device h100."
+                f"which setting is the fastest on {found.name} is not known; name a GPU that `trainfit "
+                "devices` lists, as in --device h100."
             )
         if isinstance(target, Trace):
             raise OptionError("a trace has its units already; give the target that it was captured from.")
@@ -157,7 +157,7 @@ def _result(asked: UnitTrials, searched: Searched, seconds: dict[str, float]) ->
         kept=best.kept,
         prefetch=best.setting.prefetch,
         bound_seconds=min(searched.bound_seconds, best.seconds),
-        rows=tuple(_row(one, best) for one in rows),
+        tried=tuple(_row(one, best) for one in rows),
         warnings=trace.warnings,
     )
     return ShardingResult(data, sharding)

@@ -6,9 +6,9 @@ compete by the time of the replay. Among units that are alike the last ones are 
 shortest time, and every other choice of as many has at least their memory at every moment. How many is looked
 for between none and all, which are always tried, so that no uniform setting that was tried is faster.
 
-PyTorch's proposed `fsdp_ilp` (which modules to wrap, so that exposed communication is least under a budget) is
-the special case without checkpointing and without units that are kept, with figures per module instead of a
-replay.
+PyTorch's proposed `fsdp_ilp` (which modules to wrap, so that exposed communication is least under a budget)
+is the special case without checkpointing and without units that are kept, with figures per module instead of
+a replay.
 """
 
 from __future__ import annotations

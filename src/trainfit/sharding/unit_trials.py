@@ -1,4 +1,4 @@
-"""One setting of FSDP's units: the step captured with it, planned within the budget, certified by the replay."""
+"""One setting of FSDP's units: the step captured with it, planned within the budget, certified."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from trainfit.allocator.named_options import DEFAULT_OPTIONS, AllocatorOptions
+from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.allocator.named_options import DEFAULT_OPTIONS
 from trainfit.api.request import Build, Request
 from trainfit.applying.unit_sharding import set_units, units_of
 from trainfit.basics.doing import as_part_of, unheard
@@ -27,7 +28,7 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Setting:
-    """Which modules are units, how many of the last ones stay whole after forward, how many are gathered ahead."""
+    """Which modules are units, how many of the last stay whole after forward, how many are gathered ahead."""
 
     grain: Grain | None = "blocks"
     """None: as the target makes them."""
@@ -133,8 +134,8 @@ def _set(setting: Setting, names: list[str], step: Step) -> Step:
     units = units_of(step.model)
     if not units and setting.grain != "whole":
         raise StepError(
-            "the step has no units of FSDP2 (fully_shard) besides its model, so there is nothing to decide about "
-            "them: shard it, by --mesh dp=8 for a built-in or hf: model."
+            "the step has no units of FSDP2 (fully_shard) besides its model, so there is nothing to decide "
+            "about them: shard it, by --mesh dp=8 for a built-in or hf: model."
         )
     names[:] = units
     kept = units[len(units) - setting.kept :]

@@ -226,7 +226,7 @@ def _signature(columns: Sequence[Signature], nearest: int, number: Numbers) -> S
 
 
 def _collective(columns: Sequence[Collective | None], nearest: int, number: Numbers) -> Collective | None:
-    """Return what is exchanged, among the ranks of the nearest: with more tokens, tensor parallelism sends more."""
+    """Return what is exchanged, among the ranks of the nearest: with more tokens, `tp` sends more."""
     like, known = columns[nearest], [one for one in columns if one is not None]
     if like is None or len(known) < len(columns) or len({one.kind for one in known}) > 1:
         if like is not None or known:

@@ -24,9 +24,9 @@ def copies_share(
 ) -> nn.Module:
     """Return the model whose copies share their gradients, and with `fsdp` their parameters too.
 
-    FSDP2 gathers each block as a unit (`unit_grain.py`), and what is in none with the root. In a pipeline the parameters stay
-    gathered between the micro-batches. `computes_in` is what FSDP2 casts parameters to where it gathers them;
-    gradients are then reduced in float32.
+    FSDP2 gathers each block as a unit (`unit_grain.py` has others), and what is in none with the root. In a
+    pipeline the parameters stay gathered between the micro-batches. `computes_in` is what FSDP2 casts
+    parameters to where it gathers them; gradients are then reduced in float32.
     """
     policy = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32)
     if computes_in is None:

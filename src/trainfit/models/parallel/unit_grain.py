@@ -1,4 +1,4 @@
-"""Which modules of a model of ours FSDP gathers as units: its blocks, or what they consist of, or the whole."""
+"""Which modules of a model of ours FSDP gathers as units: its blocks, their parts, or the whole."""
 
 from __future__ import annotations
 
