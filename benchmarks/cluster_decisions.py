@@ -1,23 +1,20 @@
 """Settings of FSDP chosen by `trainfit shard` against uniform ones, on 8 models and 3 sizes of the cluster.
 
-    python benchmarks/cluster_decisions.py [--models llama-tiny,...] [--output FILE]
+    python benchmarks/cluster_decisions.py [--models gpt2,...] [--ranks 8,...] [--csv FILE]
 
-For each model and number of ranks there is one budget, between the least that any uniform setting needs and the
-most. Uniform are: reshard all units or none of them after forward, each without checkpoints and with every block
-under `torch.utils.checkpoint`. Each is captured on its own, replayed and given to the allocator, apart from the
-search. Reported: the chosen setting's time, that of the fastest uniform one that fits, and whether any is faster.
+For each model and number of ranks there is one budget, between the least that any uniform setting needs and
+the most. Uniform are: reshard all units or none of them after forward, each without checkpoints and with every
+block under `torch.utils.checkpoint`. Each is captured on its own, replayed and given to the allocator, apart
+from the search. Reported: the time of the chosen setting and of the fastest uniform one that fits.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from result_files import write_rows
-
 import trainfit
+from result_files import arguments, write_rows
 from trainfit.allocator.named_options import named_options
 from trainfit.devices.device_table import find_device
 from trainfit.planning.baselines import UsualWays
@@ -98,12 +95,12 @@ def row_of(model: Model, ranks: int) -> dict[str, Any]:
         "layers": model.options.set["layers"],
         "ranks": ranks,
         "budget_bytes": budget,
-        "chosen_seconds": chosen.step_seconds,
+        "chosen_ms": 1e3 * chosen.step_seconds,
         "chosen_memory_bytes": chosen.memory_bytes,
         "chosen": f"{len(chosen.kept)} of {len(chosen.units)} kept, prefetch {chosen.prefetch}, "
         f"{0 if chosen.plan is None else len(chosen.plan.regions)} regions",
         "fastest_uniform": fastest.name,
-        "fastest_uniform_seconds": fastest.seconds,
+        "fastest_uniform_ms": 1e3 * fastest.seconds,
         "saved_share": 1 - chosen.step_seconds / fastest.seconds,
         "never_slower": chosen.step_seconds <= fastest.seconds * (1 + _FASTER) and result.data.feasible,
         "uniform_that_fit": len(fitting),
@@ -111,10 +108,9 @@ def row_of(model: Model, ranks: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--models", default=",".join(model.name for model in MODELS))
     parser.add_argument("--ranks", default=",".join(map(str, RANKS)))
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cluster_decisions.csv")
     given = parser.parse_args()
     rows = []
     for model in (model for model in MODELS if model.name in given.models.split(",")):
@@ -122,12 +118,13 @@ def main() -> None:
             row = row_of(model, ranks)
             rows.append(row)
             print(
-                f"{model.name:16} {ranks:4} ranks: {row['chosen_seconds'] * 1e3:8.2f} ms ({row['chosen']}), "
-                f"fastest uniform {row['fastest_uniform_seconds'] * 1e3:8.2f} ms ({row['fastest_uniform']}), "
+                f"{model.name:16} {ranks:4} ranks: {row['chosen_ms']:8.2f} ms ({row['chosen']}), "
+                f"fastest uniform {row['fastest_uniform_ms']:8.2f} ms ({row['fastest_uniform']}), "
                 f"{row['saved_share']:+.1%}{'' if row['never_slower'] else '  SLOWER'}",
                 flush=True,
             )
-            write_rows(given.output, rows)
+    whole = len(rows) == len(MODELS) * len(RANKS)
+    write_rows("cluster_decisions", rows, given.csv, everything=whole)
     held = sum(row["never_slower"] for row in rows)
     print(f"never slower than a uniform setting that fits: {held} of {len(rows)}")
 

@@ -70,9 +70,9 @@ if TYPE_CHECKING:
     from trainfit.plans.plan import Plan as Plan
     from trainfit.plans.plan_store import load_plan as load_plan
     from trainfit.plans.plan_store import save_plan as save_plan
-    from trainfit.plans.sharding import Sharding as Sharding
-    from trainfit.plans.sharding import load_sharding as load_sharding
-    from trainfit.plans.sharding import save_sharding as save_sharding
+    from trainfit.plans.sharding_choice import Sharding as Sharding
+    from trainfit.plans.sharding_choice import load_sharding as load_sharding
+    from trainfit.plans.sharding_choice import save_sharding as save_sharding
     from trainfit.plans.way_store import load_way as load_way
     from trainfit.plans.way_store import save_way as save_way
     from trainfit.plans.ways import Way as Way
@@ -130,7 +130,7 @@ _HOME = {
     "trainfit.planning.plan_results": "Frontier",
     "trainfit.plans.plan": "Plan",
     "trainfit.plans.plan_store": "load_plan save_plan",
-    "trainfit.plans.sharding": "Sharding load_sharding save_sharding",
+    "trainfit.plans.sharding_choice": "Sharding load_sharding save_sharding",
     "trainfit.plans.way_store": "load_way save_way",
     "trainfit.plans.ways": "Way",
     "trainfit.renting.found_comparison": "DeviceComparison",

@@ -1,4 +1,4 @@
-"""Units of FSDP that are chosen: no uniform setting is faster, and the model computes the same, bit by bit."""
+"""Units of FSDP that are chosen: no uniform setting is faster, and the model computes the same."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def test_the_model_computes_the_same_on_two_ranks(tmp_path: Path) -> None:
     options = trainfit.StepOptions(batch=2, seq=32)
     base = trainfit.plan_sharding("llama-tiny", cluster=cluster, device="h100", options=options).sharding
     blocks = tuple(f"blocks.{number}" for number in range(4))
-    parts = tuple(
-        name for block in blocks for name in (block, f"{block}.attention", f"{block}.feed_forward")
-    )
+    parts = tuple(name for block in blocks for name in (block, f"{block}.attention", f"{block}.feed_forward"))
     variants = {
         "kept": replace(base, units=blocks, kept=blocks[2:], prefetch=1, plan=None),
         "ahead": replace(base, units=blocks, kept=(), prefetch=2, plan=None),

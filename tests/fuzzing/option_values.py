@@ -161,7 +161,9 @@ WORLD_SIZES = NUMBERS | st.sampled_from(
 GLOBAL_BATCHES = COUNTS | st.sampled_from(
     ["512", "4Mi tokens", "4M tokens", "512 sequences", "tokens", "0 tokens", "1Ki", "8 cats", "7 tokens"]
 )
-DIMENSION_LISTS = st.sampled_from(["fsdp", "dp,tp", "fsdp,tp,cp,pp", "replicate", "ep", "", ",", "tp,tp", "x"])
+DIMENSION_LISTS = st.sampled_from(
+    ["fsdp", "dp,tp", "fsdp,tp,cp,pp", "replicate", "ep", "", ",", "tp,tp", "x"]
+)
 _SHOWN = {"--snapshot": WRITTEN, "--perfetto": WRITTEN}
 _COSTS = {"--device": DEVICES, "--costs": WORDS, "--allocator": ALLOCATORS}
 _LISTED = {

@@ -14,7 +14,9 @@ def test_every_mesh_has_all_ranks_and_occurs_once() -> None:
     assert len(found) == len(set(found))
     assert all(one.ranks == 48 for one in found)
     # As often as 48 can be written as such a product, counted another way.
-    pairs = [(tp, cp, pp) for tp in (1, 2, 4, 8) for cp in (1, 2) for pp in (1, 2, 4) if 48 % (tp * cp * pp) == 0]
+    pairs = [
+        (tp, cp, pp) for tp in (1, 2, 4, 8) for cp in (1, 2) for pp in (1, 2, 4) if 48 % (tp * cp * pp) == 0
+    ]
     assert len(found) == sum(len(divisors(48 // math.prod(pair))) for pair in pairs)
 
 

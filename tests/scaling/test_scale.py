@@ -1,4 +1,4 @@
-"""The best mesh of each size: what is worked out is what captures say, and others lose for the reason given."""
+"""The best mesh of each size: what is worked out is what captures say, others lose for the reason given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainfit.devices.device_table import find_device
 from trainfit.errors import BudgetTooSmall, DeviceError, OptionError
 from trainfit.scaling.mesh_candidates import Division, MeshSizes
 from trainfit.scaling.mesh_judge import Judged, MeshJudge
-from trainfit.scaling.shape_captures import Question, ShapeCaptures, depths_of
+from trainfit.scaling.shape_captures import ScaleQuestion, ShapeCaptures, depths_of
 from trainfit.scaling.why_slower import reason_for
 from trainfit.traces.simulate import simulate
 
@@ -24,7 +24,7 @@ OPTIONS = trainfit.StepOptions(seq=128, dtype="bf16", set={"layers": 8})
 
 
 def judge_of(*meshes: MeshSizes) -> MeshJudge:
-    question = Question("llama-tiny", find_device("h100"), OPTIONS)
+    question = ScaleQuestion("llama-tiny", find_device("h100"), OPTIONS)
     depths, depth = depths_of(question)
     captures = ShapeCaptures(question, depths)
     for one in meshes:

@@ -26,7 +26,9 @@ def test_world_sizes(given: Any, sizes: tuple[int, ...]) -> None:
     assert parse_world_sizes(given) == sizes
 
 
-@pytest.mark.parametrize("given", ["", "8..", "64..8", "0", "x", "8,", "-8", "1..99999999", True, 1.5, ["8"], []])
+@pytest.mark.parametrize(
+    "given", ["", "8..", "64..8", "0", "x", "8,", "-8", "1..99999999", True, 1.5, ["8"], []]
+)
 def test_no_world_sizes(given: Any) -> None:
     with pytest.raises(OptionError, match="--world-sizes"):
         parse_world_sizes(given)
@@ -52,7 +54,9 @@ def test_global_batches(given: Any, seq: int | None, sequences: int) -> None:
 def test_tokens_that_are_no_sequences() -> None:
     found = parse_global_batch("4M tokens")
     assert found is not None
-    with pytest.raises(OptionError, match=r"the next smaller is --global-batch 488 sequences, 3,997,696 tokens"):
+    with pytest.raises(
+        OptionError, match=r"the next smaller is --global-batch 488 sequences, 3,997,696 tokens"
+    ):
         found.in_sequences(8192)
     with pytest.raises(OptionError, match="does not say how many tokens"):
         found.in_sequences(None)

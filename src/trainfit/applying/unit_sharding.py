@@ -14,7 +14,7 @@ from torch import nn
 from trainfit.applying.attach import apply
 from trainfit.applying.sharded_modules import is_unit
 from trainfit.errors import PlanError
-from trainfit.plans.sharding import Sharding
+from trainfit.plans.sharding_choice import Sharding
 
 _MOST_NAMED = 3
 

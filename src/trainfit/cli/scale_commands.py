@@ -194,7 +194,7 @@ def shard(
     mesh=mesh) in place of its calls of fully_shard.
     """
     with working(outputs, output=output):
-        from trainfit.plans.sharding import save_sharding
+        from trainfit.plans.sharding_choice import save_sharding
         from trainfit.report.text_sharding import sharding_view
 
         result = asked.sharded(target)

@@ -12,7 +12,7 @@ from trainfit.report.tables import MOST_WARNINGS, Cell, NumberTable, safe, stack
 
 _NOTHING = Text("-", "dim")
 _WHOLE_ABOVE = 100
-_OTHERS = {"usual": 2, "much": 24}
+_MOST_SHOWN = 2
 """How many other meshes are shown for each size."""
 _PART_WORDS = {
     "compute": "computing",
@@ -37,7 +37,7 @@ def scale_view(data: ScaleData, amount: Amount = "usual") -> RenderableType:
         [_scale_headline(data), *described],
         [_best_meshes(data)],
         [_where_time_goes(data)] if any(one.winner for one in data.sizes) else [],
-        _others(data, at_most(_OTHERS["usual"], amount)),
+        _others(data, at_most(_MOST_SHOWN, amount)),
         stage_times(data.seconds, amount),
         warnings=data.warnings,
         most_warnings=at_most(MOST_WARNINGS, amount),

@@ -18,7 +18,7 @@ from trainfit.costs.schedule import Schedule, schedule
 from trainfit.plans.plan import Plan
 from trainfit.scaling.depth_figures import figures_of
 from trainfit.scaling.mesh_judge import Judged
-from trainfit.scaling.shape_captures import Question
+from trainfit.scaling.shape_captures import ScaleQuestion
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
 
@@ -36,7 +36,7 @@ class Confirmed:
 
 
 def confirmed(
-    question: Question,
+    question: ScaleQuestion,
     found: Judged,
     allocator: AllocatorOptions | None,
     budget: int | None,

@@ -18,7 +18,7 @@ from trainfit.traces.trace import CATEGORIES, Trace
 
 
 @dataclass(frozen=True)
-class Figures:
+class DepthFigures:
     """What a step needs. All of them lie on lines over the depth of the model."""
 
     pass_bytes: float
@@ -42,13 +42,13 @@ class Figures:
     """How long the device waits for the host."""
     model_flops: float
 
-    def at(self, other: Figures, depths: tuple[int, int], depth: int) -> Figures:
+    def at(self, other: DepthFigures, depths: tuple[int, int], depth: int) -> DepthFigures:
         """Return the figures of another depth; these are of the first of two, the others of the second."""
         far = (depth - depths[0]) / (depths[1] - depths[0])
-        return Figures(
+        return DepthFigures(
             *(
                 getattr(self, field.name) + far * (getattr(other, field.name) - getattr(self, field.name))
-                for field in fields(Figures)
+                for field in fields(DepthFigures)
             )
         )
 
@@ -68,7 +68,7 @@ class Figures:
         return self.exposed_fsdp + self.exposed_replicate + self.exposed_cp + self.exposed_tp
 
 
-def figures_of(timeline: Timeline, times: Schedule, model_flops: float) -> Figures:
+def figures_of(timeline: Timeline, times: Schedule, model_flops: float) -> DepthFigures:
     """Read the figures off a step that was replayed."""
     trace, phases = timeline.trace, times.phase_seconds
     ops = [op.phase == "optimizer" for op in trace.ops]
@@ -77,7 +77,7 @@ def figures_of(timeline: Timeline, times: Schedule, model_flops: float) -> Figur
     first = ops.index(True) if any(ops) else len(ops) - 1
     gradients = int(timeline.by_category[CATEGORIES.index("gradient"), first]) if ops else 0
     exposed = {name: _exposed(times, name) for name in ("fsdp", "replicate", "cp", "tp")}
-    return Figures(
+    return DepthFigures(
         pass_bytes=float(used[~in_optimizer].max(initial=timeline.persistent_bytes)),
         optimizer_bytes=float(used[in_optimizer].max(initial=0)),
         persistent_bytes=float(timeline.persistent_bytes),

@@ -12,7 +12,7 @@ from trainfit.costs.summary import summarise
 from trainfit.devices.communicator_buffers import with_communicators
 from trainfit.planning.replay import Replay, replayed
 from trainfit.scaling.checkpoint_curve import CheckpointCurve, curve_of, recomputed
-from trainfit.scaling.depth_figures import Figures, figures_of
+from trainfit.scaling.depth_figures import DepthFigures, figures_of
 from trainfit.scaling.mesh_candidates import Division, MeshSizes
 from trainfit.scaling.pipeline_steps import PipelineStep, StageFigures, pipeline_of
 from trainfit.scaling.shape_captures import Depth, Shape, ShapeCaptures
@@ -63,7 +63,7 @@ class Judged:
 class _Asked:
     """A step without stages, at the model's whole depth."""
 
-    kept: tuple[Figures, ...]
+    kept: tuple[DepthFigures, ...]
     """With everything kept, at each captured depth."""
     overhead_bytes: int
     """What the allocator needs beyond the peak."""
@@ -83,7 +83,7 @@ class MeshJudge:
     peak_flops: float | None = None
     """The device's peak, of the rate that most products run at."""
     _asked: dict[tuple[MeshSizes, int], _Asked | None] = field(default_factory=dict)
-    _full: dict[tuple[MeshSizes, int], tuple[Figures, ...] | None] = field(default_factory=dict)
+    _full: dict[tuple[MeshSizes, int], tuple[DepthFigures, ...] | None] = field(default_factory=dict)
     _curves: dict[tuple[Shape, int], CheckpointCurve] = field(default_factory=dict)
     _overheads: dict[tuple[Shape, int], int] = field(default_factory=dict)
     _flops: dict[tuple[Shape, int, Depth], float] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class MeshJudge:
         kept = self._deep(asked.kept)
         waiting = kept.gradient_bytes if division.accumulation > 1 else 0.0
 
-        def needed(figures: Figures) -> float:
+        def needed(figures: DepthFigures) -> float:
             return max(figures.pass_bytes + waiting, figures.optimizer_bytes) + asked.overhead_bytes
 
         memory, share, again = needed(kept), 0.0, 0.0
@@ -159,7 +159,11 @@ class MeshJudge:
         return Judged(sizes, division, memory, asked.budget_bytes, share, parts, kept.model_flops, stages)
 
     def _step_of(
-        self, figures: tuple[Figures, ...], full: tuple[Figures, ...] | None, sizes: MeshSizes, by: Division
+        self,
+        figures: tuple[DepthFigures, ...],
+        full: tuple[DepthFigures, ...] | None,
+        sizes: MeshSizes,
+        by: Division,
     ) -> PipelineStep:
         first, second = (depth.layers or 0 for depth in self.captures.depths)
         stage = StageFigures.of(figures[0], figures[1], (first, second), self.depth)
@@ -172,7 +176,7 @@ class MeshJudge:
         links = Links.of(device, cluster)
         return pipeline_of(stage, sizes, by.accumulation, links, cluster.gpus_per_node, max(sent, 0.0))
 
-    def _deep(self, figures: tuple[Figures, ...]) -> Figures:
+    def _deep(self, figures: tuple[DepthFigures, ...]) -> DepthFigures:
         if len(figures) == 1:
             return figures[0]
         first, second = (depth.layers or 0 for depth in self.captures.depths)
@@ -212,7 +216,7 @@ class MeshJudge:
             self._flops[shape, batch, depth] = float(summary.model_flops)
         return self._flops[shape, batch, depth]
 
-    def _fully(self, sizes: MeshSizes, batch: int) -> tuple[Figures, ...] | None:
+    def _fully(self, sizes: MeshSizes, batch: int) -> tuple[DepthFigures, ...] | None:
         """Return the same with every block recomputed; None if the model has no blocks."""
         key = (sizes, batch)
         if key not in self._full:
@@ -241,7 +245,7 @@ class MeshJudge:
         return self._curves[key]
 
 
-def _parts(kept: Figures, again: float, accumulation: int) -> dict[str, float]:
+def _parts(kept: DepthFigures, again: float, accumulation: int) -> dict[str, float]:
     """Return what the time of a step without stages consists of."""
     exposed = {name: getattr(kept, f"exposed_{name}") for name in ("fsdp", "replicate", "cp", "tp")}
     host = min(kept.waiting_seconds, kept.pass_seconds)

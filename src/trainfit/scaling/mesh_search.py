@@ -9,11 +9,12 @@ whole copies (DDP) where they may fit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trainfit.basics.doing import as_part_of
 from trainfit.scaling.mesh_candidates import MeshSizes, divisions, meshes
 from trainfit.scaling.mesh_judge import Judged, MeshJudge
+from trainfit.scaling.shape_captures import refusal
 
 _MUCH_AGAIN = 0.7
 """A micro-batch of which this share is recomputed has no room for a larger one."""
@@ -51,6 +52,7 @@ class MeshSearch:
     global_batch: int | None
     state_bytes: float = 0.0
     """Parameters, gradients and optimizer state of all ranks together; 0 as long as nothing is captured."""
+    _refused: dict[MeshSizes, bool] = field(default_factory=dict)
 
     def candidates(self, ranks: int) -> list[MeshSizes]:
         """Return the meshes of a world size whose state may fit, those that divide least first."""
@@ -81,6 +83,8 @@ class MeshSearch:
             if missing is not None:
                 left_out.append(missing)
                 continue
+            if self._refuses_stages(sizes):
+                continue
             inner = (sizes.pp, sizes.cp, sizes.tp)
             if sizes.replicate > 1 and not self._worth_splitting(sizes, plain.get(inner), found):
                 continue
@@ -91,6 +95,16 @@ class MeshSearch:
             if sizes.replicate == 1 and fitting:
                 plain[inner] = min(fitting, key=lambda one: one.seconds_per_sample)
         return found, left_out
+
+    def _refuses_stages(self, sizes: MeshSizes) -> bool:
+        """Whether the model says that its stages cannot be divided so; what has no stages is captured."""
+        if sizes.pp == 1:
+            return False
+        few = replace(sizes, replicate=min(sizes.replicate, 2), fsdp=min(sizes.fsdp, 2))
+        if few not in self._refused:
+            question = self.judge.captures.question
+            self._refused[few] = refusal(question, few, 2 * sizes.pp) is not None
+        return self._refused[few]
 
     def _worth_splitting(self, sizes: MeshSizes, plain: Judged | None, found: Sequence[Judged]) -> bool:
         """Whether groups of copies may be faster than FSDP over all ranks, by what that exposes."""

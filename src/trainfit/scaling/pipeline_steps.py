@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainfit.costs.collective_costs import Links, Reach, collective_seconds
-from trainfit.scaling.depth_figures import Figures
+from trainfit.scaling.depth_figures import DepthFigures
 from trainfit.scaling.mesh_candidates import MeshSizes
 
 _FORWARD_SHARE = 1 / 3
@@ -27,16 +27,16 @@ _FORWARD_SHARE = 1 / 3
 class StageFigures:
     """A layer, and what there is besides layers, with the activations of one sample."""
 
-    layer: Figures
-    besides: Figures
+    layer: DepthFigures
+    besides: DepthFigures
     depth: int
 
     @staticmethod
-    def of(first: Figures, second: Figures, depths: tuple[int, int], depth: int) -> StageFigures:
+    def of(first: DepthFigures, second: DepthFigures, depths: tuple[int, int], depth: int) -> StageFigures:
         """Take two depths apart."""
         none, one = first.at(second, depths, 0), first.at(second, depths, 1)
-        names = Figures.__dataclass_fields__
-        layer = Figures(*(getattr(one, name) - getattr(none, name) for name in names))
+        names = DepthFigures.__dataclass_fields__
+        layer = DepthFigures(*(getattr(one, name) - getattr(none, name) for name in names))
         return StageFigures(layer, none, depth)
 
     def layers_of(self, stages: int) -> int:

@@ -11,7 +11,7 @@ from trainfit.scaling.mesh_judge import Judged
 from trainfit.scaling.mesh_search import LeftOut
 from trainfit.scaling.why_slower import reason_for
 
-_MOST_OTHERS = 24
+_MOST_OTHERS = 64
 _FULLY = 0.999
 
 

@@ -32,7 +32,7 @@ _BATCHES = (2, 4)
 
 
 @dataclass(frozen=True)
-class Question:
+class ScaleQuestion:
     """Which step is asked about, and on which cluster; its mesh is what is looked for."""
 
     target: str | Build
@@ -62,7 +62,7 @@ class Depth:
     layers: int | None = None
 
 
-def depths_of(question: Question) -> tuple[tuple[Depth, ...], int]:
+def depths_of(question: ScaleQuestion) -> tuple[tuple[Depth, ...], int]:
     """Return the depths to capture, and that of the model; one depth where the model is not cut down.
 
     What names its depth is a setting of a built-in model or of a config. A function of the user's own is
@@ -108,7 +108,7 @@ class Shape:
 class ShapeCaptures:
     """Captured traces by shape, and what is worked out from them."""
 
-    question: Question
+    question: ScaleQuestion
     depths: tuple[Depth, ...]
     ranges: dict[Shape, tuple[int, int]] = field(default_factory=dict)
     """The least and the most ranks that FSDP divides a shape's parameters among, of those looked at."""
@@ -173,7 +173,7 @@ class ShapeCaptures:
         return self._corners[key]
 
 
-def refusal(question: Question, sizes: MeshSizes, batch: int) -> str | None:
+def refusal(question: ScaleQuestion, sizes: MeshSizes, batch: int) -> str | None:
     """Say why a model cannot be divided over a mesh, as far as it says so without being built."""
     try:
         question.request(sizes.mesh, batch).found()

@@ -20,7 +20,7 @@ from trainfit.scaling.mesh_candidates import MeshSizes, powers_of_two
 from trainfit.scaling.mesh_judge import MeshJudge
 from trainfit.scaling.mesh_search import MeshSearch, SizesOfModel
 from trainfit.scaling.scale_text import parse_dimensions, parse_global_batch, parse_world_sizes
-from trainfit.scaling.shape_captures import Question, ShapeCaptures, depths_of, refusal
+from trainfit.scaling.shape_captures import ScaleQuestion, ShapeCaptures, depths_of, refusal
 from trainfit.scaling.winners import Winners
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
@@ -119,7 +119,7 @@ class ScaleRequest:
         assert isinstance(self.device, Device)
         budget = None if self.budget is None else bytes_of_budget(self.budget, self.device)
         whole, allowed = parse_global_batch(global_batch), parse_dimensions(dimensions)
-        question = Question(self.target, self.device, self.options or StepOptions(), self.task, node)
+        question = ScaleQuestion(self.target, self.device, self.options or StepOptions(), self.task, node)
         depths, depth = depths_of(question)
         seq = self._seq(question)
         batch = None if whole is None else whole.in_sequences(seq)
@@ -141,7 +141,7 @@ class ScaleRequest:
         words = "" if whole is None else whole.words
         return winners.result(batch, words, chosen, self.watch.seconds)
 
-    def _seq(self, question: Question) -> int | None:
+    def _seq(self, question: ScaleQuestion) -> int | None:
         try:
             return question.request((("fsdp", 1),), 1).found().settings.seq
         except TrainfitError:
@@ -149,7 +149,9 @@ class ScaleRequest:
                 raise
             return None
 
-    def _usual_dimensions(self, question: Question, seq: int | None, batch: int | None) -> tuple[str, ...]:
+    def _usual_dimensions(
+        self, question: ScaleQuestion, seq: int | None, batch: int | None
+    ) -> tuple[str, ...]:
         """Return the dimensions to look at if nobody says: `cp` only where there is a reason for it."""
         if not isinstance(self.target, str) or ":" in self.target.removeprefix("hf:"):
             return ("fsdp",)  # what other names mean, only the author of a function knows
@@ -170,7 +172,9 @@ class ScaleRequest:
         raise OptionError(next(iter(refused.values()), f"there is no mesh of {self.world_sizes[-1]:,} GPUs."))
 
 
-def sizes_of_model(question: Question, dimensions: Sequence[str], ranks: int, layers: int) -> SizesOfModel:
+def sizes_of_model(
+    question: ScaleQuestion, dimensions: Sequence[str], ranks: int, layers: int
+) -> SizesOfModel:
     """Return the sizes along each dimension that a model can be divided by, as it says before it is built."""
 
     def possible(name: str, most: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from trainfit.scaling.found_scale import Scale
 from trainfit.scaling.mesh_judge import Judged, MeshJudge
 from trainfit.scaling.mesh_search import LeftOut
 from trainfit.scaling.scale_rows import compared_sizes, mesh_row, other_rows
-from trainfit.scaling.shape_captures import Depth, Question
+from trainfit.scaling.shape_captures import Depth, ScaleQuestion
 from trainfit.traces.settings import Settings, describe, settings_json
 from trainfit.traces.trace import Trace
 
@@ -23,7 +23,7 @@ _TRIES = 3
 class Winners:
     """What is found for each size, and which of it is confirmed."""
 
-    question: Question
+    question: ScaleQuestion
     judge: MeshJudge
     seconds_limit: float
     seq: int | None

@@ -18,10 +18,10 @@ from trainfit.errors import BudgetTooSmall, DeviceError, OptionError
 from trainfit.models.parallel.unit_grain import Grain
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.requests import bytes_of_budget
-from trainfit.plans.sharding import Sharding
+from trainfit.plans.sharding_choice import Sharding
 from trainfit.report.json_result import result_json, write_json
 from trainfit.report.sharding_data import ShardingData, ShardingRow
-from trainfit.sharding.unit_search import Searched, search
+from trainfit.sharding.unit_search import BestSetting, search
 from trainfit.sharding.unit_trials import OWN, Trial, UnitTrials
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.settings import describe, settings_json
@@ -120,7 +120,7 @@ def _grains(asked: UnitTrials) -> tuple[Grain | None, ...]:
     return (None,)
 
 
-def _result(asked: UnitTrials, searched: Searched, seconds: dict[str, float]) -> ShardingResult:
+def _result(asked: UnitTrials, searched: BestSetting, seconds: dict[str, float]) -> ShardingResult:
     best = searched.best
     plan, trace = best.plan.plan, best.trace
     rows = sorted(asked.found.values(), key=lambda one: (not one.fits, one.seconds))

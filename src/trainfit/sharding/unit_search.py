@@ -26,14 +26,14 @@ _MOST_KEPT = 6
 
 
 @dataclass(frozen=True)
-class Searched:
+class BestSetting:
     """The best setting, and what the step would take with nothing exposed and nothing recomputed."""
 
     best: Trial
     bound_seconds: float
 
 
-def search(trial: Try, grains: Sequence[Grain | None]) -> Searched:
+def search(trial: Try, grains: Sequence[Grain | None]) -> BestSetting:
     """Try settings, the usual ones first; return the fastest that fits or, if none does, the smallest."""
     found: dict[Setting, Trial] = {}
 
@@ -54,7 +54,7 @@ def search(trial: Try, grains: Sequence[Grain | None]) -> Searched:
     best = _best(found)
     if not _enough(found, _bound(found)) and len(best.units) > 2:
         tried(Setting(best.setting.grain, best.setting.kept, prefetch=2))
-    return Searched(_best(found), _bound(found))
+    return BestSetting(_best(found), _bound(found))
 
 
 Found = Mapping[Setting, Trial]
