@@ -311,6 +311,35 @@ TABLES["max_batch_truth"] = {
     "bisected_seconds": "processor time of bisection",
     "holds": "whether the size fits and the next does not, by full captures",
 }
+TABLES["cluster_decisions"] = {
+    "model": "the model, cut down to `layers`",
+    "layers": "how many layers it has",
+    "ranks": "among how many ranks FSDP divides it",
+    "budget_bytes": "the memory of each, between what the uniform settings need",
+    "chosen": "what `trainfit shard` chose",
+    "chosen_ms": "its step",
+    "chosen_memory_bytes": "what it runs in",
+    "fastest_uniform": "the fastest uniform setting that fits",
+    "fastest_uniform_ms": "its step",
+    "saved_share": "what the choice saves of it",
+    "uniform_that_fit": "how many of the four uniform settings fit",
+    "never_slower": "whether none of them is faster",
+}
+TABLES["scale_choices"] = {
+    "model": "the model",
+    "ranks": "GPUs of the published run",
+    "published": "its mesh",
+    "source": "where it is published",
+    "published_tokens_per_second_per_gpu": "as published, where it is",
+    "chosen": "the mesh that `trainfit scale` chose",
+    "chosen_batch": "micro-batch and accumulation",
+    "recompute": "what it recomputes",
+    "chosen_tokens_per_second_per_gpu": "predicted",
+    "predicted_tokens_per_second_per_gpu": "of the published mesh, predicted; empty if it does not fit here",
+    "same": "whether the two meshes are the same",
+    "reason": "why the published mesh loses, as trainfit says",
+    "seconds": "wall time of the search",
+}
 TABLES["plan_quality_executors"] = TABLES["plan_quality"]
 
 RUN = {"date": "when it ran", "versions": "with what"}

@@ -51,6 +51,8 @@ LAYERS = (
     "exports",
     "diffing",
     "renting",
+    "sharding",
+    "scaling",
     "sweeping",
     "cli",
     "__main__",
@@ -64,7 +66,8 @@ THIRD_PARTIES = {
         "devices costs cli",
     ),
     "numpy": (
-        "traces memory allocator.step_columns costs planning capturing comparing compat verifying webpage",
+        "traces memory allocator.step_columns costs planning capturing comparing compat verifying webpage "
+        "scaling",
         "",
     ),
     "rich": ("report", ""),

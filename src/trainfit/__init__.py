@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trainfit.applying import applied as applied
     from trainfit.applying import apply as apply
     from trainfit.applying import remove as remove
+    from trainfit.applying import shard as shard
     from trainfit.autoplanning.autoplan_result import AutoPlan as AutoPlan
     from trainfit.autoplanning.plan_here import autoplan as autoplan
     from trainfit.autoplanning.trainer_callback import PlanCallback as PlanCallback
@@ -69,12 +70,19 @@ if TYPE_CHECKING:
     from trainfit.plans.plan import Plan as Plan
     from trainfit.plans.plan_store import load_plan as load_plan
     from trainfit.plans.plan_store import save_plan as save_plan
+    from trainfit.plans.sharding_choice import Sharding as Sharding
+    from trainfit.plans.sharding_choice import load_sharding as load_sharding
+    from trainfit.plans.sharding_choice import save_sharding as save_sharding
     from trainfit.plans.way_store import load_way as load_way
     from trainfit.plans.way_store import save_way as save_way
     from trainfit.plans.ways import Way as Way
     from trainfit.renting.found_comparison import DeviceComparison as DeviceComparison
     from trainfit.renting.which_device import compare as compare
     from trainfit.report.saved_results import save_result as save_result
+    from trainfit.scaling.found_scale import Scale as Scale
+    from trainfit.scaling.which_mesh import scale as scale
+    from trainfit.sharding.found_sharding import ShardingResult as ShardingResult
+    from trainfit.sharding.found_sharding import plan_sharding as plan_sharding
     from trainfit.sizing.size_results import MaxSize as MaxSize
     from trainfit.steps.step import Step as Step
     from trainfit.sweeping.sweep_grid import sweep as sweep
@@ -96,7 +104,7 @@ _HOME = {
     "trainfit.api.predict": "capture estimate price",
     "trainfit.api.prove": "verify",
     "trainfit.api.sizes": "max_batch max_seq",
-    "trainfit.applying": "applied apply remove",
+    "trainfit.applying": "applied apply remove shard",
     "trainfit.autoplanning.autoplan_result": "AutoPlan",
     "trainfit.autoplanning.plan_here": "autoplan",
     "trainfit.autoplanning.trainer_callback": "PlanCallback",
@@ -122,11 +130,15 @@ _HOME = {
     "trainfit.planning.plan_results": "Frontier",
     "trainfit.plans.plan": "Plan",
     "trainfit.plans.plan_store": "load_plan save_plan",
+    "trainfit.plans.sharding_choice": "Sharding load_sharding save_sharding",
     "trainfit.plans.way_store": "load_way save_way",
     "trainfit.plans.ways": "Way",
     "trainfit.renting.found_comparison": "DeviceComparison",
     "trainfit.renting.which_device": "compare",
     "trainfit.report.saved_results": "save_result",
+    "trainfit.scaling.found_scale": "Scale",
+    "trainfit.scaling.which_mesh": "scale",
+    "trainfit.sharding.found_sharding": "ShardingResult plan_sharding",
     "trainfit.sizing.size_results": "MaxSize",
     "trainfit.steps.step": "Step",
     "trainfit.sweeping.sweep_grid": "sweep",

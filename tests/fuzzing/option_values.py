@@ -155,6 +155,15 @@ _CLUSTER = {
     "--gpus-per-node": NUMBERS,
     "--network": SPEEDS,
 }
+WORLD_SIZES = NUMBERS | st.sampled_from(
+    ["8..64", "2,4", "8", "8..", "..8", "64..8", "1..1", "8,8", "8,", "0", "1..99999999", "8...64", "3..7"]
+)
+GLOBAL_BATCHES = COUNTS | st.sampled_from(
+    ["512", "4Mi tokens", "4M tokens", "512 sequences", "tokens", "0 tokens", "1Ki", "8 cats", "7 tokens"]
+)
+DIMENSION_LISTS = st.sampled_from(
+    ["fsdp", "dp,tp", "fsdp,tp,cp,pp", "replicate", "ep", "", ",", "tp,tp", "x"]
+)
 _SHOWN = {"--snapshot": WRITTEN, "--perfetto": WRITTEN}
 _COSTS = {"--device": DEVICES, "--costs": WORDS, "--allocator": ALLOCATORS}
 _LISTED = {
@@ -250,6 +259,28 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
         "--price": PRICES,
         "--prices": PRICE_FILES,
     },
+    "shard": {
+        **_STEP,
+        **_CLUSTER,
+        "--device": DEVICES,
+        "--allocator": ALLOCATORS,
+        "--budget": SIZES,
+        "--seconds": NUMBERS,
+        "--output": WRITTEN,
+    },
+    "scale": {
+        **_STEP,
+        "--device": DEVICES,
+        "--allocator": ALLOCATORS,
+        "--budget": SIZES,
+        "--seconds": NUMBERS,
+        "--world-sizes": WORLD_SIZES,
+        "--global-batch": GLOBAL_BATCHES,
+        "--dimensions": DIMENSION_LISTS,
+        "--gpus-per-node": NUMBERS,
+        "--network": SPEEDS,
+        "--confirm": WORDS,
+    },
     "sweep": {
         "--output": TABLES,
         "--jobs": NUMBERS,
@@ -261,7 +292,8 @@ COMMANDS: dict[str, dict[str, st.SearchStrategy[str] | None]] = {
     },
     "devices": {},
 }
-del COMMANDS["compare"]["--report"]  # it has no page
+for _name in ("compare", "shard", "scale"):
+    del COMMANDS[_name]["--report"]  # they have no page
 for _options in COMMANDS.values():
     _options |= {"--quiet": None, "--verbose": None}
 """Every option of every command, with what may follow it; None follows a flag."""

@@ -16,9 +16,11 @@ In the order in which a step passes through them:
 - `python_objects.py` sees to what Python code changes, and `sharded_modules.py` to what it must not touch;
 - `modes.py` and `torch_changes.py` let a region run the operators that the capture recorded, and no others;
 - `way_changes.py` makes what else a way changes, besides its plan;
+- `unit_sharding.py` puts FSDP's units, and what is set about them, onto a model;
 - `plain_checkpoint.py` leaves regions to torch alone, where that is known to do the same.
 """
 
 from trainfit.applying.attach import applied, apply, attach_plan, remove, runs_plan
+from trainfit.applying.unit_sharding import shard
 
-__all__ = ["applied", "apply", "attach_plan", "remove", "runs_plan"]
+__all__ = ["applied", "apply", "attach_plan", "remove", "runs_plan", "shard"]

@@ -14,6 +14,7 @@ help_text        what `trainfit --help` says
 device_commands  those about machines and devices
 fit_commands     the command that looks for what to change
 grid_commands    those about several steps
+scale_commands   those about what only a cluster decides
 size_commands    max-batch, max-seq, and lists of batches and devices
 commands         the other commands
 """

@@ -25,6 +25,7 @@ from trainfit.cli.grid_commands import add_grid_commands
 from trainfit.cli.help_layout import fitted
 from trainfit.cli.help_text import HELP
 from trainfit.cli.list_options import ListedRequestFlags
+from trainfit.cli.scale_commands import register_scale_commands
 from trainfit.cli.size_commands import register_size_commands, several_estimates, several_plans
 
 app = typer.Typer(
@@ -246,6 +247,7 @@ def order(
 
 
 add_grid_commands(app)
+register_scale_commands(app)
 
 
 @command(app)

@@ -6,5 +6,6 @@ recomputation    which ops of a region run again in backward, and which results 
 plan_store       plans on disk
 ways             a plan with what else is changed in a step
 way_store        those on disk
+sharding_choice  a plan with what is decided about FSDP's units, and its file
 plan_origin      what a plan was made for, and in what another step or model differs
 """

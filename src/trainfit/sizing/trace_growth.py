@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from trainfit.traces.ranks import Collective
 from trainfit.traces.settings import Settings
 from trainfit.traces.trace import Op, Signature, Storage, TensorSpec, Trace
 
@@ -40,7 +41,7 @@ class TraceGrowth:
         """Begin without any; `name` is what grows, `batch` or `seq`."""
         self.name = name
         self._known: dict[int, Trace] = {}
-        self._families: dict[tuple[int, ...], _Family] = {}
+        self._families: dict[tuple[int, ...], TraceFamily] = {}
         self._alike: dict[tuple[int, int], bool] = {}
 
     def learn(self, size: int, trace: Trace) -> None:
@@ -68,9 +69,9 @@ class TraceGrowth:
         except NotTheSame:
             return None
 
-    def _family(self, sizes: tuple[int, ...]) -> _Family:
+    def _family(self, sizes: tuple[int, ...]) -> TraceFamily:
         if sizes not in self._families:
-            self._families[sizes] = _Family(sizes, [self._known[size] for size in sizes])
+            self._families[sizes] = TraceFamily(sizes, [self._known[size] for size in sizes])
         return self._families[sizes]
 
     def _are_alike(self, one: int, other: int) -> bool:
@@ -80,9 +81,9 @@ class TraceGrowth:
         return self._alike[pair]
 
 
-def take_the_same_course(one: Trace, other: Trace) -> bool:
-    """Whether two traces differ in numbers of bytes and elements alone."""
-    same = all(getattr(one, name) == getattr(other, name) for name in _SAME)
+def take_the_same_course(one: Trace, other: Trace, besides: Sequence[str] = ()) -> bool:
+    """Whether two traces differ in numbers of bytes and elements alone; `besides` are fields that may."""
+    same = all(getattr(one, name) == getattr(other, name) for name in _SAME if name not in besides)
     lengths = len(one.ops) == len(other.ops) and len(one.storages) == len(other.storages)
     # What is freed at one time has no order of its own: autocast's cache lets go in that of addresses.
     if not same or not lengths or sorted(one.releases) != sorted(other.releases):
@@ -113,7 +114,7 @@ def _differ_in_course(one: Trace, first: Op, other: Trace, second: Op) -> bool:
     return one.signatures[first.signature].name != other.signatures[second.signature].name
 
 
-class _Family:
+class TraceFamily:
     """Traces that take the same course, and the line or parabola that each of their numbers lies on."""
 
     def __init__(self, sizes: tuple[int, ...], traces: list[Trace]) -> None:
@@ -147,8 +148,12 @@ class _Family:
 
     def at(self, size: int, name: str) -> Trace:
         """Return the trace of another size."""
-        number = lagrange(self.sizes, size)
         nearest = min(range(len(self.sizes)), key=lambda n: abs(self.sizes[n] - size))
+        grown = self.carried(lagrange(self.sizes, size), nearest)
+        return replace(grown, settings=_settings(grown.settings, name, size))
+
+    def carried(self, number: Numbers, nearest: int) -> Trace:
+        """Return the trace whose numbers are made of those of all; the rest is that of the nearest."""
         like = self.traces[nearest]
         table: dict[Signature, int] = {}
         places = []
@@ -170,7 +175,6 @@ class _Family:
             observed_peak_bytes=None,
             samples=_count([trace.samples for trace in self.traces], number),
             tokens=_count([trace.tokens for trace in self.traces], number),
-            settings=_settings(like.settings, name, size),
         )
 
 
@@ -216,8 +220,19 @@ def _signature(columns: Sequence[Signature], nearest: int, number: Numbers) -> S
         inputs=_specs([one.inputs for one in columns], number),
         outputs=_specs([one.outputs for one in columns], number),
         arguments=_arguments([one.arguments for one in columns], nearest, number),
+        collective=_collective([one.collective for one in columns], nearest, number),
         **grown,  # type: ignore[arg-type]
     )
+
+
+def _collective(columns: Sequence[Collective | None], nearest: int, number: Numbers) -> Collective | None:
+    """Return what is exchanged, among the ranks of the nearest: with more tokens, `tp` sends more."""
+    like, known = columns[nearest], [one for one in columns if one is not None]
+    if like is None or len(known) < len(columns) or len({one.kind for one in known}) > 1:
+        if like is not None or known:
+            raise NotTheSame
+        return None
+    return replace(like, bytes=max(number([one.bytes for one in known]), 0))
 
 
 def _specs(columns: Sequence[tuple[TensorSpec, ...]], number: Numbers) -> tuple[TensorSpec, ...]:

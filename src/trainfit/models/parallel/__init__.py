@@ -7,6 +7,7 @@
 - `tensor_plans`: the standard tensor-parallel plan of each built-in family
 - `built_in_layout`: the layouts of the built-in families
 - `divided_sequence`: sequences of which each rank has a part
+- `unit_grain`: which modules FSDP gathers as units
 - `data_parallel`: FSDP2, HSDP, DDP
 - `pipeline`: stages of blocks, and the step that runs them one forward, one backward
 - `parallel_step`: all of it around a model, as one training step

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainfit.models.parallel.dimensions import MeshDimensions
+from trainfit.models.parallel.unit_grain import units_among
 
 
 def copies_share(
@@ -23,9 +24,9 @@ def copies_share(
 ) -> nn.Module:
     """Return the model whose copies share their gradients, and with `fsdp` their parameters too.
 
-    FSDP2 gathers each block as a unit, and what is in none with the root. In a pipeline the parameters stay
-    gathered between the micro-batches. `computes_in` is what FSDP2 casts parameters to where it gathers them;
-    gradients are then reduced in float32.
+    FSDP2 gathers each block as a unit (`unit_grain.py` has others), and what is in none with the root. In a
+    pipeline the parameters stay gathered between the micro-batches. `computes_in` is what FSDP2 casts
+    parameters to where it gathers them; gradients are then reduced in float32.
     """
     policy = MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=torch.float32)
     if computes_in is None:
@@ -34,8 +35,8 @@ def copies_share(
     sharing = dimensions.copies(mesh)
     assert sharing is not None, "nothing is shared without one of the two"
     if dimensions.sharded:
-        for block in blocks:
-            fully_shard(block, mesh=sharing, mp_policy=policy, reshard_after_forward=not in_pipeline)
+        for unit in units_among(blocks):
+            fully_shard(unit, mesh=sharing, mp_policy=policy, reshard_after_forward=not in_pipeline)
         fully_shard(
             model, mesh=sharing, mp_policy=policy, reshard_after_forward=False if in_pipeline else None
         )
