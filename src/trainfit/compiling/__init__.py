@@ -1,0 +1,1 @@
+"""Plans that torch.compile carries out."""
