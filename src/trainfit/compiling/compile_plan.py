@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.compiling.recompute_problem import Limits
+from trainfit.compiling.step_shares import step_peak
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class PlannedGraph:
     forward_peak_bytes: int
     """As the code that is compiled has it, above what is there before the step."""
     backward_peak_bytes: int
+    held_bytes: int
+    """Between forward and backward: what is kept, and what forward returned."""
+    gradient_bytes: int
+    """What backward returns."""
     limits: Limits
     refused: str = ""
     """Why it was not planned: torch's own partitioner has divided it."""
@@ -42,10 +47,15 @@ class CompilePlan:
     standing_bytes: int
     """Parameters, buffers, optimizer state, the batch, and what the caller said: there all the time."""
     graphs: list[PlannedGraph] = field(default_factory=list)
-    calls: int = 1
-    """Calls of compiled graphs in one step."""
-    promised_bytes: int | None = None
-    """The peak of forward and backward of the step; None before a graph is compiled."""
+    calls: tuple[int, ...] = (0,)
+    """The graphs that one step calls, in order, by their number."""
+
+    @property
+    def promised_bytes(self) -> int | None:
+        """The peak of the step's forward and backward; None while a graph of it is not compiled."""
+        if not self.graphs or max(self.calls, default=0) >= len(self.graphs):
+            return None
+        return self.standing_bytes + step_peak([self.graphs[call] for call in self.calls])
 
     def __str__(self) -> str:
         """Say what was planned in a line."""

@@ -7,6 +7,7 @@ each graph within its share. Nothing of torch's configuration is changed for oth
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
@@ -25,6 +26,7 @@ from trainfit.compiling.graph_planner import Backend
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.planned_partitioner import PlannedPartitioner, too_small
 from trainfit.compiling.probing import GraphProbe, nothing_changed
+from trainfit.compiling.recompute_problem import Limits
 from trainfit.compiling.standing_memory import model_bytes, optimizer_bytes
 from trainfit.compiling.step_shares import shared, smallest_peak
 from trainfit.devices.device_table import Device, find_device
@@ -137,11 +139,16 @@ def give_shares(partitioner: PlannedPartitioner, probe: GraphProbe) -> None:
     planned = [n for n, planner in enumerate(probe.planners) if planner is not None]
     calls = [planned.index(call) for call in probe.calls if call in planned]
     if not calls:
+        warnings.warn(
+            "nothing that was compiled of the model can be planned, so that the budget is not kept: Dynamo "
+            "has left it to eager PyTorch (TORCH_LOGS=graph_breaks says why), or it has no gradients.",
+            stacklevel=3,
+        )
         return
     first = probe.planners[planned[calls[0]]]
     assert first is not None
     plan.standing_bytes += first.input_bytes()
-    plan.calls = len(calls)
+    plan.calls = tuple(call for call in probe.calls if call in planned)
     uses = probe.uses()
     limit = plan.budget_bytes - plan.standing_bytes
     partitioner.batch_is_counted()
@@ -150,8 +157,10 @@ def give_shares(partitioner: PlannedPartitioner, probe: GraphProbe) -> None:
     shares = shared(uses, calls, limit)
     if shares is None:
         raise too_small(plan, smallest_peak(uses, calls))
-    partitioner.shares = list(shares.limits)
-    plan.promised_bytes = plan.standing_bytes + shares.peak_bytes
+    limits = iter(shares.limits)
+    # What is not planned has a place among the graphs, too, but no limits that matter.
+    free = Limits.same(plan.budget_bytes)
+    partitioner.shares = [free if planner is None else next(limits) for planner in probe.planners]
 
 
 def _compiled_parts(

@@ -77,7 +77,7 @@ class GraphPlanner:
         )
         if not self.problem.backward_nodes:
             raise CannotPlan("it has no backward")
-        self._workspaces = _largest_workspaces(self.problem, self._nodes)
+        self._workspaces = _workspaces(self.problem, self._nodes)
         self.search = PartitionSearch(self.problem)
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
@@ -116,8 +116,9 @@ class GraphPlanner:
         forward, backward = self.split_only(partition)
         kept = given_away(backward)
         if self._backend == "aot_eager":
-            backward = with_better_order(backward)
-            peaks = graph_peak(forward), graph_peak(backward, kept)
+            inside = self._workspaces
+            backward = with_better_order(backward, inside)
+            peaks = graph_peak(forward, (), inside), graph_peak(backward, kept, inside)
         else:
             peaks = (
                 kernel_peak(forward, backward=False, workspaces=self._workspaces),
@@ -177,11 +178,12 @@ def _moved(asked: Limits, limits: Limits, found: DividedGraph) -> Limits:
     )
 
 
-def _largest_workspaces(problem: RecomputeProblem, nodes: Sequence[Node]) -> dict[str, int]:
-    """Return the most bytes that any call of an operator needs inside, by the operator's name."""
+def _workspaces(problem: RecomputeProblem, nodes: Sequence[Node]) -> dict[str, int]:
+    """Return the bytes that kernels need inside by the names of nodes; by operator the most of all calls."""
     found: dict[str, int] = {}
     for number, node in enumerate(nodes):
         inside = problem.nodes[number].workspace_bytes
-        if inside and isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, torch._ops.OpOverload):
+            found[node.name] = inside
             found[str(node.target)] = max(found.get(str(node.target), 0), inside)
     return found

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.descriptors import AOTOutput, InputMutationAOTOutput
 from torch._functorch.partitioners import _has_tag_is_backward, _has_tag_must_be_in_backward
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.sym_node import SymNode
@@ -82,9 +83,11 @@ class _JointReader:
         self._storage: dict[int, int] = {}
         self._held: list[tuple[int, ...]] = []
         self._roles: list[Role] = []
+        self._changed = _changed_inputs(module)
+        """Inputs that have another value once forward is done, and views of them."""
 
     def read(self) -> tuple[RecomputeProblem, tuple[Node, ...]]:
-        workspaces = self._costs.workspaces(self._nodes)
+        workspaces = self._costs.workspaces(self._nodes, fuses=self._fuses)
         nodes = tuple(self._read(node, workspaces.get(node, 0)) for node in self._nodes)
         forward = self._numbers(self._outputs[: self._count])
         backward = self._numbers(self._outputs[self._count :])
@@ -101,6 +104,9 @@ class _JointReader:
         before = len(self._sizes)
         storages = self._storages(node, reads, is_view)
         self._held.append(storages)
+        fresh = self._changed.isdisjoint(node.all_input_nodes)
+        if is_view and not fresh:
+            self._changed.add(node)
         made = tuple(s for s in storages if s >= before)
         tag = node.meta.get("recompute")
         several = isinstance(node.meta.get("val"), tuple | list)
@@ -112,7 +118,7 @@ class _JointReader:
             makes=made if role in (Role.FORWARD, Role.BACKWARD) else (),
             seconds=0.0 if is_view or role is not Role.FORWARD else self._costs.seconds(node),
             workspace_bytes=workspace,
-            repeatable=_is_repeatable(node) and tag is not CheckpointPolicy.MUST_SAVE,
+            repeatable=fresh and _is_repeatable(node) and tag is not CheckpointPolicy.MUST_SAVE,
             keepable=_is_keepable(node, is_view) and not several and not _user_repeats(node),
             picks=node.target is operator.getitem,
             fusing=self._fusing(node, is_view),
@@ -158,6 +164,22 @@ class _JointReader:
         if torch.Tag.pointwise in node.target.tags or name in _POINTWISE or name in _POINTWISE_OTHERS:
             return Fusing.POINTWISE
         return Fusing.REDUCTION if name in _REDUCTIONS else Fusing.NOTHING
+
+
+def _changed_inputs(module: GraphModule) -> set[Node]:
+    """Return the inputs that forward changes: by a copy at its end, or through what it returns."""
+    found = {
+        node.args[0]
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if isinstance(node.args[0], Node)
+    }
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    returned = tree_leaves(output.meta.get("desc", ()), is_leaf=lambda leaf: isinstance(leaf, AOTOutput))
+    changed = {desc.mutated_input for desc in returned if isinstance(desc, InputMutationAOTOutput)}
+    for node in module.graph.find_nodes(op="placeholder"):
+        if node.meta.get("desc") in changed:
+            found.add(node)
+    return found
 
 
 def _bytes(size: Any) -> int:

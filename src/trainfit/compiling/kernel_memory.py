@@ -38,7 +38,7 @@ def kernel_peak(
     """Return the most bytes that inductor's code of a graph has alive, above what is the caller's.
 
     `donated` are placeholders that backward may write over; `workspaces` the bytes that kernels of operators
-    need inside, by the operator's name: the most of all calls counts for each.
+    need inside, by the node's name, and by the operator's for nodes that inductor has made.
     """
     module = copy.deepcopy(module)
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -71,5 +71,8 @@ def _counted(graph: GraphLowering, workspaces: dict[str, int]) -> int:
     alive = live_bytes_with_reuse(
         planned, precise_graph(nodes, planned, in_this_order=True), steps, *kinds_of_buffers(nodes)
     )
-    inside = [max((workspaces.get(name, 0) for name in kernel_names(node)), default=0) for node in nodes]
+    inside = [
+        max((workspaces.get(name, workspaces.get(called, 0)) for name, called in kernel_names(node)), default=0)
+        for node in nodes
+    ]
     return max((bytes_ + extra for bytes_, extra in zip(alive, inside)), default=0)

@@ -18,14 +18,14 @@ from trainfit.costs.constants import constants_of
 from trainfit.costs.roofline import Roofline
 from trainfit.costs.this_machine import with_speed
 from trainfit.devices.device_table import Device
-from trainfit.operators.families import ATTENTION, CONVOLUTIONS, RECURRENT
+from trainfit.operators.families import ATTENTION, CONVOLUTIONS, MATRIX_PRODUCTS, RECURRENT
 from trainfit.operators.work import with_work
 from trainfit.traces import arguments
 from trainfit.traces.trace import Signature, TensorSpec
 from trainfit.workspace.measured import QUICK, measure_operators
 
-_MEASURED = ATTENTION | CONVOLUTIONS | RECURRENT
-"""Whose kernels need memory inside that counts: the same ones run in eager and in compiled code."""
+_MEASURED = ATTENTION | CONVOLUTIONS | MATRIX_PRODUCTS | RECURRENT
+"""Whose kernels compiled code calls, and which may need memory inside."""
 
 
 def hint(size: Any) -> int:
@@ -66,12 +66,15 @@ class NodeCosts:
             self._seconds[signature] = self._roofline.price(signature).seconds
         return self._seconds[signature]
 
-    def workspaces(self, nodes: Iterable[Node]) -> dict[Node, int]:
-        """Return the bytes that kernels allocate inside, where they were measured on this processor."""
+    def workspaces(self, nodes: Iterable[Node], *, fuses: bool) -> dict[Node, int]:
+        """Return the bytes that kernels allocate inside, where they were measured on this processor.
+
+        A compiler that fuses calls few of torch's kernels.
+        """
         if self.device.kind != "cpu":
             return {}
-        found = [(node, signature_of_node(node)) for node in nodes if _name(node) in _MEASURED]
-        known = [(node, signature) for node, signature in found if signature is not None]
+        found = [(node, signature_of_node(node)) for node in nodes if not fuses or _name(node) in _MEASURED]
+        known = [(node, signature) for node, signature in found if signature and not signature.view]
         with _disable_current_modes(), torch._C._DisableTorchDispatch():
             measured = measure_operators([signature for _, signature in known], QUICK)
         return {

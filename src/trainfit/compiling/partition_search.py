@@ -53,6 +53,14 @@ class PartitionSearch:
                 found.append(partition)
         return found
 
+    def look_between(self, points: int) -> None:
+        """Look for partitions between the smallest peak and the fastest, so that others can choose."""
+        known = self.partitions
+        if len(known) > 1:
+            low, high = known[0].peak_bytes, known[-1].peak_bytes
+            for number in range(1, points + 1):
+                self.fastest(Limits.same(low + (high - low) * number / (points + 1)))
+
     def smallest(self) -> Partition | None:
         """Return the partition with the smallest peak that was found."""
         return min(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds), default=None)

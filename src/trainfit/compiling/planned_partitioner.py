@@ -53,11 +53,10 @@ class PlannedPartitioner(CustomPartitionerFn):
         except CannotPlan as why:
             self._warn(str(why))
             self.plan.graphs.append(
-                PlannedGraph(len(gm.graph.nodes), (), 0, 0, 0.0, 0, 0, limits, refused=str(why))
+                PlannedGraph(len(gm.graph.nodes), (), 0, 0, 0.0, 0, 0, 0, 0, limits, refused=str(why))
             )
             return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         self.plan.graphs.append(_described(divided, planner, limits))
-        self._promise()
         return divided.forward, divided.backward
 
     def uuid(self) -> Any:
@@ -109,10 +108,6 @@ class PlannedPartitioner(CustomPartitionerFn):
             )
         return Limits.same(self.plan.budget_bytes - self.plan.standing_bytes)
 
-    def _promise(self) -> None:
-        if len(self.plan.graphs) == 1 and not self.shares:
-            self.plan.promised_bytes = self.plan.standing_bytes + self.plan.graphs[0].peak_bytes
-
     def _warn(self, why: str) -> None:
         if not self._warned:
             self._warned = True
@@ -145,6 +140,8 @@ def _described(divided: DividedGraph, planner: GraphPlanner, limits: Limits) -> 
         seconds=partition.seconds,
         forward_peak_bytes=divided.forward_peak_bytes,
         backward_peak_bytes=divided.backward_peak_bytes,
+        held_bytes=partition.held_bytes,
+        gradient_bytes=planner.gradient_bytes(),
         limits=limits,
     )
 

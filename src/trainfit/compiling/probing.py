@@ -27,6 +27,10 @@ from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.step_shares import GraphUse
 
 
+_POINTS = 6
+"""Of the trade-off of each graph, between its ends."""
+
+
 class GraphProbe:
     """A backend of torch.compile that notes the graphs and their calls."""
 
@@ -56,6 +60,9 @@ class GraphProbe:
 
     def uses(self) -> list[GraphUse]:
         """Return the trade-offs of the graphs, as far as they were planned."""
+        for planner in self.planners:
+            if planner is not None and len(self.calls) > 1:
+                planner.search.look_between(_POINTS)
         return [
             GraphUse(tuple(planner.search.partitions), planner.gradient_bytes())
             for planner in self.planners

@@ -7,8 +7,7 @@ is ours, and so is the order of backward's nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch._functorch import config as functorch_config
@@ -21,7 +20,7 @@ from trainfit.compiling.joint_problem import CannotPlan
 from trainfit.compiling.recompute_problem import Partition, RecomputeProblem, Role
 from trainfit.order_fronts.fx import buffer_graph, in_order
 from trainfit.ordering.best_order import best_order
-from trainfit.ordering.ordering_problem import peak_of, problem_of
+from trainfit.ordering.ordering_problem import problem_of, step_bytes
 
 
 def prepared(module: GraphModule, forward_outputs: int) -> GraphModule:
@@ -121,21 +120,27 @@ def given_away(backward: GraphModule) -> list[str]:
     return found
 
 
-def graph_peak(module: GraphModule, freeable: Sequence[str] = ()) -> int:
-    """Return the most bytes alive above the inputs when the graph runs node by node."""
-    counted = problem_of(buffer_graph(module, freeable))
-    return peak_of(counted, range(counted.count))
+def graph_peak(
+    module: GraphModule, freeable: Sequence[str] = (), workspaces: Mapping[str, int] | None = None
+) -> int:
+    """Return the most bytes alive above the inputs when the graph runs node by node.
+
+    `workspaces` are bytes that kernels need inside, by the node's name.
+    """
+    graph = buffer_graph(module, freeable)
+    counted = problem_of(graph)
+    alive = step_bytes(counted, range(counted.count))
+    inside = [(workspaces or {}).get(node.name, 0) for node in graph.nodes]
+    return max([counted.initial_bytes, *(here + extra for here, extra in zip(alive, inside))])
 
 
-def with_better_order(backward: GraphModule) -> GraphModule:
+def with_better_order(backward: GraphModule, workspaces: Mapping[str, int]) -> GraphModule:
     """Return backward in a better order, where there is one that lowers its peak."""
     freeable = given_away(backward)
-    graph = buffer_graph(backward, freeable)
-    order = best_order(graph)
-    counted: Any = problem_of(graph)
-    before = peak_of(counted, range(counted.count))
+    order = best_order(buffer_graph(backward, freeable))
+    before = graph_peak(backward, freeable, workspaces)
     if order.peak_bytes >= before:
         return backward
     # All results of an operator live until the last of them is taken: they are taken at once.
     better = raise_getitems(in_order(backward, order.names))
-    return better if graph_peak(better, freeable) < before else backward
+    return better if graph_peak(better, freeable, workspaces) < before else backward

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from trainfit.compiling.recompute_problem import Limits, Partition
 
@@ -31,17 +32,53 @@ class Shares:
     seconds: float
 
 
-def step_peak(graphs: Sequence[GraphUse], chosen: Sequence[int], calls: Sequence[int]) -> int:
-    """Return the most bytes that the calls of a step have alive, with these partitions."""
-    taken = [graph.partitions[number] for graph, number in zip(graphs, chosen)]
+class CallMemory(Protocol):
+    """What one call of a graph has alive, above what is there before it."""
+
+    @property
+    def forward_peak_bytes(self) -> int:
+        """While it runs forward."""
+
+    @property
+    def backward_peak_bytes(self) -> int:
+        """While it runs backward, with what it kept."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Between the two."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """After backward."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A partition as one call of its graph."""
+
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+    held_bytes: int
+    gradient_bytes: int
+
+
+def step_peak(calls: Sequence[CallMemory]) -> int:
+    """Return the most bytes that the calls of a step have alive."""
     most = before = 0
-    after = sum(graphs[call].gradient_bytes for call in calls)
+    after = sum(call.gradient_bytes for call in calls)
     for call in calls:
-        after -= graphs[call].gradient_bytes
-        here = taken[call]
-        most = max(most, before + here.forward_peak_bytes, before + here.backward_peak_bytes + after)
-        before += here.held_bytes
+        after -= call.gradient_bytes
+        most = max(most, before + call.forward_peak_bytes, before + call.backward_peak_bytes + after)
+        before += call.held_bytes
     return most
+
+
+def _peak(graphs: Sequence[GraphUse], chosen: Sequence[int], calls: Sequence[int]) -> int:
+    found = []
+    for graph, number in zip(graphs, chosen):
+        p = graph.partitions[number]
+        found.append(_Call(p.forward_peak_bytes, p.backward_peak_bytes, p.held_bytes, graph.gradient_bytes))
+    return step_peak([found[call] for call in calls])
 
 
 def shared(graphs: Sequence[GraphUse], calls: Sequence[int], limit_bytes: int) -> Shares | None:
@@ -51,13 +88,13 @@ def shared(graphs: Sequence[GraphUse], calls: Sequence[int], limit_bytes: int) -
     least for each byte of the step's peak.
     """
     chosen = [len(graph.partitions) - 1 for graph in graphs]
-    peak = step_peak(graphs, chosen, calls)
+    peak = _peak(graphs, chosen, calls)
     while peak > limit_bytes:
         step = _best_step(graphs, calls, chosen, peak)
         if step is None:
             return None
         chosen[step[0]] = step[1]
-        peak = step_peak(graphs, chosen, calls)
+        peak = _peak(graphs, chosen, calls)
     spare = (limit_bytes - peak) / max(len(calls), 1)
     limits = []
     for graph, number in zip(graphs, chosen):
@@ -76,10 +113,10 @@ def shared(graphs: Sequence[GraphUse], calls: Sequence[int], limit_bytes: int) -
 def smallest_peak(graphs: Sequence[GraphUse], calls: Sequence[int]) -> int:
     """Return the smallest peak of the step that the partitions reach, going down step by step."""
     chosen = [len(graph.partitions) - 1 for graph in graphs]
-    peak = step_peak(graphs, chosen, calls)
+    peak = _peak(graphs, chosen, calls)
     while (step := _best_step(graphs, calls, chosen, peak)) is not None:
         chosen[step[0]] = step[1]
-        peak = step_peak(graphs, chosen, calls)
+        peak = _peak(graphs, chosen, calls)
     return peak
 
 
@@ -94,7 +131,7 @@ def _best_step(
             if other == now:
                 continue
             changed = [*chosen[:graph], other, *chosen[graph + 1 :]]
-            gained = peak - step_peak(graphs, changed, calls)
+            gained = peak - _peak(graphs, changed, calls)
             if gained > 0:
                 added = times * (partition.seconds - graphs[graph].partitions[now].seconds)
                 worth = (max(added, 0.0) / gained, graph, other)

@@ -118,12 +118,13 @@ def _removed(nodes: Nodes) -> Iterator[str]:
                 yield name
 
 
-def kernel_names(node: Any) -> Iterator[str]:
-    """Yield the operators that a node calls as kernels of their own, such as `aten.mm.default`."""
+def kernel_names(node: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a node calls as kernels of their own: the FX node and the operator (`aten.mm.default`)."""
     for part in node.get_nodes():
         called = getattr(part.node, "op_overload", None)
         if called is not None and isinstance(part.node, ir.ExternKernel):
-            yield str(called)
+            origin = part.node.get_origin_node()
+            yield "" if origin is None else origin.name, str(called)
 
 
 def _overwritten(nodes: Nodes, in_this_order: bool) -> Iterator[tuple[str, str]]:
