@@ -77,6 +77,7 @@ class GraphPlanner:
         )
         if not self.problem.backward_nodes:
             raise CannotPlan("it has no backward")
+        self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
         self._workspaces = _workspaces(self.problem, self._nodes)
         self.search = PartitionSearch(self.problem)
         if self.search.smallest() is None:
@@ -96,7 +97,9 @@ class GraphPlanner:
         """Return the bytes of the graph's inputs that are no parameters or buffers."""
         primals = [n for n, node in enumerate(self._nodes) if node.op == "placeholder"]
         primals = [n for n in primals if self.problem.nodes[n].role is Role.INPUT]
-        static = {s for n in self._static if n < len(primals) for s in self.problem.nodes[primals[n]].storages}
+        static = {
+            s for n in self._static if n < len(primals) for s in self.problem.nodes[primals[n]].storages
+        }
         given = {s for n in primals for s in self.problem.nodes[n].storages} - static
         return sum(self.problem.sizes[storage] for storage in given)
 
@@ -115,6 +118,10 @@ class GraphPlanner:
         """Divide the graph as a partition says, and count what its graphs need."""
         forward, backward = self.split_only(partition)
         kept = given_away(backward)
+        if self._changes_size:
+            # For the largest sizes there is the model alone: the graphs know those that they were traced with.
+            most = partition.forward_peak_bytes, partition.backward_peak_bytes
+            return DividedGraph(forward, backward, partition, *most)
         if self._backend == "aot_eager":
             inside = self._workspaces
             backward = with_better_order(backward, inside)

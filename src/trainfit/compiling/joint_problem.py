@@ -183,7 +183,7 @@ def _changed_inputs(module: GraphModule) -> set[Node]:
 
 
 def _bytes(size: Any) -> int:
-    """Return a size in bytes; of a symbol the largest that it was declared to become, else as it was traced."""
+    """Return a size in bytes; of a symbol the largest that was declared, else the one it was traced with."""
     if isinstance(size, int):
         return size
     node: SymNode = size.node
@@ -248,4 +248,3 @@ def _drops_nothing(node: Node) -> bool:
 
 def _user_repeats(node: Node) -> bool:
     return node.meta.get("recompute") in _AGAIN
-

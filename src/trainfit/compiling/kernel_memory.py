@@ -22,8 +22,8 @@ from torch.fx import GraphModule
 
 from trainfit.order_fronts.reuse import live_bytes_with_reuse
 from trainfit.order_fronts.scheduler_memory import (
-    kinds_of_buffers,
     kernel_names,
+    kinds_of_buffers,
     planned_graph,
     precise_graph,
 )
@@ -33,7 +33,11 @@ _graph_numbers = itertools.count(10**6)
 
 
 def kernel_peak(
-    module: GraphModule, *, backward: bool, donated: Sequence[str] = (), workspaces: dict[str, int] | None = None
+    module: GraphModule,
+    *,
+    backward: bool,
+    donated: Sequence[str] = (),
+    workspaces: dict[str, int] | None = None,
 ) -> int:
     """Return the most bytes that inductor's code of a graph has alive, above what is the caller's.
 
@@ -72,7 +76,10 @@ def _counted(graph: GraphLowering, workspaces: dict[str, int]) -> int:
         planned, precise_graph(nodes, planned, in_this_order=True), steps, *kinds_of_buffers(nodes)
     )
     inside = [
-        max((workspaces.get(name, workspaces.get(called, 0)) for name, called in kernel_names(node)), default=0)
+        max(
+            (workspaces.get(name, workspaces.get(called, 0)) for name, called in kernel_names(node)),
+            default=0,
+        )
         for node in nodes
     ]
     return max((bytes_ + extra for bytes_, extra in zip(alive, inside)), default=0)

@@ -51,7 +51,9 @@ class NodeCosts:
     def __init__(self, device: Device) -> None:
         """Take the device's speed; this machine's own processor is measured if that never was done."""
         self.device = device
-        if device.kind == "cpu" and not (device.bandwidth_bytes_per_second and device.flops and device.sm_count):
+        if device.kind == "cpu" and not (
+            device.bandwidth_bytes_per_second and device.flops and device.sm_count
+        ):
             with _disable_current_modes():
                 device, _ = with_speed(device)
         self._roofline = Roofline(device, constants_of(device))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 
 from trainfit.basics.maximum_flow import UNLIMITED, FlowNetwork
 from trainfit.compiling.recompute_problem import Fusing, RecomputeProblem, Role
@@ -28,6 +27,10 @@ _SHARES = (0.1, 0.35, 0.7, 1.0)
 """Of the places where the bytes that cross are fewest near them, those with the fewest."""
 
 
+_MOST_PLACES = 120
+"""More than so many are thinned out."""
+
+
 class PartitionCuts:
     """Answers for one problem: the cheapest choice at a price, and places at which forward is divided."""
 
@@ -37,8 +40,7 @@ class PartitionCuts:
         self._useful = problem.useful
         self._number = {node: place for place, node in enumerate(self._useful)}
         self._seconds = [
-            problem.nodes[n].seconds
-            * (fused_share if problem.nodes[n].fusing is Fusing.POINTWISE else 1.0)
+            problem.nodes[n].seconds * (fused_share if problem.nodes[n].fusing is Fusing.POINTWISE else 1.0)
             for n in self._useful
         ]
 
@@ -51,7 +53,9 @@ class PartitionCuts:
         for place, number in enumerate(self._useful):
             node = self.problem.nodes[number]
             again, needed = place, count + place
-            network.connect(again, sink, self._seconds[place] + _LEAST_SECONDS if node.repeatable else UNLIMITED)
+            network.connect(
+                again, sink, self._seconds[place] + _LEAST_SECONDS if node.repeatable else UNLIMITED
+            )
             if number in wanted:
                 network.connect(source, needed, UNLIMITED)
             price = 0.0 if number in given else self.problem.own_bytes[number] * seconds_per_byte
@@ -122,24 +126,27 @@ def crossing_bytes(problem: RecomputeProblem) -> list[int]:
 
 
 def places_to_divide(problem: RecomputeProblem) -> list[list[int]]:
-    """Return lists of places where few bytes cross: fewer than at the places before and after; in order.
+    """Return lists of places where few bytes cross: no more than at the places before and after; in order.
 
-    Of several in a row the last one, after which it grows. The first list has those with the fewest bytes,
-    each further one also those with more.
+    The first list has those with the fewest bytes, each further one also those with more.
     """
     useful = problem.useful
     if len(useful) < 3:
         return []
     crossing = crossing_bytes(problem)
     found: list[int] = []
+    row: list[int] = []
+    # Rows of places where the same bytes cross, and where more cross before and after the row.
     falling = True
-    for here, after in pairwise(useful[1:]):
-        if crossing[after] > crossing[here]:
-            if falling:
-                found.append(here)
-            falling = False
+    for before, here, after in zip(useful, useful[1:], [*useful[2:], None]):
+        if problem.nodes[before].makes:
+            row.append(here)
+        if after is None or crossing[after] > crossing[here]:
+            found += row if falling and row else [here] if falling else []
+            row, falling = [], False
         elif crossing[after] < crossing[here]:
-            falling = True
+            row, falling = [], True
+    found = found[:: max(1, -(-len(found) // _MOST_PLACES))]
     levels: list[list[int]] = []
     for share in _SHARES:
         ordered = sorted(crossing[place] for place in found)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from trainfit.compiling.recompute_problem import Fusing, Partition, RecomputeProblem, Role
 
 _MOST_FUSED_READS = 4
-"""A pointwise result that several kernels read and that is computed from more tensors is written to memory."""
+"""A pointwise result that several kernels read and that reads more tensors is written to memory."""
 FUSED_SHARE = 0.05
 """Of the seconds of a pointwise node, where it is computed inside of other kernels."""
 
@@ -43,9 +43,7 @@ def partition_of(problem: RecomputeProblem, chosen: Collection[int]) -> Partitio
     returned = {storage for n in problem.backward_outputs for storage in nodes[n].storages}
     # The caller has what forward returned while backward runs.
     backward_peak = backward.peak(keeping | tangents | outputs, returned | tangents | outputs)
-    seconds = sum(
-        nodes[n].seconds * (FUSED_SHARE if n in backward.fused else 1.0) for n in repeated
-    )
+    seconds = sum(nodes[n].seconds * (FUSED_SHARE if n in backward.fused else 1.0) for n in repeated)
     return Partition(
         tuple(sorted(kept)),
         tuple(sorted(repeated)),

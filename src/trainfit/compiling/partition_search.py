@@ -53,6 +53,21 @@ class PartitionSearch:
                 found.append(partition)
         return found
 
+    @property
+    def trade_offs(self) -> list[Partition]:
+        """All that were looked at and that no other beats in memory held, peaks and seconds; fastest last.
+
+        Graphs that share a budget choose among them: what one of them holds is alive while another runs.
+        """
+        known = sorted(set(self._known.values()), key=lambda p: (-p.seconds, p.held_bytes, p.kept))
+        figures = [(p.seconds, p.held_bytes, p.forward_peak_bytes, p.backward_peak_bytes) for p in known]
+        found = []
+        for partition, mine in zip(known, figures):
+            better = (o for o in figures if o != mine and all(a <= b for a, b in zip(o, mine)))
+            if next(better, None) is None and (not found or found[-1][0] != mine):
+                found.append((mine, partition))
+        return [partition for _, partition in found]
+
     def look_between(self, points: int) -> None:
         """Look for partitions between the smallest peak and the fastest, so that others can choose."""
         known = self.partitions
@@ -144,11 +159,7 @@ class PartitionSearch:
                 len(stretches),
                 lambda count, chosen=tuple(stretches): {
                     *given,
-                    *(
-                        kept
-                        for n in range(len(places) + 1)
-                        for kept in groups[n in chosen[:count]][n]
-                    ),
+                    *(kept for n in range(len(places) + 1) for kept in groups[n in chosen[:count]][n]),
                 },
                 limits,
             )

@@ -26,7 +26,6 @@ from trainfit.compiling.joint_problem import CannotPlan
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.step_shares import GraphUse
 
-
 _POINTS = 6
 """Of the trade-off of each graph, between its ends."""
 
@@ -64,7 +63,7 @@ class GraphProbe:
             if planner is not None and len(self.calls) > 1:
                 planner.search.look_between(_POINTS)
         return [
-            GraphUse(tuple(planner.search.partitions), planner.gradient_bytes())
+            GraphUse(tuple(planner.search.trade_offs), planner.gradient_bytes())
             for planner in self.planners
             if planner is not None
         ]
@@ -99,5 +98,3 @@ def nothing_changed(model: nn.Module) -> Iterator[None]:
                 for name, buffer in model.named_buffers():
                     if name in buffers and not torch.equal(buffer, buffers[name]):
                         buffer.copy_(buffers[name])
-
-

@@ -22,6 +22,12 @@ from trainfit.order_fronts.fx import buffer_graph, in_order
 from trainfit.ordering.best_order import best_order
 from trainfit.ordering.ordering_problem import problem_of, step_bytes
 
+_WITH_STATES = (
+    torch.ops.higher_order.run_and_save_rng_state,
+    torch.ops.higher_order.run_with_rng_state,
+)
+"""How torch computes random operators of the user's checkpoints again: their states are kept."""
+
 
 def prepared(module: GraphModule, forward_outputs: int) -> GraphModule:
     """Return the joint graph without what is computed twice or for nobody, its tags as torch reads them.
@@ -130,8 +136,18 @@ def graph_peak(
     graph = buffer_graph(module, freeable)
     counted = problem_of(graph)
     alive = step_bytes(counted, range(counted.count))
-    inside = [(workspaces or {}).get(node.name, 0) for node in graph.nodes]
-    return max([counted.initial_bytes, *(here + extra for here, extra in zip(alive, inside))])
+    called = {node.name: node for node in module.graph.nodes}
+    inside = [_inside(called[node.name], workspaces or {}) for node in graph.nodes]
+    states = sum(node.target in _WITH_STATES for node in called.values()) * torch.get_rng_state().nbytes
+    return states + max([counted.initial_bytes, *(here + extra for here, extra in zip(alive, inside))])
+
+
+def _inside(node: Node, workspaces: Mapping[str, int]) -> int:
+    """Return what a node's kernel needs inside; of an operator that is given a random state, the operator's."""
+    if node.target in _WITH_STATES:
+        run = [value for value in node.args if isinstance(value, torch._ops.OpOverload)]
+        return sum(workspaces.get(str(operator), 0) for operator in run)
+    return workspaces.get(node.name, 0)
 
 
 def with_better_order(backward: GraphModule, workspaces: Mapping[str, int]) -> GraphModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -56,6 +57,8 @@ def _bytes_after_a_step(optimizer: torch.optim.Optimizer) -> int:
                     value.grad = torch.empty(parameter.shape, dtype=parameter.dtype)
                     made.append(value)
             groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": made})
-        twin = type(optimizer)(groups, **optimizer.defaults)
+        taken = inspect.signature(type(optimizer).__init__).parameters
+        defaults = {name: value for name, value in optimizer.defaults.items() if name in taken}
+        twin: Any = type(optimizer)(groups, **defaults)
         twin.step()
         return bytes_of(tree_leaves([list(state.values()) for state in twin.state.values()]))
