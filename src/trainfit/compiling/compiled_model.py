@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import nn
@@ -65,7 +65,7 @@ def compile(
     plan = CompilePlan(_bytes(budget, found), standing)
     parts = tuple(only)
     _check_parts(model, parts)
-    settings = {"fullgraph": fullgraph, "dynamic": dynamic}
+    settings: dict[str, Any] = {"fullgraph": fullgraph, "dynamic": dynamic}
     compiler = _Compiler(plan, NodeCosts(found), backend, mode, options)
     if parts:
         return _compiled_parts(model, parts, compiler, settings)
@@ -102,7 +102,8 @@ class _Compiler:
             )(gm, example_inputs)
             return compiled
         with inductor_config.patch({**self._patches, "custom_partitioner_fn": self.partitioner}):
-            return compile_fx.compile_fx(gm, example_inputs)
+            made: Any = compile_fx.compile_fx(gm, example_inputs)
+        return cast(Callable[..., Any], made)
 
 
 class _Planned:

@@ -119,7 +119,7 @@ class GraphPlanner:
         forward, backward = self.split_only(partition)
         kept = given_away(backward)
         if self._changes_size:
-            # For the largest sizes there is the model alone: the graphs know those that they were traced with.
+            # For the largest sizes there is the model alone: the graphs know those they were traced with.
             most = partition.forward_peak_bytes, partition.backward_peak_bytes
             return DividedGraph(forward, backward, partition, *most)
         if self._backend == "aot_eager":

@@ -242,7 +242,7 @@ def _drops_nothing(node: Node) -> bool:
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-            return given == 0.0
+            return isinstance(given, int | float) and given == 0.0
     return False
 
 

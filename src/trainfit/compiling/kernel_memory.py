@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from torch._dynamo.utils import detect_fake_mode
+from torch._guards import detect_fake_mode
 from torch._inductor import config
 from torch._inductor.compile_fx import _recursive_post_grad_passes
 from torch._inductor.debug import DebugContext

@@ -11,7 +11,7 @@ reader, and that it reads few tensors itself: else the compiler writes it to mem
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from trainfit.compiling.recompute_problem import Fusing, Partition, RecomputeProblem, Role
 
@@ -121,7 +121,7 @@ class _Run:
         self._sources: dict[int, tuple[int, ...]] = {}
         """For each fused node, and each view of one, the storages that are read instead of its own."""
 
-    def peak(self, alive: set[int], staying: set[int]) -> int:
+    def peak(self, alive: Set[int], staying: Set[int]) -> int:
         """Return the most bytes alive: `alive` are storages that are there before, `staying` never go."""
         problem = self._problem
         sizes = problem.sizes

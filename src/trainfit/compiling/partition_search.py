@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 
 from trainfit.compiling.partition_cuts import PartitionCuts, crossing_values, divided, places_to_divide
 from trainfit.compiling.partition_memory import FUSED_SHARE, partition_of
@@ -26,6 +27,9 @@ _MOST_MOVES = 60
 """How many single values are tried in the end."""
 _LARGE = 4000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
+
+
+Figures = tuple[float, int, int, int]
 
 
 class PartitionSearch:
@@ -61,7 +65,7 @@ class PartitionSearch:
         """
         known = sorted(set(self._known.values()), key=lambda p: (-p.seconds, p.held_bytes, p.kept))
         figures = [(p.seconds, p.held_bytes, p.forward_peak_bytes, p.backward_peak_bytes) for p in known]
-        found = []
+        found: list[tuple[Figures, Partition]] = []
         for partition, mine in zip(known, figures):
             better = (o for o in figures if o != mine and all(a <= b for a, b in zip(o, mine)))
             if next(better, None) is None and (not found or found[-1][0] != mine):
@@ -154,15 +158,13 @@ class PartitionSearch:
         given = self._crossing(places)
         groups = [_of_stretches(places, partition.kept) for partition in (small, fast)]
         order = [n for n in range(len(places), -1, -1) if groups[0][n] != groups[1][n]]
-        for stretches in (order, order[::-1]):
-            self._most(
-                len(stretches),
-                lambda count, chosen=tuple(stretches): {
-                    *given,
-                    *(kept for n in range(len(places) + 1) for kept in groups[n in chosen[:count]][n]),
-                },
-                limits,
-            )
+
+        def mixed(faster: Sequence[int]) -> set[int]:
+            taken = (groups[n in faster][n] for n in range(len(places) + 1))
+            return {*given, *chain.from_iterable(taken)}
+
+        self._most(len(order), lambda count: mixed(order[:count]), limits)
+        self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
 
     def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: Limits) -> int:
         """Return the largest number up to `count` whose choice fits, as far as halving finds it."""
@@ -177,7 +179,7 @@ class PartitionSearch:
         return low
 
     def _smaller(self, limits: Limits) -> Partition | None:
-        """Let go of or keep single values, where no cut is within the limits, as long as that lowers the peak."""
+        """Let go of or keep single values where no cut is within the limits, while that lowers the peak."""
         best = self.nearest(limits)
         if best is None:
             return None

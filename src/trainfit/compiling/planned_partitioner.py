@@ -112,8 +112,8 @@ class PlannedPartitioner(CustomPartitionerFn):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"torch's own partitioner divides a graph of the compiled model, because {why}: its memory is "
-                "not planned, and the budget may not be kept.",
+                f"torch's own partitioner divides a graph of the compiled model, because {why}: its memory "
+                "is not planned, and the budget may not be kept.",
                 stacklevel=2,
             )
 

@@ -127,7 +127,7 @@ class RecomputeProblem:
 
     @cached_property
     def useful(self) -> tuple[int, ...]:
-        """The forward nodes that backward could read, directly or to compute again what it reads; in order."""
+        """The forward nodes that backward may read, or need to compute again what it reads; in order."""
         found: set[int] = set()
         pending = list(self.wanted)
         while pending:

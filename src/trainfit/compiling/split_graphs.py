@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd.graph_compile import is_opaque_node
+from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset, _is_primal
 from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves
 
 from trainfit.compiling.joint_problem import CannotPlan
@@ -42,9 +45,9 @@ def prepared(module: GraphModule, forward_outputs: int) -> GraphModule:
         module = partitioners.cleanup_recompute_tags(module, is_default_partition=False)
     partitioners.force_save_bw_mutation_src(module)
     for node in module.graph.find_nodes(op="placeholder"):
-        if partitioners._is_backward_state(node) or partitioners._is_bwd_seed_offset(node):
+        if partitioners._is_backward_state(node) or _is_bwd_seed_offset(node):
             raise CannotPlan(f"it takes {node.name!r}, a state of backward or of random numbers")
-        if partitioners.is_opaque_node(node):
+        if is_opaque_node(node):
             raise CannotPlan(f"it takes {node.name!r}, which is no tensor")
     _move_up(module.graph, forward_outputs)
     module.recompile()
@@ -96,7 +99,7 @@ def split(
     crossing = [nodes[n] for n in sorted({*inputs, *partition.kept})]
     symbols = [node for node in crossing if isinstance(node.meta.get("val"), torch.SymInt)]
     tensors = [node for node in crossing if node not in set(symbols)]
-    primals = [node for node in nodes if partitioners._is_primal(node)]
+    primals = [node for node in nodes if _is_primal(node)]
     static = [node for place, node in enumerate(primals) if place in set(static_inputs)]
     forward, backward = partitioners._extract_fwd_bwd_modules(
         module,
@@ -104,7 +107,7 @@ def split(
         saved_sym_nodes=symbols,
         saved_opaque_nodes=[],
         num_fwd_outputs=forward_outputs,
-        static_lifetime_input_nodes=partitioners.OrderedSet(static),
+        static_lifetime_input_nodes=OrderedSet(static),
     )
     if partitioners.has_recomputable_ops(module) and partitioners.has_recomputable_rng_ops(module):
         forward, backward = partitioners.functionalize_rng_ops(module, forward, backward, len(symbols))
@@ -143,7 +146,7 @@ def graph_peak(
 
 
 def _inside(node: Node, workspaces: Mapping[str, int]) -> int:
-    """Return what a node's kernel needs inside; of an operator that is given a random state, the operator's."""
+    """Return what a node's kernel needs inside, also that of an operator that is given a random state."""
     if node.target in _WITH_STATES:
         run = [value for value in node.args if isinstance(value, torch._ops.OpOverload)]
         return sum(workspaces.get(str(operator), 0) for operator in run)
