@@ -190,6 +190,18 @@ TABLES: dict[str, dict[str, str]] = {
         "proved": "whether the result says that it is optimal",
         "seconds": "wall-clock time of our search",
     },
+    "compile_plans": {
+        "case": "the compiled model",
+        "way": "`plain`, `torch` with its fraction, or `budget` with its share of the way to the plain peak",
+        "budget_bytes": "our budget",
+        "promised_bytes": "the peak that the plan promises",
+        "measured_bytes": "peak of forward and backward of a steady step, with parameters and batch",
+        "added_seconds": "what computing again adds, predicted",
+        "step_seconds": "the fastest of five steps",
+        "compile_seconds": "the first step, with compiling and planning",
+        "largest_difference": "of loss and gradients to a float64 run, relative to the largest value",
+        "failure": "why there is no figure",
+    },
     "order_compiled": {
         "model": "the compiled model",
         "kernels": "in each of its graphs",

@@ -38,6 +38,7 @@ LAYERS = (
     "timing",
     "costs",
     "planning",
+    "compiling",
     "fitting",
     "sizing",
     "verifying",
@@ -62,7 +63,7 @@ LAYERS = (
 THIRD_PARTIES = {
     "torch": (
         "steps models targets workspace capturing changes applying comparing order_fronts timing verifying "
-        "calibrating api autoplanning lightning compat",
+        "calibrating api autoplanning compiling lightning compat",
         "devices costs cli",
     ),
     "numpy": (

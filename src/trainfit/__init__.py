@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from trainfit.autoplanning.plan_here import autoplan as autoplan
     from trainfit.autoplanning.trainer_callback import PlanCallback as PlanCallback
     from trainfit.calibrating.calibration_result import CalibrationResult as CalibrationResult
+    from trainfit.compiling.compile_plan import CompilePlan as CompilePlan
+    from trainfit.compiling.compiled_model import compile as compile
     from trainfit.costs.estimates import Estimate as Estimate
     from trainfit.costs.estimates import Peak as Peak
     from trainfit.costs.summary import OperatorTime as OperatorTime
@@ -109,6 +111,8 @@ _HOME = {
     "trainfit.autoplanning.plan_here": "autoplan",
     "trainfit.autoplanning.trainer_callback": "PlanCallback",
     "trainfit.calibrating.calibration_result": "CalibrationResult",
+    "trainfit.compiling.compile_plan": "CompilePlan",
+    "trainfit.compiling.compiled_model": "compile",
     "trainfit.costs.estimates": "Estimate Peak",
     "trainfit.costs.summary": "OperatorTime StepTime",
     "trainfit.costs.table": "CostTable",

@@ -9,7 +9,7 @@ takes them into account. Which of the other inputs are overwritten depends on th
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Set
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +33,16 @@ def planned_graph(nodes: Nodes) -> BufferGraph:
     return graph_of_uses(nodes, made, inputs, set(V.graph.get_output_names()))
 
 
-def precise_graph(nodes: Nodes, planned: BufferGraph) -> BufferGraph:
-    """Return the same graph without what is never allocated and with what is overwritten in every order."""
+def precise_graph(nodes: Nodes, planned: BufferGraph, *, in_this_order: bool = False) -> BufferGraph:
+    """Return the same graph without what is never allocated and with what is overwritten in every order.
+
+    If the nodes will run `in_this_order`, also with what is overwritten in this one.
+    """
     removed = set(_removed(nodes))
     owner: dict[str, str] = {}
     taken: set[str] = set()
     size = {buffer.name: buffer for buffer in planned.buffers}
-    for result, overwritten in _overwritten(nodes):
+    for result, overwritten in _overwritten(nodes, in_this_order):
         if overwritten not in size or {result, overwritten} & removed or overwritten in taken:
             continue
         before, after = size[overwritten], size[result]
@@ -115,10 +118,23 @@ def _removed(nodes: Nodes) -> Iterator[str]:
                 yield name
 
 
-def _overwritten(nodes: Nodes) -> Iterator[tuple[str, str]]:
+def kernel_names(node: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a node calls as kernels of their own: the FX node and the operator (`aten.mm.default`)."""
+    for part in node.get_nodes():
+        called = getattr(part.node, "op_overload", None)
+        if called is not None and isinstance(part.node, ir.ExternKernel):
+            origin = part.node.get_origin_node()
+            yield "" if origin is None else origin.name, str(called)
+
+
+def _overwritten(nodes: Nodes, in_this_order: bool) -> Iterator[tuple[str, str]]:
     """Yield results of kernels, each with an input that it may overwrite: its other readers run before."""
     scheduler: Any = V.graph.scheduler
+    done: set[str] = set()
     for node in nodes if config.inplace_buffers else ():
+        before = frozenset(done)
+        if in_this_order:
+            done |= {part.get_name() for part in node.get_nodes()}
         device = node.get_device()
         if device is None or not V.graph.has_feature(device, BackendFeature.INPLACE_BUFFERS):
             continue
@@ -129,11 +145,11 @@ def _overwritten(nodes: Nodes) -> Iterator[tuple[str, str]]:
                 for read in part.read_writes.reads:
                     known = scheduler.name_to_donated_buffer.get(read.name)
                     source = known or scheduler.name_to_buf.get(read.name)
-                    if source is not None and _may_overwrite(node, part, source, result):
+                    if source is not None and _may_overwrite(node, part, source, result, before):
                         yield result.get_name(), read.name
 
 
-def _may_overwrite(node: Any, part: Any, source: Any, result: Any) -> bool:
+def _may_overwrite(node: Any, part: Any, source: Any, result: Any, done: Set[str]) -> bool:
     if not result.node.should_allocate() or result.node.get_mutation_names() or source.node is None:
         return False
     if isinstance(
@@ -143,7 +159,7 @@ def _may_overwrite(node: Any, part: Any, source: Any, result: Any) -> bool:
         return False
     if source.get_name() in V.graph.never_reuse_buffers or source.get_name() in V.graph.constants:
         return False
-    later = [user for user in source.users if user.node.get_name() not in part.ancestors]
+    later = [user for user in source.users if user.node.get_name() not in part.ancestors | done]
     if len(later) != 1 or later[0].node is not part or not later[0].can_inplace:
         return False
     accesses = {

@@ -1,0 +1,20 @@
+"""Plans that torch.compile carries out: which values of a joint graph are kept, and which computed again.
+
+In the order in which a graph passes through them:
+
+- `recompute_problem`: a joint graph as plain data, limits, and what a choice is
+- `node_costs`: seconds and workspaces of FX nodes
+- `joint_problem`: the joint graph of AOTAutograd as such a problem
+- `partition_memory`: what runs again for a choice, in which order, and the bytes alive
+- `partition_cuts`: the cheapest choice for a price per byte, and where forward is divided
+- `partition_search`: the fastest choice within limits
+- `split_graphs`: the graphs of forward and backward that torch compiles
+- `kernel_memory`: what inductor's code of a graph will need
+- `graph_planner`: one graph planned, divided and certified
+- `step_shares`: how the graphs of a step share its memory
+- `compile_plan`: what was planned, for whoever asks
+- `planned_partitioner`: the partitioner that torch.compile calls
+- `probing`: which graphs a model has, before it is compiled
+- `standing_memory`: parameters, buffers and optimizer state
+- `compiled_model`: `compile`
+"""

@@ -1,0 +1,196 @@
+"""One joint graph within limits: planned, divided, and certified by what its code will need.
+
+A partition is found by the model of `partition_memory.py`. What the two graphs then need is counted on them:
+for `aot_eager` node by node, for `inductor` on the kernels that inductor makes of them. Where that is more
+than the limits, or much less, the limits of the search are moved by the difference, and it is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.fx import GraphModule, Node
+
+from trainfit.compiling.joint_problem import CannotPlan, read_joint_graph
+from trainfit.compiling.kernel_memory import kernel_peak
+from trainfit.compiling.node_costs import NodeCosts
+from trainfit.compiling.partition_memory import partition_of
+from trainfit.compiling.partition_search import PartitionSearch
+from trainfit.compiling.recompute_problem import Limits, Partition, RecomputeProblem, Role
+from trainfit.compiling.split_graphs import given_away, graph_peak, prepared, split, with_better_order
+
+Backend = Literal["inductor", "aot_eager"]
+
+_TRIALS = 4
+"""How often a graph is divided and counted at most."""
+_CLOSE = 0.02
+"""A partition that needs so much less than it may is good enough."""
+
+
+@dataclass(frozen=True)
+class DividedGraph:
+    """A joint graph divided, and what its two graphs need."""
+
+    forward: GraphModule
+    backward: GraphModule
+    partition: Partition
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+    """With the gradients from outside, and with what forward returned."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most of forward and backward."""
+        return max(self.forward_peak_bytes, self.backward_peak_bytes)
+
+    def excess(self, limits: Limits) -> float:
+        """Return by how many bytes it is above its limits; 0 or less: it is within."""
+        return max(
+            self.forward_peak_bytes - limits.forward_bytes,
+            self.partition.held_bytes - limits.held_bytes,
+            self.backward_peak_bytes - limits.backward_bytes,
+        )
+
+
+class GraphPlanner:
+    """Plans one joint graph, for as many limits as are asked for."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        *,
+        forward_outputs: int,
+        costs: NodeCosts,
+        backend: Backend,
+        static_inputs: Sequence[int] = (),
+    ) -> None:
+        """Read the graph; raises `CannotPlan` where it has something that is not planned."""
+        self._module = prepared(module, forward_outputs)
+        self._forward_outputs = forward_outputs
+        self._backend = backend
+        self._static = tuple(static_inputs)
+        self.problem, self._nodes = read_joint_graph(
+            self._module, forward_outputs, costs, fuses=backend == "inductor"
+        )
+        if not self.problem.backward_nodes:
+            raise CannotPlan("it has no backward")
+        self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
+        self._workspaces = _workspaces(self.problem, self._nodes)
+        self.search = PartitionSearch(self.problem)
+        if self.search.smallest() is None:
+            raise CannotPlan("backward needs something that can neither be kept nor run again")
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The names of the joint graph's nodes."""
+        return tuple(node.name for node in self._nodes)
+
+    def gradient_bytes(self) -> int:
+        """Return the bytes of what backward returns: the gradients of parameters and inputs."""
+        storages = {s for n in self.problem.backward_outputs for s in self.problem.nodes[n].storages}
+        return sum(self.problem.sizes[storage] for storage in storages)
+
+    def input_bytes(self) -> int:
+        """Return the bytes of the graph's inputs that are no parameters or buffers."""
+        primals = [n for n, node in enumerate(self._nodes) if node.op == "placeholder"]
+        primals = [n for n in primals if self.problem.nodes[n].role is Role.INPUT]
+        static = {
+            s for n in self._static if n < len(primals) for s in self.problem.nodes[primals[n]].storages
+        }
+        given = {s for n in primals for s in self.problem.nodes[n].storages} - static
+        return sum(self.problem.sizes[storage] for storage in given)
+
+    def split_only(self, partition: Partition) -> tuple[GraphModule, GraphModule]:
+        """Divide the graph as a partition says."""
+        return split(
+            self._module,
+            partition,
+            self.problem,
+            self._nodes,
+            forward_outputs=self._forward_outputs,
+            static_inputs=self._static,
+        )
+
+    def divide(self, partition: Partition) -> DividedGraph:
+        """Divide the graph as a partition says, and count what its graphs need."""
+        forward, backward = self.split_only(partition)
+        kept = given_away(backward)
+        if self._changes_size:
+            # For the largest sizes there is the model alone: the graphs know those they were traced with.
+            most = partition.forward_peak_bytes, partition.backward_peak_bytes
+            return DividedGraph(forward, backward, partition, *most)
+        if self._backend == "aot_eager":
+            inside = self._workspaces
+            backward = with_better_order(backward, inside)
+            peaks = graph_peak(forward, (), inside), graph_peak(backward, kept, inside)
+        else:
+            peaks = (
+                kernel_peak(forward, backward=False, workspaces=self._workspaces),
+                kernel_peak(backward, backward=True, donated=kept, workspaces=self._workspaces),
+            )
+        return DividedGraph(forward, backward, partition, peaks[0], peaks[1] + self._beside(partition))
+
+    def fastest(self, limits: Limits) -> DividedGraph | None:
+        """Return the fastest division that keeps the limits as it was counted; None if none was found."""
+        best: DividedGraph | None = None
+        tried: set[tuple[int, ...]] = set()
+        asked = limits
+        for _ in range(_TRIALS):
+            partition = self.search.fastest(asked)
+            if partition is None and best is None and not tried:
+                # The model may see more than there will be.
+                partition = self.search.nearest(asked)
+            if partition is None or partition.kept in tried:
+                break
+            tried.add(partition.kept)
+            found = self.divide(partition)
+            excess = found.excess(limits)
+            if excess <= 0 and (best is None or partition.seconds < best.partition.seconds):
+                best = found
+            if -_CLOSE * limits.backward_bytes <= excess <= 0 or (excess <= 0 and not partition.repeated):
+                break
+            asked = _moved(asked, limits, found)
+        return best
+
+    def smallest(self) -> DividedGraph:
+        """Return the division with the smallest peak that the search knows."""
+        partition = self.search.smallest()
+        assert partition is not None, "checked when the graph was read"
+        return self.divide(partition)
+
+    def of_names(self, names: Sequence[str]) -> Partition | None:
+        """Return the partition that keeps the nodes of these names, as far as the graph has them."""
+        number = {node.name: n for n, node in enumerate(self._nodes)}
+        chosen = {number[name] for name in names if name in number}
+        return partition_of(self.problem, self.problem.behind_views(chosen))
+
+    def _beside(self, partition: Partition) -> int:
+        """Return what is alive while backward runs and is not counted in its graph: outputs and tangents."""
+        nodes, problem = self.problem.nodes, self.problem
+        kept = {s for n in partition.kept for s in nodes[n].storages}
+        beside = set(problem.output_storages) - kept
+        beside |= {s for node in nodes if node.role is Role.TANGENT for s in node.storages}
+        return sum(problem.sizes[storage] for storage in beside)
+
+
+def _moved(asked: Limits, limits: Limits, found: DividedGraph) -> Limits:
+    """Return the limits of the search moved by how far what was counted is from what may be."""
+    return Limits(
+        asked.forward_bytes + limits.forward_bytes - found.forward_peak_bytes,
+        limits.held_bytes,
+        asked.backward_bytes + limits.backward_bytes - found.backward_peak_bytes,
+    )
+
+
+def _workspaces(problem: RecomputeProblem, nodes: Sequence[Node]) -> dict[str, int]:
+    """Return the bytes that kernels need inside by the names of nodes; by operator the most of all calls."""
+    found: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        inside = problem.nodes[number].workspace_bytes
+        if isinstance(node.target, torch._ops.OpOverload):
+            found[node.name] = inside
+            found[str(node.target)] = max(found.get(str(node.target), 0), inside)
+    return found

@@ -1,0 +1,242 @@
+"""The fastest partition within limits: cuts at several prices, of forward divided in several ways, improved.
+
+1. For every way to divide forward, the price is bisected for the cheapest cut that keeps the limits.
+2. Stretches are independent of each other: between the cut that just fits and the next faster one, as many
+   stretches as fit take the faster choice, the last ones of forward first (backward lets go of them first).
+3. What is computed again is kept after all where that fits, most seconds per byte first; and what is kept
+   and not worth its bytes is let go.
+
+Every candidate is judged by `partition_of`, never by what the cut believes. The same problem and limits give
+the same partition on every machine: the effort is counted, not timed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+
+from trainfit.compiling.partition_cuts import PartitionCuts, crossing_values, divided, places_to_divide
+from trainfit.compiling.partition_memory import FUSED_SHARE, partition_of
+from trainfit.compiling.recompute_problem import Limits, Partition, RecomputeProblem, Role
+
+_PRICES = 7
+"""How often a price is halved between the two that are known to be too low and high enough."""
+_MOST_MOVES = 60
+"""How many single values are tried in the end."""
+_LARGE = 4000
+"""Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
+
+
+Figures = tuple[float, int, int, int]
+
+
+class PartitionSearch:
+    """Finds partitions of one problem, for as many limits as are asked for."""
+
+    def __init__(self, problem: RecomputeProblem, also: Iterable[Collection[int]] = ()) -> None:
+        """Begin with choices that others have made (`also`): what is found is never worse than those."""
+        self.problem = problem
+        self._cuts = PartitionCuts(problem, FUSED_SHARE)
+        self._known: dict[frozenset[int], Partition] = {}
+        self._places = places_to_divide(problem)
+        self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
+        for chosen in also:
+            self._judge(chosen)
+        for places in self._divisions():
+            for price in (0.0, math.inf):
+                self._at(places, price)
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """All that were looked at and that no other beats in both peak and seconds; smallest peak first."""
+        found: list[Partition] = []
+        for partition in sorted(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds)):
+            if not found or partition.seconds < found[-1].seconds:
+                found.append(partition)
+        return found
+
+    @property
+    def trade_offs(self) -> list[Partition]:
+        """All that were looked at and that no other beats in memory held, peaks and seconds; fastest last.
+
+        Graphs that share a budget choose among them: what one of them holds is alive while another runs.
+        """
+        known = sorted(set(self._known.values()), key=lambda p: (-p.seconds, p.held_bytes, p.kept))
+        figures = [(p.seconds, p.held_bytes, p.forward_peak_bytes, p.backward_peak_bytes) for p in known]
+        found: list[tuple[Figures, Partition]] = []
+        for partition, mine in zip(known, figures):
+            better = (o for o in figures if o != mine and all(a <= b for a, b in zip(o, mine)))
+            if next(better, None) is None and (not found or found[-1][0] != mine):
+                found.append((mine, partition))
+        return [partition for _, partition in found]
+
+    def look_between(self, points: int) -> None:
+        """Look for partitions between the smallest peak and the fastest, so that others can choose."""
+        known = self.partitions
+        if len(known) > 1:
+            low, high = known[0].peak_bytes, known[-1].peak_bytes
+            for number in range(1, points + 1):
+                self.fastest(Limits.same(low + (high - low) * number / (points + 1)))
+
+    def smallest(self) -> Partition | None:
+        """Return the partition with the smallest peak that was found."""
+        return min(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds), default=None)
+
+    def fastest(self, limits: Limits) -> Partition | None:
+        """Return the fastest partition found within the limits; None if none is."""
+        for places in self._divisions():
+            self._bisect(places, limits)
+        best = self._best(limits)
+        if best is None:
+            best = self._smaller(limits)
+        return None if best is None else self._improved(best, limits)
+
+    def nearest(self, limits: Limits) -> Partition | None:
+        """Return what exceeds the limits the least, of all that were looked at."""
+        return min(self._known.values(), key=lambda p: (p.excess(limits), p.seconds), default=None)
+
+    def _best(self, limits: Limits) -> Partition | None:
+        fitting = [p for p in self._known.values() if p.excess(limits) <= 0]
+        return min(fitting, key=lambda p: (p.seconds, p.peak_bytes, p.kept), default=None)
+
+    def _divisions(self) -> list[tuple[int, ...]]:
+        """Return the ways in which forward is divided, from not at all to at every place."""
+        ways: list[tuple[int, ...]] = [()]
+        large = len(self.problem.useful) > _LARGE
+        for places in self._places[:2] if large else self._places:
+            most = len(places) + 1
+            count = 2.0
+            while count < most:
+                ways.append(tuple(divided(self.problem, places, round(count))))
+                count *= 2.0 if large else 1.5
+            ways.append(tuple(places))
+        return list(dict.fromkeys(ways))
+
+    def _judge(self, chosen: Collection[int]) -> Partition | None:
+        key = frozenset(chosen)
+        if key not in self._known:
+            found = partition_of(self.problem, key)
+            if found is None:
+                return None
+            self._known[key] = found
+            self._known.setdefault(frozenset(found.kept), found)
+        return self._known[key]
+
+    def _at(self, places: tuple[int, ...], price: float) -> Partition | None:
+        """Return the cheapest partition at a price of one way to divide forward."""
+        if (places, price) not in self._answers:
+            given = self._crossing(places)
+            # The two ends: time alone decides, and bytes alone.
+            chosen = self._cuts.cheapest({0.0: 1e-19, math.inf: 1e3}.get(price, price), given)
+            self._answers[places, price] = None if chosen is None else self._judge(chosen | given)
+        return self._answers[places, price]
+
+    def _crossing(self, places: tuple[int, ...]) -> frozenset[int]:
+        return frozenset().union(*(crossing_values(self.problem, place) for place in places))
+
+    def _bisect(self, places: tuple[int, ...], limits: Limits) -> None:
+        """Look for the lowest price that keeps the limits, and let stretches take different prices."""
+        fast, small = self._at(places, 0.0), self._at(places, math.inf)
+        if fast is None or small is None or fast.excess(limits) <= 0 or small.excess(limits) > 0:
+            return
+        low, high = 1e-16, 1e-4
+        for _ in range(_PRICES if len(self.problem.useful) <= _LARGE else _PRICES - 3):
+            price = math.sqrt(low * high)
+            found = self._at(places, price)
+            if found is None:
+                return
+            if found.excess(limits) <= 0:
+                high, small = price, found
+            else:
+                low, fast = price, found
+        self._mix(places, small, fast, limits)
+
+    def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: Limits) -> None:
+        """Let as many stretches as fit take the faster choice: from the last on, then from the first on."""
+        given = self._crossing(places)
+        groups = [_of_stretches(places, partition.kept) for partition in (small, fast)]
+        order = [n for n in range(len(places), -1, -1) if groups[0][n] != groups[1][n]]
+
+        def mixed(faster: Sequence[int]) -> set[int]:
+            taken = (groups[n in faster][n] for n in range(len(places) + 1))
+            return {*given, *chain.from_iterable(taken)}
+
+        self._most(len(order), lambda count: mixed(order[:count]), limits)
+        self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
+
+    def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: Limits) -> int:
+        """Return the largest number up to `count` whose choice fits, as far as halving finds it."""
+        low, high = 0, count + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._judge(chosen(middle))
+            if found is not None and found.excess(limits) <= 0:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _smaller(self, limits: Limits) -> Partition | None:
+        """Let go of or keep single values where no cut is within the limits, while that lowers the peak."""
+        best = self.nearest(limits)
+        if best is None:
+            return None
+        for number in self._by_worth(best, repeated=False)[:_MOST_MOVES]:
+            if best.excess(limits) <= 0:
+                break
+            found = self._judge(set(best.kept) - {number})
+            if found is not None and found.excess(limits) < best.excess(limits):
+                best = found
+        for number in self._by_worth(best, repeated=True)[:_MOST_MOVES]:
+            if best.excess(limits) <= 0:
+                break
+            found = self._judge({*best.kept, number})
+            if found is not None and found.excess(limits) < best.excess(limits):
+                best = found
+        return best if best.excess(limits) <= 0 else None
+
+    def _improved(self, best: Partition, limits: Limits) -> Partition:
+        """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
+        worth = self._by_worth(best, repeated=True)
+        kept = set(best.kept)
+        count = self._most(len(worth), lambda number: {*kept, *worth[:number]}, limits)
+        if count:
+            best = min(best, self._judge({*kept, *worth[:count]}) or best, key=lambda p: p.seconds)
+        moves = 0
+        for number in self._by_worth(best, repeated=True):
+            if moves >= _MOST_MOVES:
+                break
+            if number in best.kept or number not in best.repeated:
+                continue
+            moves += 1
+            found = self._judge({*best.kept, number})
+            if found is not None and found.excess(limits) <= 0 and found.seconds < best.seconds:
+                best = found
+        return self._best(limits) or best
+
+    def _by_worth(self, partition: Partition, *, repeated: bool) -> list[int]:
+        """Return what could be kept as well, most seconds per byte first; or what is kept, fewest first."""
+        nodes, sizes = self.problem.nodes, self.problem.own_bytes
+        if not repeated:
+            return sorted(partition.kept, key=lambda n: nodes[n].seconds / max(sizes[n], 1))
+        again = set(partition.repeated)
+        seconds: dict[int, float] = {}
+        for number in partition.repeated:
+            # What only this node needs would not run either.
+            total = nodes[number].seconds
+            for read in nodes[number].reads:
+                if read in again and all(u == number for u in self.problem.users[read] if u in again):
+                    total += seconds.get(read, 0.0)
+            seconds[number] = total
+        able = [n for n in partition.repeated if nodes[n].keepable and nodes[n].role is Role.FORWARD]
+        return sorted(able, key=lambda n: (-seconds[n] / max(sizes[n], 1), n))
+
+
+def _of_stretches(places: Sequence[int], kept: Collection[int]) -> list[tuple[int, ...]]:
+    """Return the kept nodes of each stretch."""
+    found: list[list[int]] = [[] for _ in range(len(places) + 1)]
+    for number in sorted(kept):
+        found[bisect.bisect_right(places, number)].append(number)
+    return [tuple(numbers) for numbers in found]
