@@ -13,6 +13,7 @@ import trainfit
 from doc_pages import PAGES, ROOT, blocks
 from trainfit.cli import commands as cli
 from trainfit.order_fronts.eager import trace_graph
+from trainfit.plans.ways import BIT_EQUAL, ChangeMade, Way
 
 
 def command_lines() -> list[str]:
@@ -76,6 +77,10 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
             (tmp_path / name).write_bytes(content)
     if "--plan" in request.getfixturevalue("line"):
         (tmp_path / "plan.json").write_bytes(request.getfixturevalue("plan_file").read_bytes())
+    if "--way" in request.getfixturevalue("line"):
+        change = ChangeMade("state", "on the host", "", BIT_EQUAL, by_apply=True)
+        way = Way("gpt2-tiny", "cpu", (change,), None, 0, 0, 1.0, None, None)
+        trainfit.save_way(way, tmp_path / "way.json")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
