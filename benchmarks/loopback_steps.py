@@ -77,7 +77,7 @@ MESHES: dict[int, tuple[Mesh, ...]] = {
     4: (
         (("dp", 4),),
         (("replicate", 4),),
-        (("tp", 4),),
+        (("replicate", 2), ("tp", 2)),
         (("dp", 2), ("tp", 2)),
         (("replicate", 2), ("dp", 2)),
     ),

@@ -27,7 +27,7 @@ def step(side_seconds: float, *, recorded: bool = True, host: Host = HOST) -> Sc
         Op(n, "forward", -1, -1, False, -1, (), (), (), queue, (1,) if n == 7 else (), host_waits=n == 7)
         for n, queue in enumerate(queues)
     )
-    held = Storage(400, "temporary", 0, 0, 2, (Interval("program", 0, 2),))
+    held = Storage(512, "temporary", 0, 0, 2, (Interval("program", 0, 2),))
     storage = replace(held, also_used_on=("side",)) if recorded else held
     trace = Trace("t", "cuda", "2", signatures, ops, (storage,), (), (), (), (), (), 0)
     return schedule(trace, CostTable(DEVICE, host, tuple(OpCost(s, "formula") for s in seconds), 0.1))
@@ -38,9 +38,9 @@ def test_a_queue_that_is_behind_keeps_memory_from_being_used_again() -> None:
     times = step(3.5)
     late = with_late_frees(times)
     assert late.storages[0].end == 5
-    assert simulate(late).live_bytes == (400,) * 5 + (0,) * 3
+    assert simulate(late).live_bytes == (512,) * 5 + (0,) * 3
     # What the program counts stays as it was.
-    assert simulate(times.trace).live_bytes == (400,) * 2 + (0,) * 6
+    assert simulate(times.trace).live_bytes == (512,) * 2 + (0,) * 6
 
 
 def test_a_queue_that_has_caught_up_keeps_nothing_longer() -> None:
