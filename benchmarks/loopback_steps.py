@@ -40,7 +40,7 @@ from forked_ranks import run_ranks
 from result_files import arguments, write_rows
 
 BOUND, SAME = 0.20, 0.05
-SAMPLES = 8
+SAMPLES = 32
 """Of all copies of the model together."""
 SIZES = (1 << 10, 1 << 18, 1 << 21, 1 << 23)
 _TRIES, _REPEATED = 5, 4
@@ -82,7 +82,7 @@ MESHES: dict[int, tuple[Mesh, ...]] = {
         (("replicate", 2), ("dp", 2)),
     ),
 }
-MODELS = {"llama-tiny": 128, "gpt2-tiny": 128}
+MODELS = {"llama-tiny": 256, "gpt2-tiny": 256}
 """Built-in models, and the length of their sequences."""
 
 
