@@ -17,13 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    FullyShardedDataParallel,
-    MixedPrecision,
-    MixedPrecisionPolicy,
-    fully_shard,
-)
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -241,10 +235,7 @@ def _titan(row: dict[str, Any], mesh: DeviceMesh) -> Step:
     if divided:
         parallelize_module(model, mesh["tp"], llama_plan())
     _checkpoints(list(model.blocks), config)
-    if config["sharding"].startswith("FSDP1"):
-        model = _fsdp_of_old(model, mesh["dp"])
-    else:
-        _shard_titan(model, mesh["dp"], config)
+    _shard_titan(model, mesh["dp"], config)
     fused = "fused (" in config["optimizer"] and config.get("fused_optimizer") is not False
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=3e-4, fused=fused or None, foreach=None if fused else True
@@ -287,18 +278,6 @@ def _chunked_loss(logits: Tensor, labels: Tensor, chunks: int = 8) -> Tensor:
 
 def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, reduction="sum")
-
-
-def _fsdp_of_old(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return FullyShardedDataParallel(
-        model,
-        process_group=mesh.get_group(),
-        auto_wrap_policy=ModuleWrapPolicy({_Block}),
-        mixed_precision=policy,
-        use_orig_params=True,
-        device_id=torch.cuda.current_device(),
-    )
 
 
 def _shard_titan(model: _Llama, mesh: DeviceMesh, config: Config) -> None:

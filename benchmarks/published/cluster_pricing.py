@@ -22,7 +22,7 @@ from .cluster_rows import ClusterRow
 from .compiled_pricing import compiled
 
 Point = Mapping[tuple[str, str], float]
-"""Values of constants, by where they hold (an architecture, a device, `*`) and their name."""
+"""Values of constants, by where they hold (`ClusterRow.scopes`) and their name."""
 FITTED = Path(__file__).parent / "fits" / "clusters.json"
 
 
@@ -57,10 +57,11 @@ class ClusterPrediction:
         return self.seconds / self.row.tokens
 
 
-def constants_at(point: Point, device: Device) -> tuple[Device, Constants]:
+def constants_at(point: Point, row: ClusterRow) -> tuple[Device, Constants]:
     """Return the device and the constants that hold for it, of which some are as the point has them."""
     found: dict[str, float] = {}
-    for scope in ("*", device.architecture, device.name):
+    device = row.device
+    for scope in row.scopes:
         found |= {name: value for (where, name), value in point.items() if where == scope}
     share = found.pop("matmul_share", device.matmul_share)
     return replace(device, matmul_share=share), replace(constants_of(device), **found)
@@ -68,7 +69,7 @@ def constants_at(point: Point, device: Device) -> tuple[Device, Constants]:
 
 def seconds_of(row: ClusterRow, trace: Trace, point: Point) -> tuple[float, float]:
     """Return the seconds of a step of all its micro-batches, and what of a captured one is exposed."""
-    device, constants = constants_at(point, row.device)
+    device, constants = constants_at(point, row)
     times = schedule(trace, roofline_costs(trace, device, constants))
     kind = row.config["compile"]
     if kind:

@@ -58,6 +58,13 @@ class ClusterRow:
         return str(self.config["framework"]).split()[0].split("/")[0]
 
     @property
+    def scopes(self) -> tuple[str, ...]:
+        """Where constants hold that hold for this run: everywhere, on an architecture, with an attention."""
+        attention = "triton" if self.source == "llm-foundry" else "sdpa"
+        architecture = self.device.architecture
+        return "*", architecture, f"{architecture} {attention}", self.device.name
+
+    @property
     def measured_seconds(self) -> float | None:
         """The time of a step, if one was published."""
         found = self.data["measured"].get("step_time_ms")
@@ -65,7 +72,13 @@ class ClusterRow:
 
     @property
     def measured_bytes(self) -> int | None:
-        """The memory, mostly what torch's allocator had reserved, if it was published."""
+        """The memory, mostly what torch's allocator had reserved, if it was published.
+
+        None under FSDP1, too, whose memory is another: captures for GPUs know FSDP2 only, which stands in for
+        it as far as seconds go.
+        """
+        if "FSDP1" in self.config.get("sharding", ""):
+            return None
         found = self.data["measured"].get("peak_memory_gib")
         return None if found is None else round(found * GIB)
 

@@ -19,8 +19,8 @@ from trainfit.devices.efficiency import Constants
 from trainfit.traces.ranks import Cluster, Collective
 from trainfit.traces.trace import Signature
 
-A100 = Links(inside=300e9, network=50e9)
-H100 = Links(inside=450e9, network=50e9, switch_adds=True)
+A100 = Links(inside=300e9, network=50e9, network_share=0.9)
+H100 = Links(inside=450e9, network=50e9, switch_adds=True, network_share=0.9)
 NODE, TWO_NODES = Reach(8, 1), Reach(16, 2)
 LARGE = 8_000_000_000
 

@@ -9,6 +9,7 @@ from trainfit.allocator.device_memory import StepMemory
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import Measuring, Progress, doing, heard_by
 from trainfit.costs.estimates import Estimate, peak_of
+from trainfit.costs.late_frees import with_late_frees
 from trainfit.costs.pipeline_times import pipeline_times
 from trainfit.costs.pricing import CostSource
 from trainfit.costs.schedule import schedule
@@ -109,20 +110,24 @@ def estimate_step(request: Request) -> Estimate:
     trace = request.trace()
     timeline = simulate(trace)
     stats = module_stats(timeline)
-    doing("replaying the allocator")
-    memory = StepMemory(timeline, request.device, request.allocator)
-    expandable = memory.with_expandable_segments()
-    figures, expandable_bytes = memory.figures, None if expandable is None else expandable.smallest_bytes
     request.watch.lap("simulate")
     table = step_time = None
+    late = timeline
     if request.device.has_speed or request.costs == "measured":
         table = request.price(trace)
+        with_late = with_late_frees(schedule(trace, table))
+        late = timeline if with_late is trace else simulate(with_late)
         step_time = _time_of(request, trace, table)
         stats = tuple(
             replace(module, forward_seconds=forward, backward_seconds=backward)
             for module, (forward, backward) in zip(stats, step_time.module_seconds)
         )
     request.watch.lap("price")
+    doing("replaying the allocator")
+    memory = StepMemory(late, request.device, request.allocator)
+    expandable = memory.with_expandable_segments()
+    figures, expandable_bytes = memory.figures, None if expandable is None else expandable.smallest_bytes
+    request.watch.lap("simulate")
     fits = request.device.verdict(figures.smallest_memory_bytes) == "fits"
     sixteen_bits = None if fits else _in_sixteen_bits(request, trace)
     return Estimate(

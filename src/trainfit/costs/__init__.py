@@ -10,6 +10,7 @@
 - `contention`: by how much longer that takes which runs beside something else
 - `schedule`: when each op runs, on the host and on the device
 - `op_times`: when each op is issued and when it runs, for timelines
+- `late_frees`: memory that the allocator gets back late, because a queue is behind
 - `overlap`: which communication a step waits for, and behind what the rest of it hides
 - `pipeline_times`: the step of several stages that wait for each other
 - `summary`: where the time of a step goes

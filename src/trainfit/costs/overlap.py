@@ -132,7 +132,7 @@ def _hidden(
         counter = found[_name(units, trace.ops[number].module)]
         for label, overlap in zip(labels[first:last], overlaps.tolist()):
             if overlap > 0:
-                counter[label] += overlap  # type: ignore[assignment]
+                counter[label] += overlap
     return found
 
 

@@ -98,13 +98,15 @@ class Constants:
     """From a kernel's start to its end if it has nothing to do. Fitted."""
 
     # Communication ---------------------------------------------------------------------------------------
-    taken_share: float = 0.12
+    taken_share: float = 0.073
     """Of the device, that the kernel of a collective takes from what is computed beside it: it occupies one
-    multiprocessor for each channel, and NCCL uses 16 of 132 where a switch adds up."""
+    multiprocessor for each channel, up to 24 of them. From the fit of `benchmarks/cluster_published.py`."""
     link_share: float = 0.8
     """Of NVLink or PCIe, that a ring gets: NCCL's own tuner expects 235 of an A100's 300 GB/s."""
-    network_share: float = 0.9
-    """Of the network between nodes, that a ring gets."""
+    network_share: float = 0.339
+    """Of the network between nodes, that a ring gets in a step: with it counts that switches are shared, and
+    that some ranks are late. From the fit of `benchmarks/cluster_published.py`; few of its runs wait for
+    it."""
 
     # The host --------------------------------------------------------------------------------------------
     host_factor: float = 1.0
