@@ -9,8 +9,8 @@ FSDP, `swept_data.py` that of grids, `sizes_data.py` that of the largest size an
 `text_estimates.py`, `text_plans.py`, `text_verification.py`, `text_orders.py`, `text_calibrations.py`,
 `text_diffs.py`, `text_fits.py`, `text_compared.py`, `text_scale.py`, `text_sharding.py`, `text_swept.py`,
 `text_sizes.py` and `text_devices.py` lay it out for people, from the parts in `tables.py` and the picture in
-`sparkline.py`, as much of it as `amounts.py` says, in the words of `figure_words.py` and `added_words.py`, which the page has too;
-`text_start.py` is what `trainfit` alone prints; `json_result.py` writes it for programs, and
-`saved_results.py` results of the API.
+`sparkline.py`, as much of it as `amounts.py` says, in the words of `figure_words.py` and `added_words.py`,
+which the page has too; `text_start.py` is what `trainfit` alone prints; `json_result.py` writes it for
+programs, and `saved_results.py` results of the API.
 `progress.py` is the spinner.
 """
