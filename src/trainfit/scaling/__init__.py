@@ -9,7 +9,7 @@ pipeline_steps    the same for the stages of a pipeline, with its bubble
 mesh_judge        what one mesh needs and how fast it is, worked out
 mesh_search       the best mesh of one world size, without a look at all of them
 why_slower        why another mesh loses
-confirming       the winner captured whole, and its plan certified
+confirming        the winner captured whole, and its plan certified
 scale_rows        what was found out, as a reader sees it
 winners           the best of each size, and which of them are confirmed
 found_scale       what is found, with its text, its JSON and its tables
