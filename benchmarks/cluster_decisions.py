@@ -3,9 +3,9 @@
     python benchmarks/cluster_decisions.py [--models gpt2,...] [--ranks 8,...] [--csv FILE]
 
 For each model and number of ranks there is one budget, between the least that any uniform setting needs and
-the most. Uniform are: reshard all units or none of them after forward, each without checkpoints and with every
-block under `torch.utils.checkpoint`. Each is captured on its own, replayed and given to the allocator, apart
-from the search. Reported: the time of the chosen setting and of the fastest uniform one that fits.
+the most. Uniform are: reshard all units or none of them after forward, each without checkpoints and with
+every block under `torch.utils.checkpoint`. Each is captured on its own, replayed and given to the allocator,
+apart from the search. Reported: the time of the chosen setting and of the fastest uniform one that fits.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 
 Each published run is asked about with its number of GPUs and its global batch, in the precision that it used
 (float32 parameters, bfloat16 where FSDP gathers them; float8 in torchtitan's runs of 70B and 405B). The
-chosen mesh is the published one, or predicted to be faster, and then the reason is that which `trainfit scale`
-gives. The runs of torchtitan had H100 of 96 GB with a slower memory; here it is the one of 80 GB. Nothing is confirmed by a whole capture: the figures are derived.
+chosen mesh is the published one, or predicted to be faster, and then the reason is that which `trainfit
+scale` gives. The runs of torchtitan had H100 of 96 GB with a slower memory; here it is the one of 80 GB.
+Nothing is confirmed by a whole capture: the figures are derived.
 """
 
 from __future__ import annotations

@@ -22,28 +22,37 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.norm = heads, nn.LayerNorm(width)
         self.qkv, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return self.output(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        parts = self.qkv(self.norm(x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, recompute: str) -> None:
         super().__init__()
         self.recompute = recompute
-        self.attention_norm, self.attention = nn.LayerNorm(width), Attention(width, heads)
-        self.norm = nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.attention, self.feed_forward = Attention(width, heads), FeedForward(width)
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        hidden = self.norm(x)
+        x = self.attention(x)
         if self.recompute == "feed-forward":
-            return x + checkpoint(self.feed_forward, hidden, use_reentrant=False)
-        return x + self.feed_forward(hidden)
+            return checkpoint(self.feed_forward, x, use_reentrant=False)
+        return self.feed_forward(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.recompute == "block":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -107,7 +108,9 @@ class UnitTrials:
             cluster=self.cluster,
             changed=partial(_set, setting, names),
         )
-        with units_are(setting.grain or "blocks"):
+        with units_are(setting.grain or "blocks"), warnings.catch_warnings():
+            # It is about what a caller may do in place with a unit's result, and said for each unit.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
             trace = request.trace()
         device = request.device
         planner = Planner(trace, request.price(trace), self.allocator)
