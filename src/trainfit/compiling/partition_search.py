@@ -19,13 +19,13 @@ from itertools import chain
 
 from trainfit.compiling.partition_cuts import PartitionCuts, crossing_values, divided, places_to_divide
 from trainfit.compiling.partition_memory import FUSED_SHARE, partition_of
-from trainfit.compiling.recompute_problem import Limits, Partition, RecomputeProblem, Role
+from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 
 _PRICES = 7
 """How often a price is halved between the two that are known to be too low and high enough."""
-_MOST_MOVES = 60
-"""How many single values are tried in the end."""
-_LARGE = 4000
+_MOST_MOVES, _LEAST_MOVES = 60, 6
+"""How many single values are tried in the end, in small graphs and in the largest."""
+_LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
 
 
@@ -39,6 +39,8 @@ class PartitionSearch:
         """Begin with choices that others have made (`also`): what is found is never worse than those."""
         self.problem = problem
         self._cuts = PartitionCuts(problem, FUSED_SHARE)
+        # What one move takes grows with the graph.
+        self._moves = max(_LEAST_MOVES, min(_MOST_MOVES, 60 * _LARGE // 2 // max(len(problem.useful), 1)))
         self._known: dict[frozenset[int], Partition] = {}
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
@@ -78,13 +80,13 @@ class PartitionSearch:
         if len(known) > 1:
             low, high = known[0].peak_bytes, known[-1].peak_bytes
             for number in range(1, points + 1):
-                self.fastest(Limits.same(low + (high - low) * number / (points + 1)))
+                self.fastest(GraphLimits.same(low + (high - low) * number / (points + 1)))
 
     def smallest(self) -> Partition | None:
         """Return the partition with the smallest peak that was found."""
         return min(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds), default=None)
 
-    def fastest(self, limits: Limits) -> Partition | None:
+    def fastest(self, limits: GraphLimits) -> Partition | None:
         """Return the fastest partition found within the limits; None if none is."""
         for places in self._divisions():
             self._bisect(places, limits)
@@ -93,11 +95,11 @@ class PartitionSearch:
             best = self._smaller(limits)
         return None if best is None else self._improved(best, limits)
 
-    def nearest(self, limits: Limits) -> Partition | None:
+    def nearest(self, limits: GraphLimits) -> Partition | None:
         """Return what exceeds the limits the least, of all that were looked at."""
         return min(self._known.values(), key=lambda p: (p.excess(limits), p.seconds), default=None)
 
-    def _best(self, limits: Limits) -> Partition | None:
+    def _best(self, limits: GraphLimits) -> Partition | None:
         fitting = [p for p in self._known.values() if p.excess(limits) <= 0]
         return min(fitting, key=lambda p: (p.seconds, p.peak_bytes, p.kept), default=None)
 
@@ -136,13 +138,13 @@ class PartitionSearch:
     def _crossing(self, places: tuple[int, ...]) -> frozenset[int]:
         return frozenset().union(*(crossing_values(self.problem, place) for place in places))
 
-    def _bisect(self, places: tuple[int, ...], limits: Limits) -> None:
+    def _bisect(self, places: tuple[int, ...], limits: GraphLimits) -> None:
         """Look for the lowest price that keeps the limits, and let stretches take different prices."""
         fast, small = self._at(places, 0.0), self._at(places, math.inf)
         if fast is None or small is None or fast.excess(limits) <= 0 or small.excess(limits) > 0:
             return
         low, high = 1e-16, 1e-4
-        for _ in range(_PRICES if len(self.problem.useful) <= _LARGE else _PRICES - 3):
+        for _ in range(_PRICES if len(self.problem.useful) <= _LARGE else _PRICES - 2):
             price = math.sqrt(low * high)
             found = self._at(places, price)
             if found is None:
@@ -153,7 +155,7 @@ class PartitionSearch:
                 low, fast = price, found
         self._mix(places, small, fast, limits)
 
-    def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: Limits) -> None:
+    def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: GraphLimits) -> None:
         """Let as many stretches as fit take the faster choice: from the last on, then from the first on."""
         given = self._crossing(places)
         groups = [_of_stretches(places, partition.kept) for partition in (small, fast)]
@@ -166,7 +168,7 @@ class PartitionSearch:
         self._most(len(order), lambda count: mixed(order[:count]), limits)
         self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
 
-    def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: Limits) -> int:
+    def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: GraphLimits) -> int:
         """Return the largest number up to `count` whose choice fits, as far as halving finds it."""
         low, high = 0, count + 1
         while high - low > 1:
@@ -178,18 +180,18 @@ class PartitionSearch:
                 high = middle
         return low
 
-    def _smaller(self, limits: Limits) -> Partition | None:
+    def _smaller(self, limits: GraphLimits) -> Partition | None:
         """Let go of or keep single values where no cut is within the limits, while that lowers the peak."""
         best = self.nearest(limits)
         if best is None:
             return None
-        for number in self._by_worth(best, repeated=False)[:_MOST_MOVES]:
+        for number in self._by_worth(best, repeated=False)[: self._moves]:
             if best.excess(limits) <= 0:
                 break
             found = self._judge(set(best.kept) - {number})
             if found is not None and found.excess(limits) < best.excess(limits):
                 best = found
-        for number in self._by_worth(best, repeated=True)[:_MOST_MOVES]:
+        for number in self._by_worth(best, repeated=True)[: self._moves]:
             if best.excess(limits) <= 0:
                 break
             found = self._judge({*best.kept, number})
@@ -197,7 +199,7 @@ class PartitionSearch:
                 best = found
         return best if best.excess(limits) <= 0 else None
 
-    def _improved(self, best: Partition, limits: Limits) -> Partition:
+    def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
         worth = self._by_worth(best, repeated=True)
         kept = set(best.kept)
@@ -206,7 +208,7 @@ class PartitionSearch:
             best = min(best, self._judge({*kept, *worth[:count]}) or best, key=lambda p: p.seconds)
         moves = 0
         for number in self._by_worth(best, repeated=True):
-            if moves >= _MOST_MOVES:
+            if moves >= self._moves:
                 break
             if number in best.kept or number not in best.repeated:
                 continue
