@@ -1,6 +1,6 @@
 """`compile`: torch.compile within a budget in bytes, held by what the compiler keeps and computes again.
 
-Before the first call with gradients the model is looked at (`graph_probe.py`): which graphs it has, and how often
+Before the first call with gradients the model is looked at (`graph_probe.py`): which graphs it has, how often
 each is called. They share the budget (`step_shares.py`). Then torch compiles it, and the partitioner divides
 each graph within its share. Nothing of torch's configuration is changed for others.
 """

@@ -23,6 +23,10 @@ from trainfit.compiling.recompute_problem import GraphLimits, Partition, Recompu
 
 _PRICES = 7
 """How often a price is halved between the two that are known to be too low and high enough."""
+_PRICE_RANGE = 1e4
+"""How far prices per byte are looked for from what computing all of forward again takes per byte."""
+_ROUNDS = 6
+"""How often as many values as fit are kept at once."""
 _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
@@ -41,6 +45,9 @@ class PartitionSearch:
         self._cuts = PartitionCuts(problem, FUSED_SHARE)
         # What one move takes grows with the graph.
         self._moves = max(_LEAST_MOVES, min(_MOST_MOVES, 60 * _LARGE // 2 // max(len(problem.useful), 1)))
+        seconds = sum(problem.nodes[n].seconds for n in problem.useful)
+        size = sum(problem.own_bytes[n] for n in problem.useful)
+        self._usual_price = max(seconds, 1e-12) / max(size, 1)
         self._known: dict[frozenset[int], Partition] = {}
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
@@ -112,7 +119,7 @@ class PartitionSearch:
             count = 2.0
             while count < most:
                 ways.append(tuple(divided(self.problem, places, round(count))))
-                count *= 2.0 if large else 1.5
+                count *= 3.0 if large else 1.5
             ways.append(tuple(places))
         return list(dict.fromkeys(ways))
 
@@ -143,7 +150,7 @@ class PartitionSearch:
         fast, small = self._at(places, 0.0), self._at(places, math.inf)
         if fast is None or small is None or fast.excess(limits) <= 0 or small.excess(limits) > 0:
             return
-        low, high = 1e-16, 1e-4
+        low, high = self._usual_price / _PRICE_RANGE, self._usual_price * _PRICE_RANGE
         for _ in range(_PRICES if len(self.problem.useful) <= _LARGE else _PRICES - 2):
             price = math.sqrt(low * high)
             found = self._at(places, price)
@@ -166,7 +173,8 @@ class PartitionSearch:
             return {*given, *chain.from_iterable(taken)}
 
         self._most(len(order), lambda count: mixed(order[:count]), limits)
-        self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
+        if len(self.problem.useful) <= _LARGE:
+            self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
 
     def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: GraphLimits) -> int:
         """Return the largest number up to `count` whose choice fits, as far as halving finds it."""
@@ -202,10 +210,15 @@ class PartitionSearch:
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
         worth = self._by_worth(best, repeated=True)
-        kept = set(best.kept)
-        count = self._most(len(worth), lambda number: {*kept, *worth[:number]}, limits)
-        if count:
-            best = min(best, self._judge({*kept, *worth[:count]}) or best, key=lambda p: p.seconds)
+        for _ in range(_ROUNDS if len(self.problem.useful) <= _LARGE else 2):
+            kept, waiting = frozenset(best.kept), tuple(worth)
+            count = self._most(len(waiting), lambda n, k=kept, w=waiting: k | {*w[:n]}, limits)  # type: ignore[misc]
+            if count:
+                best = min(best, self._judge(kept | {*waiting[:count]}) or best, key=lambda p: p.seconds)
+            # The next one is what does not fit: it is passed over.
+            worth = [n for n in waiting[count + 1 :] if n in set(best.repeated)]
+            if not worth:
+                break
         moves = 0
         for number in self._by_worth(best, repeated=True):
             if moves >= self._moves:
