@@ -11,7 +11,7 @@ from trainfit.compiling.partition_memory import partition_of
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import (
     Fusing,
-    Limits,
+    GraphLimits,
     Partition,
     ProblemNode,
     RecomputeProblem,
@@ -165,7 +165,7 @@ def test_against_all_subsets(seed: int) -> None:
         return
     peaks = sorted({partition.peak_bytes for partition in every})
     for limit in peaks:
-        limits = Limits.same(limit)
+        limits = GraphLimits.same(limit)
         best = min(p.seconds for p in every if p.excess(limits) <= 0)
         found = search.fastest(limits)
         if found is None:
@@ -193,7 +193,7 @@ def test_more_memory_is_never_slower(layers: int) -> None:
     smallest = search.smallest()
     assert smallest is not None
     limits = [smallest.peak_bytes + 100 * step for step in range(layers)]
-    found = [search.fastest(Limits.same(limit)) for limit in reversed(limits)]
+    found = [search.fastest(GraphLimits.same(limit)) for limit in reversed(limits)]
     seconds = [partition.seconds for partition in found if partition is not None]
     assert len(seconds) == len(limits)
     assert seconds == sorted(seconds)
@@ -213,7 +213,7 @@ def test_choices_of_others_are_never_beaten_by_them() -> None:
     theirs = tuple(range(1, 21, 3))
     given = partition_of(problem, theirs)
     assert given is not None
-    found = PartitionSearch(problem, [theirs]).fastest(Limits.same(given.peak_bytes))
+    found = PartitionSearch(problem, [theirs]).fastest(GraphLimits.same(given.peak_bytes))
     assert found is not None and found.seconds <= given.seconds
 
 

@@ -14,7 +14,7 @@ In the order in which a graph passes through them:
 - `step_shares`: how the graphs of a step share its memory
 - `compile_plan`: what was planned, for whoever asks
 - `planned_partitioner`: the partitioner that torch.compile calls
-- `probing`: which graphs a model has, before it is compiled
+- `graph_probe`: which graphs a model has, before it is compiled
 - `standing_memory`: parameters, buffers and optimizer state
 - `compiled_model`: `compile`
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainfit.basics.units import format_bytes, format_seconds
-from trainfit.compiling.recompute_problem import Limits
+from trainfit.compiling.recompute_problem import GraphLimits
 from trainfit.compiling.step_shares import step_peak
 
 
@@ -29,7 +29,7 @@ class PlannedGraph:
     """Between forward and backward: what is kept, and what forward returned."""
     gradient_bytes: int
     """What backward returns."""
-    limits: Limits
+    limits: GraphLimits
     refused: str = ""
     """Why it was not planned: torch's own partitioner has divided it."""
 

@@ -1,6 +1,6 @@
 """`compile`: torch.compile within a budget in bytes, held by what the compiler keeps and computes again.
 
-Before the first call with gradients the model is looked at (`probing.py`): which graphs it has, and how often
+Before the first call with gradients the model is looked at (`graph_probe.py`): which graphs it has, how often
 each is called. They share the budget (`step_shares.py`). Then torch compiles it, and the partitioner divides
 each graph within its share. Nothing of torch's configuration is changed for others.
 """
@@ -23,10 +23,10 @@ from torch.fx import GraphModule
 from trainfit.basics.units import parse_size
 from trainfit.compiling.compile_plan import CompilePlan
 from trainfit.compiling.graph_planner import Backend
+from trainfit.compiling.graph_probe import GraphProbe, nothing_changed
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.planned_partitioner import PlannedPartitioner, too_small
-from trainfit.compiling.probing import GraphProbe, nothing_changed
-from trainfit.compiling.recompute_problem import Limits
+from trainfit.compiling.recompute_problem import GraphLimits
 from trainfit.compiling.standing_memory import model_bytes, optimizer_bytes
 from trainfit.compiling.step_shares import shared, smallest_peak
 from trainfit.devices.device_table import Device, find_device
@@ -66,7 +66,7 @@ def compile(
     parts = tuple(only)
     _check_parts(model, parts)
     settings: dict[str, Any] = {"fullgraph": fullgraph, "dynamic": dynamic}
-    compiler = _Compiler(plan, NodeCosts(found), backend, mode, options)
+    compiler = _PlannedCompiler(plan, NodeCosts(found), backend, mode, options)
     if parts:
         return _compiled_parts(model, parts, compiler, settings)
     compiled: Any = torch.compile(model, backend=compiler, **settings)
@@ -76,7 +76,7 @@ def compile(
     return compiled
 
 
-class _Compiler:
+class _PlannedCompiler:
     """The backend of torch.compile: inductor or aot_eager with our partitioner."""
 
     __name__ = "trainfit"
@@ -110,7 +110,11 @@ class _Planned:
     """What a compiled model calls: before the first call with gradients, its graphs get their shares."""
 
     def __init__(
-        self, model: nn.Module, compiler: _Compiler, forward: Callable[..., Any], settings: dict[str, Any]
+        self,
+        model: nn.Module,
+        compiler: _PlannedCompiler,
+        forward: Callable[..., Any],
+        settings: dict[str, Any],
     ) -> None:
         self._model = model
         self._compiler = compiler
@@ -160,12 +164,12 @@ def give_shares(partitioner: PlannedPartitioner, probe: GraphProbe) -> None:
         raise too_small(plan, smallest_peak(uses, calls))
     limits = iter(shares.limits)
     # What is not planned has a place among the graphs, too, but no limits that matter.
-    free = Limits.same(plan.budget_bytes)
+    free = GraphLimits.same(plan.budget_bytes)
     partitioner.shares = [free if planner is None else next(limits) for planner in probe.planners]
 
 
 def _compiled_parts(
-    model: nn.Module, parts: tuple[nn.Module, ...], compiler: _Compiler, settings: dict[str, Any]
+    model: nn.Module, parts: tuple[nn.Module, ...], compiler: _PlannedCompiler, settings: dict[str, Any]
 ) -> nn.Module:
     """Compile parts of a model, each by itself; the model stays what it was."""
     probe = GraphProbe(compiler.costs, compiler.backend)

@@ -19,7 +19,7 @@ from trainfit.compiling.kernel_memory import kernel_peak
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_memory import partition_of
 from trainfit.compiling.partition_search import PartitionSearch
-from trainfit.compiling.recompute_problem import Limits, Partition, RecomputeProblem, Role
+from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 from trainfit.compiling.split_graphs import given_away, graph_peak, prepared, split, with_better_order
 
 Backend = Literal["inductor", "aot_eager"]
@@ -46,7 +46,7 @@ class DividedGraph:
         """The most of forward and backward."""
         return max(self.forward_peak_bytes, self.backward_peak_bytes)
 
-    def excess(self, limits: Limits) -> float:
+    def excess(self, limits: GraphLimits) -> float:
         """Return by how many bytes it is above its limits; 0 or less: it is within."""
         return max(
             self.forward_peak_bytes - limits.forward_bytes,
@@ -133,7 +133,7 @@ class GraphPlanner:
             )
         return DividedGraph(forward, backward, partition, peaks[0], peaks[1] + self._beside(partition))
 
-    def fastest(self, limits: Limits) -> DividedGraph | None:
+    def fastest(self, limits: GraphLimits) -> DividedGraph | None:
         """Return the fastest division that keeps the limits as it was counted; None if none was found."""
         best: DividedGraph | None = None
         tried: set[tuple[int, ...]] = set()
@@ -176,9 +176,9 @@ class GraphPlanner:
         return sum(problem.sizes[storage] for storage in beside)
 
 
-def _moved(asked: Limits, limits: Limits, found: DividedGraph) -> Limits:
+def _moved(asked: GraphLimits, limits: GraphLimits, found: DividedGraph) -> GraphLimits:
     """Return the limits of the search moved by how far what was counted is from what may be."""
-    return Limits(
+    return GraphLimits(
         asked.forward_bytes + limits.forward_bytes - found.forward_peak_bytes,
         limits.held_bytes,
         asked.backward_bytes + limits.backward_bytes - found.backward_peak_bytes,

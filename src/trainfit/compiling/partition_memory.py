@@ -35,11 +35,11 @@ def partition_of(problem: RecomputeProblem, chosen: Collection[int]) -> Partitio
     outputs = problem.output_storages
     keeping = {storage for n in kept for storage in nodes[n].storages} - problem.input_storages
     kept_bytes = sum(problem.sizes[storage] for storage in keeping)
-    forward = _Run(problem, running, (*problem.forward_outputs, *kept))
+    forward = _GraphRun(problem, running, (*problem.forward_outputs, *kept))
     forward_peak = forward.peak(set(), outputs | keeping)
     order = backward_order(problem, repeated)
     tangents = {s for node in problem.nodes if node.role is Role.TANGENT for s in node.storages}
-    backward = _Run(problem, order, problem.backward_outputs)
+    backward = _GraphRun(problem, order, problem.backward_outputs)
     returned = {storage for n in problem.backward_outputs for storage in nodes[n].storages}
     # The caller has what forward returned while backward runs.
     backward_peak = backward.peak(keeping | tangents | outputs, returned | tangents | outputs)
@@ -109,7 +109,7 @@ def _forward_nodes(problem: RecomputeProblem, kept: Iterable[int]) -> list[int]:
     return sorted(found)
 
 
-class _Run:
+class _GraphRun:
     """Nodes that run in an order, as one graph: which of them are fused into others, and the memory."""
 
     def __init__(self, problem: RecomputeProblem, order: Sequence[int], results: Iterable[int]) -> None:

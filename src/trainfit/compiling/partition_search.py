@@ -19,13 +19,17 @@ from itertools import chain
 
 from trainfit.compiling.partition_cuts import PartitionCuts, crossing_values, divided, places_to_divide
 from trainfit.compiling.partition_memory import FUSED_SHARE, partition_of
-from trainfit.compiling.recompute_problem import Limits, Partition, RecomputeProblem, Role
+from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 
 _PRICES = 7
 """How often a price is halved between the two that are known to be too low and high enough."""
-_MOST_MOVES = 60
-"""How many single values are tried in the end."""
-_LARGE = 4000
+_PRICE_RANGE = 1e4
+"""How far prices per byte are looked for from what computing all of forward again takes per byte."""
+_ROUNDS = 6
+"""How often as many values as fit are kept at once."""
+_MOST_MOVES, _LEAST_MOVES = 60, 6
+"""How many single values are tried in the end, in small graphs and in the largest."""
+_LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
 
 
@@ -39,6 +43,11 @@ class PartitionSearch:
         """Begin with choices that others have made (`also`): what is found is never worse than those."""
         self.problem = problem
         self._cuts = PartitionCuts(problem, FUSED_SHARE)
+        # What one move takes grows with the graph.
+        self._moves = max(_LEAST_MOVES, min(_MOST_MOVES, 60 * _LARGE // 2 // max(len(problem.useful), 1)))
+        seconds = sum(problem.nodes[n].seconds for n in problem.useful)
+        size = sum(problem.own_bytes[n] for n in problem.useful)
+        self._usual_price = max(seconds, 1e-12) / max(size, 1)
         self._known: dict[frozenset[int], Partition] = {}
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
@@ -78,13 +87,13 @@ class PartitionSearch:
         if len(known) > 1:
             low, high = known[0].peak_bytes, known[-1].peak_bytes
             for number in range(1, points + 1):
-                self.fastest(Limits.same(low + (high - low) * number / (points + 1)))
+                self.fastest(GraphLimits.same(low + (high - low) * number / (points + 1)))
 
     def smallest(self) -> Partition | None:
         """Return the partition with the smallest peak that was found."""
         return min(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds), default=None)
 
-    def fastest(self, limits: Limits) -> Partition | None:
+    def fastest(self, limits: GraphLimits) -> Partition | None:
         """Return the fastest partition found within the limits; None if none is."""
         for places in self._divisions():
             self._bisect(places, limits)
@@ -93,11 +102,11 @@ class PartitionSearch:
             best = self._smaller(limits)
         return None if best is None else self._improved(best, limits)
 
-    def nearest(self, limits: Limits) -> Partition | None:
+    def nearest(self, limits: GraphLimits) -> Partition | None:
         """Return what exceeds the limits the least, of all that were looked at."""
         return min(self._known.values(), key=lambda p: (p.excess(limits), p.seconds), default=None)
 
-    def _best(self, limits: Limits) -> Partition | None:
+    def _best(self, limits: GraphLimits) -> Partition | None:
         fitting = [p for p in self._known.values() if p.excess(limits) <= 0]
         return min(fitting, key=lambda p: (p.seconds, p.peak_bytes, p.kept), default=None)
 
@@ -110,7 +119,7 @@ class PartitionSearch:
             count = 2.0
             while count < most:
                 ways.append(tuple(divided(self.problem, places, round(count))))
-                count *= 2.0 if large else 1.5
+                count *= 3.0 if large else 1.5
             ways.append(tuple(places))
         return list(dict.fromkeys(ways))
 
@@ -136,13 +145,13 @@ class PartitionSearch:
     def _crossing(self, places: tuple[int, ...]) -> frozenset[int]:
         return frozenset().union(*(crossing_values(self.problem, place) for place in places))
 
-    def _bisect(self, places: tuple[int, ...], limits: Limits) -> None:
+    def _bisect(self, places: tuple[int, ...], limits: GraphLimits) -> None:
         """Look for the lowest price that keeps the limits, and let stretches take different prices."""
         fast, small = self._at(places, 0.0), self._at(places, math.inf)
         if fast is None or small is None or fast.excess(limits) <= 0 or small.excess(limits) > 0:
             return
-        low, high = 1e-16, 1e-4
-        for _ in range(_PRICES if len(self.problem.useful) <= _LARGE else _PRICES - 3):
+        low, high = self._usual_price / _PRICE_RANGE, self._usual_price * _PRICE_RANGE
+        for _ in range(_PRICES if len(self.problem.useful) <= _LARGE else _PRICES - 2):
             price = math.sqrt(low * high)
             found = self._at(places, price)
             if found is None:
@@ -153,7 +162,7 @@ class PartitionSearch:
                 low, fast = price, found
         self._mix(places, small, fast, limits)
 
-    def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: Limits) -> None:
+    def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: GraphLimits) -> None:
         """Let as many stretches as fit take the faster choice: from the last on, then from the first on."""
         given = self._crossing(places)
         groups = [_of_stretches(places, partition.kept) for partition in (small, fast)]
@@ -164,9 +173,10 @@ class PartitionSearch:
             return {*given, *chain.from_iterable(taken)}
 
         self._most(len(order), lambda count: mixed(order[:count]), limits)
-        self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
+        if len(self.problem.useful) <= _LARGE:
+            self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
 
-    def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: Limits) -> int:
+    def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: GraphLimits) -> int:
         """Return the largest number up to `count` whose choice fits, as far as halving finds it."""
         low, high = 0, count + 1
         while high - low > 1:
@@ -178,18 +188,18 @@ class PartitionSearch:
                 high = middle
         return low
 
-    def _smaller(self, limits: Limits) -> Partition | None:
+    def _smaller(self, limits: GraphLimits) -> Partition | None:
         """Let go of or keep single values where no cut is within the limits, while that lowers the peak."""
         best = self.nearest(limits)
         if best is None:
             return None
-        for number in self._by_worth(best, repeated=False)[:_MOST_MOVES]:
+        for number in self._by_worth(best, repeated=False)[: self._moves]:
             if best.excess(limits) <= 0:
                 break
             found = self._judge(set(best.kept) - {number})
             if found is not None and found.excess(limits) < best.excess(limits):
                 best = found
-        for number in self._by_worth(best, repeated=True)[:_MOST_MOVES]:
+        for number in self._by_worth(best, repeated=True)[: self._moves]:
             if best.excess(limits) <= 0:
                 break
             found = self._judge({*best.kept, number})
@@ -197,16 +207,21 @@ class PartitionSearch:
                 best = found
         return best if best.excess(limits) <= 0 else None
 
-    def _improved(self, best: Partition, limits: Limits) -> Partition:
+    def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
         worth = self._by_worth(best, repeated=True)
-        kept = set(best.kept)
-        count = self._most(len(worth), lambda number: {*kept, *worth[:number]}, limits)
-        if count:
-            best = min(best, self._judge({*kept, *worth[:count]}) or best, key=lambda p: p.seconds)
+        for _ in range(_ROUNDS if len(self.problem.useful) <= _LARGE else 2):
+            kept, waiting = frozenset(best.kept), tuple(worth)
+            count = self._most(len(waiting), lambda n, k=kept, w=waiting: k | {*w[:n]}, limits)  # type: ignore[misc]
+            if count:
+                best = min(best, self._judge(kept | {*waiting[:count]}) or best, key=lambda p: p.seconds)
+            # The next one is what does not fit: it is passed over.
+            worth = [n for n in waiting[count + 1 :] if n in set(best.repeated)]
+            if not worth:
+                break
         moves = 0
         for number in self._by_worth(best, repeated=True):
-            if moves >= _MOST_MOVES:
+            if moves >= self._moves:
                 break
             if number in best.kept or number not in best.repeated:
                 continue

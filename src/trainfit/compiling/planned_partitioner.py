@@ -23,7 +23,7 @@ from trainfit.compiling.compile_plan import CompilePlan, PlannedGraph
 from trainfit.compiling.graph_planner import Backend, DividedGraph, GraphPlanner
 from trainfit.compiling.joint_problem import CannotPlan
 from trainfit.compiling.node_costs import NodeCosts
-from trainfit.compiling.recompute_problem import Limits
+from trainfit.compiling.recompute_problem import GraphLimits
 from trainfit.errors import BudgetTooSmall
 
 
@@ -33,7 +33,7 @@ class PlannedPartitioner(CustomPartitionerFn):
     def __init__(self, plan: CompilePlan, costs: NodeCosts, backend: Backend) -> None:
         """Begin with the whole budget for every graph; `shares` are the limits of graphs that are known."""
         self.plan = plan
-        self.shares: list[Limits] = []
+        self.shares: list[GraphLimits] = []
         self._costs = costs
         self._backend: Backend = backend
         self._warned = False
@@ -69,7 +69,7 @@ class PlannedPartitioner(CustomPartitionerFn):
     def _divided(
         self,
         gm: GraphModule,
-        limits: Limits,
+        limits: GraphLimits,
         *,
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None = None,
@@ -94,19 +94,19 @@ class PlannedPartitioner(CustomPartitionerFn):
                 raise too_small(self.plan, divided.peak_bytes)
         return divided, planner
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> GraphLimits:
         """Return the limits of the next graph: its share, or all of the budget."""
         place = len(self.plan.graphs)
         if place < len(self.shares):
             return self.shares[place]
         if self.shares:
             # Compiled again for other shapes: whichever graph it is, the least of all shares is safe.
-            return Limits(
+            return GraphLimits(
                 min(s.forward_bytes for s in self.shares),
                 min(s.held_bytes for s in self.shares),
                 min(s.backward_bytes for s in self.shares),
             )
-        return Limits.same(self.plan.budget_bytes - self.plan.standing_bytes)
+        return GraphLimits.same(self.plan.budget_bytes - self.plan.standing_bytes)
 
     def _warn(self, why: str) -> None:
         if not self._warned:
@@ -129,7 +129,7 @@ def too_small(plan: CompilePlan, reached_bytes: int) -> BudgetTooSmall:
     )
 
 
-def _described(divided: DividedGraph, planner: GraphPlanner, limits: Limits) -> PlannedGraph:
+def _described(divided: DividedGraph, planner: GraphPlanner, limits: GraphLimits) -> PlannedGraph:
     partition = divided.partition
     names = planner.node_names
     return PlannedGraph(

@@ -140,7 +140,7 @@ class RecomputeProblem:
 
 
 @dataclass(frozen=True)
-class Limits:
+class GraphLimits:
     """The bytes that one call of the graph may have alive above what its caller has: three limits."""
 
     forward_bytes: float
@@ -149,9 +149,9 @@ class Limits:
     backward_bytes: float
 
     @staticmethod
-    def same(limit: float) -> Limits:
+    def same(limit: float) -> GraphLimits:
         """Return one limit for all of them."""
-        return Limits(limit, limit, limit)
+        return GraphLimits(limit, limit, limit)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Partition:
         """The most of forward and backward."""
         return max(self.forward_peak_bytes, self.backward_peak_bytes)
 
-    def excess(self, limits: Limits) -> float:
+    def excess(self, limits: GraphLimits) -> float:
         """Return by how many bytes it is above its limits; 0 or less: it is within."""
         return max(
             self.forward_peak_bytes - limits.forward_bytes,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainfit.compiling.recompute_problem import Limits, Partition
+from trainfit.compiling.recompute_problem import GraphLimits, Partition
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class GraphUse:
 class Shares:
     """What each graph may use, and what the step needs then, above what is there all the time."""
 
-    limits: tuple[Limits, ...]
+    limits: tuple[GraphLimits, ...]
     peak_bytes: int
     seconds: float
 
@@ -53,7 +53,7 @@ class CallMemory(Protocol):
 
 
 @dataclass(frozen=True)
-class _Call:
+class _PartitionCall:
     """A partition as one call of its graph."""
 
     forward_peak_bytes: int
@@ -77,7 +77,9 @@ def _peak(graphs: Sequence[GraphUse], chosen: Sequence[int], calls: Sequence[int
     found = []
     for graph, number in zip(graphs, chosen):
         p = graph.partitions[number]
-        found.append(_Call(p.forward_peak_bytes, p.backward_peak_bytes, p.held_bytes, graph.gradient_bytes))
+        found.append(
+            _PartitionCall(p.forward_peak_bytes, p.backward_peak_bytes, p.held_bytes, graph.gradient_bytes)
+        )
     return step_peak([found[call] for call in calls])
 
 
@@ -100,7 +102,7 @@ def shared(graphs: Sequence[GraphUse], calls: Sequence[int], limit_bytes: int) -
     for graph, number in zip(graphs, chosen):
         partition = graph.partitions[number]
         limits.append(
-            Limits(
+            GraphLimits(
                 partition.forward_peak_bytes + spare,
                 partition.held_bytes + spare,
                 partition.backward_peak_bytes + spare,
