@@ -5,7 +5,8 @@ cluster_options  those that say which rank of which cluster a step is
 output_options   those that say where a result is written
 amount_options   those that say how much of it is shown
 completions      what a shell offers when Tab is pressed
-cli_options      every option once, in objects
+cli_options      every other option once, in objects
+solver_options   those that say how a plan is found
 grid_options     those of several steps at once
 list_options     those that take several values
 cli_running      the one way in which a command runs: errors, progress, output

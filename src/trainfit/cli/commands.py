@@ -27,6 +27,7 @@ from trainfit.cli.help_text import HELP
 from trainfit.cli.list_options import ListedRequestFlags
 from trainfit.cli.scale_commands import register_scale_commands
 from trainfit.cli.size_commands import register_size_commands, several_estimates, several_plans
+from trainfit.cli.solver_options import Offload, SolverFlags
 
 app = typer.Typer(
     name="trainfit",
@@ -105,7 +106,7 @@ def plan(
     *,
     budget: given.Budget = None,
     asked: ListedRequestFlags,
-    solver: given.SolverFlags,
+    solver: SolverFlags,
     output: given.Output = None,
     outputs: given.StepOutputFlags,
 ) -> None:
@@ -153,7 +154,7 @@ def frontier(
     *,
     asked: given.RequestFlags,
     points: given.Points = 16,
-    offload: given.Offload = False,
+    offload: Offload = False,
     outputs: given.OutputFlags,
 ) -> None:
     """Show the least time of a step for every peak, from the smallest reachable to no plan at all.

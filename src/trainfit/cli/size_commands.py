@@ -11,6 +11,7 @@ from trainfit.cli import cli_options as given
 from trainfit.cli.cli_running import command, present, working
 from trainfit.cli.list_options import ListedRequestFlags, hidden, refuse_with_lists
 from trainfit.cli.plain_option import option
+from trainfit.cli.solver_options import SolverFlags
 
 if TYPE_CHECKING:
     from trainfit.cli.output_options import OutputFlags
@@ -143,7 +144,7 @@ def several_plans(
     target: str,
     asked: ListedRequestFlags,
     budget: str | None,
-    solver: given.SolverFlags,
+    solver: SolverFlags,
     outputs: OutputFlags,
     output: str | None,
 ) -> None:
