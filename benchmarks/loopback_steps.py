@@ -104,9 +104,8 @@ def main() -> int:
     bounds = list(judged(rows))
     for text, holds in bounds:
         print(f"{'holds ' if holds else 'MISSED'} {text}")
-    write_rows(
-        "loopback_steps", rows, options.csv, everything=options.ranks is None and options.model is None
-    )
+    everything = options.ranks is None and options.model is None
+    write_rows("loopback_steps", rows, options.csv, everything=everything)
     return 0 if all(holds for _, holds in bounds) else 1
 
 

@@ -122,7 +122,7 @@ def _cluster(data: EstimateData) -> Section:
                 f" The stages of the pipeline wait for each other for {data.time.bubble_share:.0%} of their "
                 f"time, this one for {format_seconds(data.time.bubble_seconds)} of each step (predicted)."
             )
-    parts = (tables.ranks_table(data.ranks),) if data.ranks else ()
+    parts: tuple[Part, ...] = (tables.ranks_table(data.ranks),) if data.ranks else ()
     if data.time is not None and data.time.units:
         parts += (tables.units_table(data.time),)
     return Section("cluster", "One rank of several", lead, parts)
