@@ -17,8 +17,10 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import _recursive_joint_graph_passes
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 
 from trainfit.compiling.graph_planner import Backend, GraphPlanner
@@ -70,7 +72,9 @@ class GraphProbe:
 
     def _divide(self, gm: GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         if self._backend == "inductor":
-            gm = _recursive_joint_graph_passes(gm, skip_invoke_subgraph=True)
+            values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+            with V.set_fake_mode(detect_fake_mode(values)):
+                gm = _recursive_joint_graph_passes(gm, skip_invoke_subgraph=True)
         outputs = kwargs["num_fwd_outputs"]
         static = kwargs.get("static_lifetime_input_indices") or ()
         try:
