@@ -202,8 +202,8 @@ def main() -> int:
     good = sum(result.good for result in results)
     print(f"{good} of {len(results)} plans keep what they promise")
     rows = [asdict(result) | {"error": result.error} for result in results]
-    file = "offload_truth" if options.offload else "plan_truth"
-    write_rows(file, rows, options.csv, everything=not options.names)
+    table = "offload_truth" if options.offload else "plan_truth"
+    write_rows(table, rows, options.csv, everything=not options.names)
     return 0 if good == len(results) else 1
 
 

@@ -26,6 +26,8 @@ from trainfit.report import reading
 from trainfit.report.compared_data import ComparisonData, RunData
 from trainfit.report.data import Compared
 from trainfit.report.rank_report import RankData, RankVerificationData
+from trainfit.report.scale_data import ScaleData
+from trainfit.report.sharding_data import ShardingData
 from trainfit.report.swept_data import SweepData
 from trainfit.webpage import embedding
 from trainfit.webpage import page as page_module
@@ -160,7 +162,8 @@ def test_every_kind_of_result_has_a_page() -> None:
         for one in pkgutil.iter_modules(report.__path__)
     ]
     kinds = {kind for one in modules for kind in vars(one).values() if isinstance(kind, type)}
-    tables = {RankData, RunData, ComparisonData, SweepData}  # parts of others, and those that have no page
+    # Parts of others, and those that have no page.
+    tables = {RankData, RunData, ComparisonData, SweepData, ScaleData, ShardingData}
     shown = {kind for kind in kinds if kind.__name__.endswith("Data")} - tables
     assert shown == set(page_module._ANSWERS) == set(page_module._SECTIONS) and len(shown) >= 8
 
