@@ -140,7 +140,7 @@ def memory(sizes: ProbeSizes) -> tuple[Probe, ...]:
         Probe("tiny", _many_tiny, (Wanted((16,)), Wanted((16,)))),
     ]
     if sizes.cache_bytes:
-        cached = Wanted((max(sizes.cache_bytes // 8 // 3 // 4, 1),))
+        cached = Wanted((max(sizes.cache_bytes // 4 // 3 // 4, 1),))
         found.append(Probe("cached", _add_again, (cached, cached, cached)))
     return tuple(found)
 
