@@ -88,14 +88,15 @@ def built(case: str) -> tuple[Any, Callable[[Any], Any], list[Any]]:
 
         def call(model: Any) -> Any:
             out = model(*args, **kwargs)
-            out = getattr(out, "loss", None) if getattr(out, "loss", None) is not None else out
-            return out if out.dim() == 0 else out.square().mean()
+            loss: Any = getattr(out, "loss", None)
+            loss = out if loss is None else loss
+            return loss if loss.dim() == 0 else loss.square().mean()
 
         return step.model, call, batch
     from compile_models import MODELS
 
-    make, batch = MODELS[case]()
-    return make, lambda model: model(batch), [batch]
+    make, values = MODELS[case]()
+    return make, lambda model: model(values), [values]
 
 
 def compiled_model(case: str, way: str, budget: int) -> tuple[Any, Any, Callable[[Any], Any], list[Any]]:
