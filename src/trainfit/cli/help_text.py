@@ -15,7 +15,7 @@ allocated. Its memory is predicted byte by byte and its time op by op.
   trainfit plan gpt2 --batch 8 --budget 8GiB -o p.json  make it fit
   trainfit max-batch gpt2 --device rtx-4090             the largest batch
   trainfit compare gpt2 --devices h100,l40s             which GPU to rent
-  trainfit scale llama-3-8b --world-sizes 8..256        how many GPUs, which mesh
+  trainfit scale llama-3-8b --world-sizes 8..256        how many GPUs, mesh
   trainfit sweep grid.toml                              many as one table
   trainfit verify gpt2-tiny                             predicted and measured
   trainfit diff old.json new.json --max-peak 2%         what grew, for CI
