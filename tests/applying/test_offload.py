@@ -190,8 +190,8 @@ def test_copies_need_no_memory_of_torch_and_nothing_is_left() -> None:
     assert usage.end_bytes == usage.start_bytes
 
 
-def test_results_are_those_of_forward_though_the_original_is_overwritten_later() -> None:
-    # GIVEN a block whose kept result is its output, which the model writes to afterwards
+def test_what_is_offloaded_is_fetched_for_every_backward() -> None:
+    # GIVEN a model that offloads, and a graph that is kept for a second backward
     plan = plan_with_copies("transformer", overlaps=True)
     model, inputs = SUBJECTS["transformer"].new()
     expected = _gradients(model, inputs)

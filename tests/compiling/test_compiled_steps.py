@@ -117,6 +117,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 
 UNCERTAIN = ("checkpointed dropout",)
 """Where torch runs operators with a random state again, what it allocates for that is not counted in full."""
+UNCOUNTED_BYTES = 131_072
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +176,7 @@ def test_node_by_node_the_results_are_equal_and_the_peak_is_the_promise(name: st
         assert not any(graph.refused for graph in plan.graphs)
         peak = measured_peak(model, compiled, batch)
         if name in UNCERTAIN:
+            assert 0 <= peak - plan.promised_bytes <= UNCOUNTED_BYTES
             reached.append(peak)
             continue
         assert plan.promised_bytes <= budget

@@ -17,7 +17,6 @@ from torch.fx import GraphModule, Node
 from trainfit.compiling.joint_problem import CannotPlan, read_joint_graph
 from trainfit.compiling.kernel_memory import kernel_peak
 from trainfit.compiling.node_costs import NodeCosts
-from trainfit.compiling.partition_memory import partition_of
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 from trainfit.compiling.split_graphs import given_away, graph_peak, prepared, split, with_better_order
@@ -160,12 +159,6 @@ class GraphPlanner:
         partition = self.search.smallest()
         assert partition is not None, "checked when the graph was read"
         return self.divide(partition)
-
-    def of_names(self, names: Sequence[str]) -> Partition | None:
-        """Return the partition that keeps the nodes of these names, as far as the graph has them."""
-        number = {node.name: n for n, node in enumerate(self._nodes)}
-        chosen = {number[name] for name in names if name in number}
-        return partition_of(self.problem, self.problem.behind_views(chosen))
 
     def _beside(self, partition: Partition) -> int:
         """Return what is alive while backward runs and is not counted in its graph: outputs and tangents."""

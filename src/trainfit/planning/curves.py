@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trainfit.planning.groups import Group
-from trainfit.planning.highs import Program
+from trainfit.planning.highs import Program, Term
 from trainfit.planning.minimum_cut import Choice, cheapest, choice_of
 
 _MOST_POINTS = 40
@@ -82,26 +82,7 @@ def with_points_between(groups: Sequence[Group], hull: list[Choice], most: int) 
 
 def fastest_within(groups: Sequence[Group], limit_bytes: int) -> Choice | None:
     """Return the choice with the least recomputation among those that keep at most so many bytes."""
-    program = Program()
-    repeated = [
-        program.binary(group.seconds) if group.repeatable and group.storages else program.continuous(0.0, 0.0)
-        for group in groups
-    ]
-    kept = {
-        (number, place): program.continuous(0.0, 1.0 if group.keepable else 0.0)
-        for number, group in enumerate(groups)
-        for place in range(len(group.sizes))
-    }
-    for number, group in enumerate(groups):
-        for place, saved in enumerate(group.saved):
-            if saved:
-                program.at_most("saved", [(kept[number, place], -1.0), (repeated[number], -1.0)], -1.0)
-        for value in group.reads:
-            terms = [(repeated[number], 1.0), (kept[value], -1.0), (repeated[value[0]], -1.0)]
-            program.at_most("read", terms, 0.0)
-    scale = max(limit_bytes, 1)
-    sizes = [(column, groups[number].sizes[place] / scale) for (number, place), column in kept.items()]
-    program.at_most("within", sizes, limit_bytes / scale)
+    program, repeated, _ = region_program(groups, limit_bytes)
     seconds = sum(group.seconds for group in groups)
     answer = program.minimise(seconds_limit=_SECONDS_LIMIT, gap=_GAP_SHARE * seconds)
     if not answer.feasible:
@@ -109,6 +90,41 @@ def fastest_within(groups: Sequence[Group], limit_bytes: int) -> Choice | None:
     chosen = frozenset(number for number, column in enumerate(repeated) if answer.values[column] > 0.5)
     choice = choice_of(groups, chosen)
     return choice if choice.bytes <= limit_bytes else None
+
+
+def region_program(
+    groups: Sequence[Group], limit_bytes: int, copyable: Iterable[int] = ()
+) -> tuple[Program, list[int], dict[int, int]]:
+    """Write the program down; return it with the columns of `repeated`, and of `copied` by group.
+
+    What a `copyable` group makes may be had in a third way, whose costs are for the caller to add.
+    """
+    program = Program()
+    repeated = [
+        program.binary(group.seconds) if group.repeatable and group.storages else program.continuous(0.0, 0.0)
+        for group in groups
+    ]
+    copied = {number: program.binary() for number in copyable}
+    kept = {
+        (number, place): program.continuous(0.0, 1.0 if group.keepable else 0.0)
+        for number, group in enumerate(groups)
+        for place in range(len(group.sizes))
+    }
+
+    def there(number: int, place: int) -> list[Term]:
+        own = [(kept[number, place], -1.0), (repeated[number], -1.0)]
+        return [*own, (copied[number], -1.0)] if number in copied else own
+
+    for number, group in enumerate(groups):
+        for place, saved in enumerate(group.saved):
+            if saved:
+                program.at_most("saved", there(number, place), -1.0)
+        for value in group.reads:
+            program.at_most("read", [(repeated[number], 1.0), *there(*value)], 0.0)
+    scale = max(limit_bytes, 1)
+    sizes = [(column, groups[number].sizes[place] / scale) for (number, place), column in kept.items()]
+    program.at_most("within", sizes, limit_bytes / scale)
+    return program, repeated, copied
 
 
 def _undominated(points: Iterable[Choice]) -> list[Choice]:

@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainfit.planning.curves import region_program
 from trainfit.planning.groups import Group
-from trainfit.planning.highs import Program
 from trainfit.planning.host_copies import CopyWindow, Offloading
 from trainfit.planning.minimum_cut import Choice, choice_of
 
@@ -80,38 +80,15 @@ def _fastest_within(
     groups: Sequence[Group], limit_bytes: int, offloading: Offloading, window: CopyWindow
 ) -> Choice | None:
     """Return the fastest choice among those that keep at most so many bytes on the device."""
-    program = Program()
     link = offloading.link
-    repeated = [
-        program.binary(group.seconds) if group.repeatable and group.storages else program.continuous(0.0, 0.0)
-        for group in groups
-    ]
-    copied = {n: program.binary() for n, group in enumerate(groups) if can_be_offloaded(group)}
-    kept = {
-        (number, place): program.continuous(0.0, 1.0 if group.keepable else 0.0)
-        for number, group in enumerate(groups)
-        for place in range(len(group.sizes))
-    }
-
-    def there(number: int, place: int) -> list[tuple[int, float]]:
-        own = [(kept[number, place], -1.0), (repeated[number], -1.0)]
-        return [*own, (copied[number], -1.0)] if number in copied else own
-
-    for number, group in enumerate(groups):
-        for place, saved in enumerate(group.saved):
-            if saved:
-                program.at_most("saved", there(number, place), -1.0)
-        for value in group.reads:
-            program.at_most("read", [(repeated[number], 1.0), *there(*value)], 0.0)
+    copyable = [number for number, group in enumerate(groups) if can_be_offloaded(group)]
+    program, repeated, copied = region_program(groups, limit_bytes, copyable)
     copying = [(column, sum(map(link.seconds, groups[n].sizes))) for n, column in copied.items()]
     for beside in (window.out_seconds, window.back_seconds):
         waits = program.continuous(0.0, float("inf"), 1.0)
         scale = max(sum(seconds for _, seconds in copying), 1e-12)
         terms = [(column, seconds / scale) for column, seconds in copying]
         program.at_most("copied", [*terms, (waits, -1.0 / scale)], beside / scale)
-    scale = max(limit_bytes, 1)
-    sizes = [(column, groups[number].sizes[place] / scale) for (number, place), column in kept.items()]
-    program.at_most("within", sizes, limit_bytes / scale)
     whole = sum(group.seconds for group in groups)
     answer = program.minimise(seconds_limit=_SECONDS_LIMIT, gap=_GAP_SHARE * whole)
     if not answer.feasible:
