@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.changes.accumulation import CAPTURED_PASSES
@@ -14,6 +17,7 @@ from trainfit.costs.host_link import link_seconds
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
+from trainfit.fitting.guessed_times import StepParts
 from trainfit.planning.certify import promised_peak
 from trainfit.planning.host_copies import HostLink
 from trainfit.planning.planner import Planner
@@ -25,7 +29,7 @@ from trainfit.traces.trace import Trace
 _GAP_SHARE = 5e-4
 """Of the step's time: ways that are less apart are not told apart (`way_ranking.py`)."""
 _LEAST_COMPUTED = 0.8
-"""Of forward and backward: what they take at least when something else is changed in them, such as the loss."""
+"""Of forward and backward: what they take at least when something in them is changed, such as the loss."""
 _MOST_PLANNERS = 6
 """How many are kept: each has all curves of a step."""
 
@@ -43,6 +47,7 @@ class Candidates:
     budget_for: Callable[[Device], int] | None = None
     """The budget on a device of which something else takes a part, as NCCL does."""
     _traces: dict[tuple[str, ...], tuple[Trace, CostTable] | None] = field(default_factory=dict)
+    _parts: dict[tuple[str, ...], StepParts] = field(default_factory=dict)
     _planners: dict[tuple[str, ...], Planner] = field(default_factory=dict)
 
     def know(self, changes: Sequence[StepChange], trace: Trace, costs: CostTable) -> None:
@@ -60,7 +65,13 @@ class Candidates:
         reserve = promised_peak(trace, timeline, has_regions=False) - timeline.peak_bytes
         needed = memory.smallest_bytes + reserve + self._taken(costs)
         peak = timeline.peak_bytes + reserve
-        return _way(changes, schedule(trace, costs), peak, needed)
+        times = schedule(trace, costs)
+        self._parts[_key(_own(changes))] = StepParts.of(times, _runs_of_ops(times, _repeats(changes)))
+        return _way(changes, times, peak, needed)
+
+    def parts(self, changes: Sequence[StepChange]) -> StepParts:
+        """Return what a step takes that was asked for without a plan, part by part."""
+        return self._parts[_key(_own(changes))]
 
     def planned(self, changes: Sequence[StepChange], seconds_limit: float) -> Way | None:
         """Return the step with changes and the fastest plan that fits; None if none does."""
@@ -147,7 +158,7 @@ def _way(
         plan=plan,
         peak_bytes=peak_bytes,
         memory_bytes=memory_bytes,
-        step_seconds=_whole_step(times, _repeats(changes)),
+        step_seconds=float((times.op_seconds * _runs_of_ops(times, _repeats(changes))).sum()),
         samples=_times(times.trace.samples, changes),
         tokens=_times(times.trace.tokens, changes),
     )
@@ -165,12 +176,13 @@ def _times(count: int | None, changes: Sequence[StepChange]) -> int | None:
     return count * copies if repeats == 1 else count * copies * repeats // CAPTURED_PASSES
 
 
-def _whole_step(times: Schedule, repeats: int) -> float:
-    """Return the time of a step in which forward and backward run so often."""
-    if repeats <= CAPTURED_PASSES:
-        return times.step_seconds
-    phases = [op.phase for op in times.trace.ops]
-    first_backward = phases.index("backward")
-    second = phases.index("forward", first_backward)
-    end = len(phases) - phases[::-1].index("backward")
-    return times.step_seconds + (repeats - CAPTURED_PASSES) * float(times.op_seconds[second:end].sum())
+def _runs_of_ops(times: Schedule, repeats: int) -> NDArray[np.float64]:
+    """Return how often each op of a captured step runs in one in which forward and backward run so often."""
+    runs = np.ones(len(times.trace.ops))
+    if repeats > CAPTURED_PASSES:
+        phases = [op.phase for op in times.trace.ops]
+        first_backward = phases.index("backward")
+        second = phases.index("forward", first_backward)
+        end = len(phases) - phases[::-1].index("backward")
+        runs[second:end] += repeats - CAPTURED_PASSES
+    return runs

@@ -2,22 +2,22 @@
 
 Settings around the step come first, and a plan alone: they need no further capture. Then every change alone
 is captured, unless what it copies over the link takes longer than a way that was found. What several do
-together is guessed from that: bytes are added up, times added up or multiplied, whichever is less, and what
-is missing to the budget is priced as a plan that frees it. Combinations are then captured, and planned where
-they have to be: first those that keep results as they are, and each time the most promising first, until no
-guess is better than what was found, or time is up. Every figure that is shown is of a capture.
+together is guessed from that (`guessed_times.py`): bytes are added up, and what is missing to the budget is
+priced as a plan that frees it. Combinations are then captured, and planned where they have to be: first those
+that keep results as they are, and each time what may fit without a plan before the rest, and the fastest
+first, until no guess is better than what was found, or time is up. Every figure that is shown is of a capture.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainfit.basics.doing import doing
 from trainfit.changes.change import PLAN, StepChange
+from trainfit.fitting.guessed_times import guessed_seconds
 from trainfit.fitting.way_candidates import Candidates
 from trainfit.fitting.way_ranking import is_as_good_as, not_beaten, rank
 from trainfit.plans.ways import BIT_EQUAL, EXACTNESS, Exactness, Way
@@ -51,7 +51,7 @@ class WaySearch:
     complete: bool = True
     _alone: dict[str, Way] = field(default_factory=dict)
     _freed_share: float = _FREED_SHARE
-    """By how much of the step's time the plans found so far made it longer, for a whole step's memory."""
+    """By how much of the step's time the last plan made it longer, for a whole step's memory."""
 
     def run(self) -> list[Way]:
         """Return the ways that fit and are not beaten, the fastest first."""
@@ -69,7 +69,7 @@ class WaySearch:
             # Each kind of result has its share of the time; what one leaves, the next have.
             share = (deadline - time.monotonic()) / (len(EXACTNESS) - rank(exactness))
             alike = [combination for combination in others if _exactness(combination) == exactness]
-            self._look_at_all(sorted(alike, key=self._guess), time.monotonic() + share)
+            self._look_at_all(sorted(alike, key=self._promise), time.monotonic() + share)
         return not_beaten(self.found)
 
     def _look_at_all(self, pending: list[Combination], deadline: float) -> None:
@@ -109,19 +109,10 @@ class WaySearch:
         alone = self._alone[change.name]
         return alone.memory_bytes < self.base.memory_bytes or alone.step_seconds < self.base.step_seconds
 
-    def _differences(self, combination: Combination) -> list[float]:
-        """Return by what share each change alone makes the step longer."""
-        base = self.base.step_seconds
-        return [self._alone[change.name].step_seconds / base - 1 for change in combination]
-
     def _guessed_seconds(self, combination: Combination) -> float:
-        """Return the time that a combination may take without a plan.
-
-        Changes of different parts of a step add up, changes of the same part multiply: the less is taken.
-        """
-        differences = self._differences(combination)
-        multiplied = math.prod(1 + difference for difference in differences)
-        guessed = self.base.step_seconds * max(min(multiplied, 1 + sum(differences)), 0.0)
+        """Return the time that a combination may take without a plan."""
+        alone = [self.candidates.parts((change,)) for change in combination]
+        guessed = guessed_seconds(self.candidates.parts(()), alone)
         return max(guessed, self._least_seconds(combination))
 
     def _least_seconds(self, combination: Combination) -> float:
@@ -130,14 +121,20 @@ class WaySearch:
     def _missing_share(self, memory_bytes: float) -> float:
         return max(memory_bytes - self.candidates.budget_bytes, 0.0) / max(memory_bytes, 1.0)
 
-    def _guess(self, combination: Combination) -> float:
-        """Return the time that a combination may take with a plan that makes it fit."""
+    def _promise(self, combination: Combination) -> tuple[bool, float]:
+        """Return what combinations are sorted by: whether a plan may be needed, and the time that it may take.
+
+        What fits without a plan is judged sooner, and leaves less that has to be planned.
+        """
         base = self.base.memory_bytes
         memory = base + sum(self._alone[change.name].memory_bytes - base for change in combination)
-        return self._guessed_seconds(combination) * (1 + self._freed_share * self._missing_share(memory))
+        missing = self._missing_share(memory)
+        return missing > 0, self._guessed_seconds(combination) * (1 + self._freed_share * missing)
 
     def _cannot_be_better(self, combination: Combination) -> bool:
-        several = sum(abs(difference) > _A_DIFFERENCE for difference in self._differences(combination)) > 1
+        base = self.base.step_seconds
+        alone = [self._alone[change.name].step_seconds for change in combination]
+        several = sum(abs(seconds - base) > _A_DIFFERENCE * base for seconds in alone) > 1
         seconds = (_OPTIMISM if several else _OPTIMISM_OF_ONE) * self._guessed_seconds(combination)
         return self._is_beaten(_exactness(combination), len(combination), seconds)
 
@@ -167,7 +164,7 @@ class WaySearch:
             self.found.append(planned)
             added = planned.step_seconds / unplanned.step_seconds - 1
             missing = self._missing_share(unplanned.memory_bytes)
-            self._freed_share = min(self._freed_share, added / missing if missing else _FREED_SHARE)
+            self._freed_share = added / missing if missing else _FREED_SHARE
 
 
 def _that_go_together(choices: Iterable[tuple[StepChange | None, ...]]) -> Iterator[Combination]:
