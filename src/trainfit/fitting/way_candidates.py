@@ -30,6 +30,7 @@ _GAP_SHARE = 5e-4
 """Of the step's time: ways that are less apart are not told apart (`way_ranking.py`)."""
 _LEAST_COMPUTED = 0.8
 """Of forward and backward: what they take at least when something in them is changed, such as the loss."""
+_NOT_PLANNED = ("parameter", "buffer", "gradient", "optimizer_state")
 _MOST_PLANNERS = 6
 """How many are kept: each has all curves of a step."""
 
@@ -79,6 +80,8 @@ class Candidates:
         if found is None:
             return None
         taken = self._taken(found[1])
+        if least_planned_bytes(found[0]) > self.budget_bytes - taken:
+            return None
         planner = self._planner(changes, *found).with_allocator(self._allocator(changes))
         certified = planner.plan(self.budget_bytes - taken, seconds_limit=seconds_limit)
         if not certified.fits:
@@ -133,6 +136,16 @@ class Candidates:
         if self.allocator is None or not expandable:
             return self.allocator
         return replace(self.allocator, expandable_segments=True)
+
+
+def least_planned_bytes(trace: Trace) -> int:
+    """Return what no plan changes: parameters, gradients and the optimizer's state when its step begins."""
+    begins = next((n for n, op in enumerate(trace.ops) if op.phase == "optimizer"), len(trace.ops))
+    return sum(
+        trace.occupied_at(number, begins)
+        for number, storage in enumerate(trace.storages)
+        if storage.category in _NOT_PLANNED and storage.alive_at(begins)
+    )
 
 
 def _own(changes: Sequence[StepChange]) -> list[StepChange]:

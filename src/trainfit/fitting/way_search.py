@@ -1,11 +1,12 @@
 """Which combinations of changes are looked at, and in which order.
 
-Settings around the step come first, and a plan alone: they need no further capture. Then every change alone
+Settings around the step come first, and a plan alone: they need no further capture. So does a mesh, if one is
+given: whoever gives it asks about it, and it must not be missing when time is up. Then every change alone
 is captured, unless what it copies over the link takes longer than a way that was found. What several do
 together is guessed from that (`guessed_times.py`): bytes are added up, and what is missing to the budget is
 priced as a plan that frees it. Combinations are then captured, and planned where they have to be: first those
 that keep results as they are, and each time what may fit without a plan before the rest, and the fastest
-first, until no guess is better than what was found, or time is up. Every figure that is shown is of a capture.
+first, until no guess is better than what was found, or time is up. Every figure shown is of a capture.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ class WaySearch:
         deadline = time.monotonic() + self.seconds_limit
         if self.candidates.fits(self.base):
             self.found.append(self.base)
-        settings = [change for change in self.changes if change.is_setting]
-        self._look_at_single_changes(settings, deadline)
-        without_captures = self._combinations()
-        self._look_at_all(sorted(without_captures, key=len), deadline)
-        self._look_at_single_changes([c for c in self.changes if not c.is_setting], deadline)
-        seen = {_names(combination) for combination in without_captures}
+        first = [change for change in self.changes if _comes_first(change)]
+        self._look_at_single_changes(first, deadline)
+        few = self._combinations()
+        self._look_at_all(sorted(few, key=lambda some: (len(some), self._promise(some))), deadline)
+        self._look_at_single_changes([c for c in self.changes if not _comes_first(c)], deadline)
+        seen = {_names(combination) for combination in few}
         others = [combination for combination in self._combinations() if _names(combination) not in seen]
         for exactness in EXACTNESS:
             # Each kind of result has its share of the time; what one leaves, the next have.
@@ -122,7 +123,7 @@ class WaySearch:
         return max(memory_bytes - self.candidates.budget_bytes, 0.0) / max(memory_bytes, 1.0)
 
     def _promise(self, combination: Combination) -> tuple[bool, float]:
-        """Return what combinations are sorted by: whether a plan may be needed, and the time that it may take.
+        """Return what combinations are sorted by: whether a plan may be needed, and the time that may take.
 
         What fits without a plan is judged sooner, and leaves less that has to be planned.
         """
@@ -165,6 +166,11 @@ class WaySearch:
             added = planned.step_seconds / unplanned.step_seconds - 1
             missing = self._missing_share(unplanned.memory_bytes)
             self._freed_share = added / missing if missing else _FREED_SHARE
+
+
+def _comes_first(change: StepChange) -> bool:
+    """Whether a change is looked at before others: it needs no capture, or is asked for by giving a mesh."""
+    return change.is_setting or change.cluster is not None
 
 
 def _that_go_together(choices: Iterable[tuple[StepChange | None, ...]]) -> Iterator[Combination]:
