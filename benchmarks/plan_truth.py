@@ -9,8 +9,9 @@ applied to the real model on the CPU; the truth is the profiler's allocation eve
 code 1 if a measured peak is above its budget, more than 1 % from the promise (where memory depends on data:
 more than the reserve from the promise without it), or if loss or gradients are not equal bit by bit.
 
-With `--offload` copies are taken to be so fast that results and inputs are copied rather than recomputed: at once when
-their region ends, and beside the next block, as on a GPU. The second memory is one that torch does not own.
+With `--offload` copies are taken to be so fast that results, and inputs of regions, are copied rather than
+recomputed or held: at once when their region ends, and beside the next block, as on a GPU. The second
+memory is one that torch does not own.
 """
 
 from __future__ import annotations
@@ -179,7 +180,8 @@ def as_line(result: Result) -> str:
         f"{verdict} {result.name:22} {result.share:.0%} budget {result.budget_bytes:>12,} promised "
         f"{result.promised_bytes:>12,} measured {result.measured_bytes:>12,} ({100 * result.error:+.4f} %), "
         f"unplanned {result.unplanned_bytes:>12,}, {result.regions} regions, "
-        f"{result.added_share:+.1%} time, {result.host_bytes:,} on the host, {result.host_inputs} inputs among that, {same}"
+        f"{result.added_share:+.1%} time, {result.host_bytes:,} on the host, {result.host_inputs} inputs, "
+        f"{same}"
     )
 
 

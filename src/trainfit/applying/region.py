@@ -161,7 +161,7 @@ class RegionCall:
         self._tell(attributes, recorder)
 
     def _inputs_on_host(self, recorder: RegionRecorder, linked: torch.Tensor | None) -> dict[int, HostCopy]:
-        """Copy inputs that the plan offloads; not if someone else holds them, or they have been written to."""
+        """Copy inputs that the plan offloads; not if someone else holds them, or the region wrote to them."""
         wanted = recorder.record.inputs_for_host - recorder.record.flow.permanent
         found: dict[int, HostCopy] = {}
         for tensor in self._given if wanted and self._holds_inputs else ():

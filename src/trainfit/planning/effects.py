@@ -9,9 +9,9 @@ position within the segment.
 - A kept result is held until the segment, where it takes the place of its recomputation.
 - A repeated op makes its results again; they live as they did in forward, and those that autograd saved
   until it releases them.
-- A result or an input that is copied to the host is held until the copy is done, and made again, by a copy, where it is
-  fetched (`host_copies.py`); from the segment on it is like one that was kept. An input
-  is freed with autograd then, or after the segment.
+- A result or an input that is copied to the host is held until the copy is done, and made again, by a copy,
+  where it is fetched (`host_copies.py`); from the segment on a result is like one that was kept, and an input
+  is freed with autograd, or after the segment.
 - Units of FSDP inside are gathered in the segment, by ops that have moved there from the backward
   (`unit_gathers.py`).
 - What the executor needs besides is held as long as the inputs are: states of random generators, and copies

@@ -127,7 +127,7 @@ def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
 
 
 def _offloading_options(step: Schedule, regions: list[Passes], link: HostLink) -> list[Option]:
-    """Return the options that copy results or inputs to the host, of regions for whose copies there is a place."""
+    """Return the options that copy results or inputs to the host, if there is a place for the copies."""
     offloading = Offloading(step.trace, link, step.marginal_seconds.tolist())
     occupied = step.occupied_seconds
     curves: dict[object, list[Choice]] = {}

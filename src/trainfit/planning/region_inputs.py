@@ -77,10 +77,12 @@ def _is_free_meanwhile(trace: Trace, region: RegionGraph, window: CopyWindow, nu
     if _may_be_saved_by_its_maker(trace, region, number):
         return False
     own = set(region.ops)
-    return not any(
-        position not in own and _another_may_hold(trace, region, own, position, number)
-        for position in trace.readers[number]
-    ) and not any(number in op.writes for op in trace.ops[region.start :])
+    for position in trace.readers[number]:
+        if position >= region.start and number in trace.ops[position].writes:
+            return False
+        if position not in own and _another_may_hold(trace, region, own, position, number):
+            return False
+    return True
 
 
 def _may_be_saved_by_its_maker(trace: Trace, region: RegionGraph, number: int) -> bool:
