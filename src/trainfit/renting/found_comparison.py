@@ -76,6 +76,12 @@ class DeviceComparison:
         """Write that object."""
         write_json(self.json(), str(path))
 
+    def save_report(self, path: str | Path) -> None:
+        """Write a page to look at, as `--report` does."""
+        from trainfit.webpage.saved_report import save_report
+
+        save_report(self, path)
+
     def save_csv(self, folder: str | Path) -> None:
         """Write every table into a folder, each as a CSV file of its own."""
         from trainfit.exports.csv_tables import write_tables
