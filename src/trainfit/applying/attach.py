@@ -17,7 +17,6 @@ from torch import nn
 
 from trainfit.applying.following import followed_inputs, followed_ops
 from trainfit.applying.planned_forward import (
-    FORWARD,
     PART,
     ROOT,
     STAGE,
@@ -118,8 +117,7 @@ def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None)
     for name, module in {root_name: root, **stages, **around, **beside, **regions}.items():
         part = ROOT if module is root else STAGE if name in stages else PART
         own = (calls.get(name, {}), planned_model, part, watched.get(name, frozenset()))
-        planned = PlannedForward(module, name, *own)
-        object.__setattr__(module, FORWARD, planned)
+        PlannedForward(module, name, *own).hide(module)
     return model
 
 

@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers have in common: the plan that one was given, and the model that runs it."""
+"""What the callbacks of all trainers share: the plan that one was given, and the model that runs it."""
 
 from __future__ import annotations
 

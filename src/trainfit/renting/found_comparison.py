@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,10 @@ class DeviceComparison:
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""
-        from trainfit.report.tables import show
+        from trainfit.report.tables import as_text
         from trainfit.report.text_compared import comparison_view
 
-        text = io.StringIO()
-        show(comparison_view(self.data), text)
-        return text.getvalue()
+        return as_text(comparison_view(self.data))
 
     @property
     def devices(self) -> tuple[DeviceRow, ...]:
