@@ -173,10 +173,8 @@ def effect_of(
     released = {
         n: _release(trace, region, n, places) for n in {**kept, **on_host} | dict.fromkeys(made_again)
     }
-    moved = [input_at(trace, region, place) for place in choice.host_inputs]
-    inputs_on_host = {storage: _input_release(region, storage) for storage in moved if storage is not None}
-    released |= inputs_on_host
-    on_host |= dict.fromkeys(inputs_on_host)
+    for number, moment in _inputs_on_host(trace, region, choice):
+        released[number], on_host[number] = moment, None
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
     insert = region.first_unpack
@@ -296,11 +294,13 @@ def _held_again(
             yield HoldBytes(size, Moment(insert, position), Moment(insert, position + 1))
 
 
-def _input_release(region: RegionGraph, number: int) -> Moment:
-    """Return when an input that was fetched is freed: with autograd, else when the region has run again."""
-    if number in region.released:
-        return Moment(region.released[number])
-    return Moment(region.first_unpack, SEGMENT_END)
+def _inputs_on_host(trace: Trace, region: RegionGraph, choice: Choice) -> Iterator[tuple[int, Moment]]:
+    """Yield inputs that are copied, and when they are freed again: with autograd, else after the segment."""
+    for place in choice.host_inputs:
+        number = input_at(trace, region, place)
+        if number is not None:
+            again = Moment(region.first_unpack, SEGMENT_END)
+            yield number, Moment(region.released[number]) if number in region.released else again
 
 
 def _release(trace: Trace, region: RegionGraph, number: int, places: list[Place]) -> Moment:
