@@ -317,7 +317,10 @@ TABLES: dict[str, dict[str, str]] = {
         "checkpoint_op_us": "and per op in it",
     },
 }
-TABLES["offload_truth"] = TABLES["plan_truth"]
+TABLES["offload_truth"] = {
+    **TABLES["plan_truth"],
+    "host_inputs": "how many inputs of regions are in the second memory",
+}
 """The same for plans that copy results to a second memory."""
 TABLES["max_batch_truth"] = {
     "name": "the step, its device, what is looked for, and the budget",

@@ -130,6 +130,8 @@ class RegionRecorder(RegionMode):
             row.must_run = True
             written = list(filter(has_storage, outputs_of(func, args)))
         self._note_reads(row, facts, tensors, written)
+        for argument in self.follower.host_inputs:
+            self._note_host_input(tensors, argument)
         if facts.draws:
             self._note_draw(row, decision, generator_of(args, kwargs, tensors))
         out = func(*args, **kwargs)
@@ -189,6 +191,12 @@ class RegionRecorder(RegionMode):
             if number in flow.permanent and identity not in self._inputs and not tensor.is_inference():
                 self.record.left[id(tensor)] = CountedTensor(tensor, number)
         row.reads = list(reads)
+
+    def _note_host_input(self, tensors: list[torch.Tensor], argument: int) -> None:
+        """Remember an input that the plan has in the host's memory until backward."""
+        tensor = tensors[argument] if argument < len(tensors) else None
+        if tensor is not None and has_storage(tensor) and _storage_id(tensor) in self._inputs:
+            self.record.inputs_for_host.add(self._storage(tensor))
 
     def _before_write(self, number: int, version: int, tensor: torch.Tensor, operator: Operator) -> None:
         """Keep a copy of what lies outside and is about to be overwritten, where an op may need it again."""

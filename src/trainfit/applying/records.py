@@ -77,6 +77,8 @@ class Record:
     """Which of the kept storages are to be in the host's memory until backward."""
     on_host: dict[int, HostCopy] = field(default_factory=dict)
     """Those that are."""
+    inputs_for_host: set[int] = field(default_factory=set)
+    """Which inputs are to be in the host's memory until backward."""
     values_read: bool = False
     """Whether Python code read values without an operator call."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,8 @@ from trainfit.applying.call_arguments import CallArguments
 from trainfit.applying.chaining import pass_on
 from trainfit.applying.execution import execution
 from trainfit.applying.following import Follower
-from trainfit.applying.op_results import parts_of
+from trainfit.applying.offloaded_results import HostCopy
+from trainfit.applying.op_results import can_be_absent, parts_of
 from trainfit.applying.plain_checkpoint import OnFollowed
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
@@ -33,6 +34,7 @@ from trainfit.plans.plan import NamedCall, OpDecision
 from trainfit.plans.recomputation import rerun
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _UNIT_IN_A_ROW = "it is an FSDP unit, whose input is held and not computed again by the block before it"
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
 
@@ -52,6 +54,8 @@ class PlannedCall:
     """Whether nothing is kept, so that torch alone may compute it again."""
     beside: NamedCall | None = None
     """The call beside which results are copied to the host; None if they are copied at once."""
+    host_inputs: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Inputs that are copied to the host: arguments of ops, by the op's number."""
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -141,21 +145,37 @@ class RegionCall:
         self._arguments.forget_untouched(
             lambda tensor: any(recorder.number_of(part) >= 0 for part in parts_of(tensor))
         )
+        moved = self._inputs_on_host(recorder, linked)
+        if moved:
+            self._arguments.leave_on_host(moved)
         self._arguments = None
         if self._holds_inputs:
             self._record.inputs = [
                 CountedTensor(tensor, recorder.number_of(tensor), tensor._version)
                 for tensor in self._given
                 if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
+                if _storage_id(tensor) not in moved
             ]
         self._recorder, self._given = None, []
-        self._offload(self._record)
+        self._offload(self._record, moved.values())
         self._tell(attributes, recorder)
 
-    def _offload(self, record: Record) -> None:
-        """Copy what the plan offloads to the host's memory."""
+    def _inputs_on_host(self, recorder: RegionRecorder, linked: torch.Tensor | None) -> dict[int, HostCopy]:
+        """Copy inputs that the plan offloads; not if someone else holds them, or the region wrote to them."""
+        wanted = recorder.record.inputs_for_host - recorder.record.flow.permanent
+        found: dict[int, HostCopy] = {}
+        for tensor in self._given if wanted and self._holds_inputs else ():
+            if recorder.number_of(tensor) not in wanted or tensor is linked or not can_be_absent(tensor):
+                continue
+            if _storage_id(tensor) not in found:
+                copy = HostCopy(self._planned_model.host_memory, tensor.untyped_storage())
+                found[_storage_id(tensor)] = copy
+        return found
+
+    def _offload(self, record: Record, inputs: Iterable[HostCopy]) -> None:
+        """Copy results that the plan offloads; their memory, and that of inputs, is free after the copies."""
         memory = self._planned_model.host_memory
-        copies = record.offload(memory)
+        copies = [*record.offload(memory), *inputs]
         if copies and self._planned.beside is not None:
             memory.copied_beside(self._planned.beside, copies)
             return
@@ -179,7 +199,7 @@ class RegionCall:
         self._planned_model.warn(self._name, self._module, difference)
 
     def _follower(self) -> Follower:
-        return Follower(self._planned.ops)
+        return Follower(self._planned.ops, self._planned.host_inputs)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:

@@ -18,11 +18,13 @@ from trainfit.errors import FileFormatError, OptionError
 from trainfit.plans.plan import Plan
 from trainfit.traces.settings import is_sound
 
-FILE = FileKind("plan", schema=6, remedy="make it again with trainfit plan", older=(4, 5))
+FILE = FileKind("plan", schema=7, remedy="make it again with trainfit plan", older=(4, 5, 6))
 _SINCE_5: dict[str, Any] = {"cluster": None, "parts": []}
 """What plans of schema 4 do not say: for which rank of how many processes they were made."""
 _SINCE_6: dict[str, Any] = {"offloaded_bytes": 0, "beside": None}
 """What the regions of plans before schema 6 do not say: nothing was copied to the host."""
+_SINCE_7: dict[str, Any] = {"host_inputs": []}
+"""What the kinds of plans before schema 7 do not say: inputs were held."""
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
@@ -37,8 +39,9 @@ def load_plan(path: str | Path) -> Plan:
     content, schema = FILE.read_any(Path(path))
     if schema < FILE.schema and isinstance(content, dict):
         content = {**_SINCE_5, **content}
-        if isinstance(regions := content.get("regions"), list):
-            content["regions"] = [{**_SINCE_6, **one} if isinstance(one, dict) else one for one in regions]
+        for name, since in (("regions", _SINCE_6), ("kinds", _SINCE_7)):
+            if isinstance(rows := content.get(name), list):
+                content[name] = [{**since, **one} if isinstance(one, dict) else one for one in rows]
     try:
         plan = decode(Plan, content)
         check_plan(plan)
@@ -80,3 +83,10 @@ def check_plan(plan: Plan) -> None:
             raise Malformed(
                 f"region {region.module} is recomputed as a whole, but keeps results or continues another"
             )
+        if region.whole and plan.kind_of(region).host_inputs:
+            raise Malformed(
+                f"region {region.module} is recomputed by torch alone, but has inputs on the host"
+            )
+    for kind in plan.kinds:
+        if any(not 0 <= place.op < len(kind.ops) or place.argument < 0 for place in kind.host_inputs):
+            raise Malformed("an input on the host is read by an op that its region does not have")
