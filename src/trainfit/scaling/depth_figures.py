@@ -42,7 +42,7 @@ class DepthFigures:
     waiting_seconds: float
     """How long the device waits for the host."""
     model_flops: float
-    stage: StageMeasures = StageMeasures()
+    stage: StageMeasures
     """What stages of a pipeline would have of it."""
 
     def at(self, other: DepthFigures, depths: tuple[int, int], depth: int) -> DepthFigures:

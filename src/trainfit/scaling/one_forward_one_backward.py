@@ -50,7 +50,9 @@ def step_seconds(stages: Sequence[StageSeconds], micro_batches: int, hop: float)
     return max(ends[1] - ends[0], max(stage.busy(micro_batches) for stage in stages))
 
 
-def _run(stages: Sequence[StageSeconds], micro_batches: int, hop: float, free: Sequence[float]) -> list[float]:
+def _run(
+    stages: Sequence[StageSeconds], micro_batches: int, hop: float, free: Sequence[float]
+) -> list[float]:
     """Run a step from when each stage is free; return when each is done."""
     count = len(stages)
     orders = [order_of(number, count, micro_batches) for number in range(count)]

@@ -103,7 +103,8 @@ class _Stage:
 
     def of(self, figures: StageFigures, name: str) -> float:
         """Return its part of a figure."""
-        return self.layers * getattr(figures.layer, name) + self.ends * getattr(figures.besides, name)
+        layer, besides = float(getattr(figures.layer, name)), float(getattr(figures.besides, name))
+        return self.layers * layer + self.ends * besides
 
 
 def pipeline_of(

@@ -96,7 +96,9 @@ def stage_measures(timeline: Timeline, times: Schedule) -> StageMeasures:
 
 def _output_bytes(trace: Trace, behind: Sequence[int]) -> float:
     """Return the bytes of what the last product of forward makes, among ops behind the blocks."""
-    products = [number for number in behind if trace.signatures[trace.ops[number].signature].name in _PRODUCTS]
+    products = [
+        number for number in behind if trace.signatures[trace.ops[number].signature].name in _PRODUCTS
+    ]
     return _largest_made(trace, products[-1:])
 
 
