@@ -10,6 +10,7 @@ from functools import partial
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.ranks_compared import check_cluster
 from trainfit.api.request import Build, Request
+from trainfit.api.stage_notes import stage_notes
 from trainfit.basics.doing import Progress, doing, heard_by
 from trainfit.basics.units import format_bytes
 from trainfit.changes.change import NotPossible, StepChange
@@ -180,6 +181,6 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
         impossible=tuple(asked.impossible.items()),
         looked_at=search.looked_at,
         complete=search.complete,
-        warnings=trace.warnings + table.warnings,
+        warnings=trace.warnings + table.warnings + stage_notes(request, trace),
         seconds=request.watch.seconds,
     )
