@@ -35,6 +35,8 @@ from wrapping_baseline import chosen_wrapping, wrapped_trace
 RANKS = (8, 16, 64)
 NETWORK = 12.5e9
 """Bytes per second of each GPU: a 100 Gbit/s adapter, where gathers are not hidden for nothing."""
+_ROOMY = 1 << 60
+"""So that nothing is looked for to make a step fit."""
 _FASTER = 1e-6
 """As a share: less is rounding."""
 
@@ -96,7 +98,7 @@ def uniform_settings(model: Model, cluster: trainfit.Cluster) -> list[Uniform]:
             model.name, device, model.options, None, cluster=cluster, changed=partial(_resharded, reshard)
         ).trace()
         step = Unplanned.of(trace, trainfit.price(trace, device), named_options("default"))
-        for way in UsualWays(step).within(0):
+        for way in UsualWays(step).within(_ROOMY):
             if way.baseline.name in ("keep everything", "full"):
                 found.append(Uniform(f"{name}, {way.baseline.name}", step, way))
     return found

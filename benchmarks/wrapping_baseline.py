@@ -51,7 +51,9 @@ def chosen_wrapping(request: Request, budget_bytes: int) -> tuple[Wrapping, ...]
             peak_bytes = simulate(trace).peak_bytes
     root, *blocks = found["blocks"]
     own = found["blocks"]
-    parts = {b: [f for name, f in found["parts"].items() if name.startswith(f"{b}.") or name == b] for b in blocks}
+    parts = {
+        b: [f for name, f in found["parts"].items() if name.startswith(f"{b}.") or name == b] for b in blocks
+    }
     largest = sorted((own[b].whole_bytes for b in blocks), reverse=True)[:2]
     rest = peak_bytes - own[root].whole_bytes - sum(largest)
     best: tuple[float, tuple[Wrapping, ...]] | None = None
@@ -108,7 +110,11 @@ def _figures(request: Request, trace: Trace) -> dict[str, UnitFigures]:
     names = sorted(sums)
     return {
         trace.modules[n].name: UnitFigures(
-            sums[n]["gather"], sums[n]["reduce"], sums[n]["forward"], sums[n]["backward"], int(sums[n]["bytes"])
+            sums[n]["gather"],
+            sums[n]["reduce"],
+            sums[n]["forward"],
+            sums[n]["backward"],
+            int(sums[n]["bytes"]),
         )
         for n in names
     }

@@ -1,7 +1,7 @@
 """Units of FSDP that stay whole after forward: an edit of the trace, chosen together with checkpoints.
 
-The truth is a capture with `set_reshard_after_forward(False)` really called: the edited trace equals it, op by
-op and storage by storage. What is chosen is compared with every choice, one after the other.
+The truth is a capture with `set_reshard_after_forward(False)` really called: the edited trace equals it, op
+by op and storage by storage. What is chosen is compared with every choice, one after the other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def captured(
         return step
 
     cluster = trainfit.Cluster(world_size=math.prod(size for _, size in mesh), mesh=mesh)
-    given = {} if not isinstance(target, str) else {"batch": 2, "seq": 32, "dtype": dtype, "set": {"layers": 3}}
+    given = (
+        {} if not isinstance(target, str) else {"batch": 2, "seq": 32, "dtype": dtype, "set": {"layers": 3}}
+    )
     options = trainfit.StepOptions(**given)  # type: ignore[arg-type]
     request = Request(target, find_device("h100"), options, None, cluster=cluster, changed=change)
     with units_are(grain):
@@ -104,7 +106,7 @@ def accumulated(mesh: DeviceMesh, device: str = "cpu") -> trainfit.Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    return trainfit.Step(model, run, optimizer)
+    return trainfit.Step(model, optimizer, run)
 
 
 def test_an_edit_of_a_step_with_two_backwards() -> None:

@@ -137,7 +137,9 @@ def keep_units(trace: Trace, keeps: Collection[UnitKeep]) -> Trace:
     if trace.observed_peak_bytes is None:
         return found
     # What the recorder would have seen: the bytes that are asked for, without workspaces.
-    alive = simulate(replace(found, signatures=tuple(replace(s, workspace_bytes=0) for s in found.signatures)))
+    alive = simulate(
+        replace(found, signatures=tuple(replace(s, workspace_bytes=0) for s in found.signatures))
+    )
     return replace(found, observed_peak_bytes=alive.peak_bytes)
 
 
@@ -219,8 +221,8 @@ class _Fewer:
 class _Waits:
     """What ops wait for if some are gone.
 
-    A stream that was told to wait for an event does so with whatever comes next on it. What a queue has waited
-    for before is not noted again, so that what was implied by an op that is gone has to be found.
+    A stream that was told to wait for an event does so with whatever comes next on it. What a queue has
+    waited for before is not noted again, so that what was implied by an op that is gone has to be found.
     """
 
     def __init__(self, trace: Trace, gone: Collection[int]) -> None:

@@ -18,7 +18,9 @@ _GAP_SHARE = 1e-3
 """Of the step's time."""
 
 
-def faster_on_queues(planner: Planner, found: Certified, budget_bytes: int, seconds_limit: float) -> Certified:
+def faster_on_queues(
+    planner: Planner, found: Certified, budget_bytes: int, seconds_limit: float
+) -> Certified:
     """Return a plan that is faster than one that was found, if there is one within the budget, or that one.
 
     The solver knows bytes that are asked for: it is asked for as much less as the allocator needs more.
@@ -34,9 +36,7 @@ def faster_on_queues(planner: Planner, found: Certified, budget_bytes: int, seco
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        answer = problem.solve(
-            asked, seconds_limit=left, gap_seconds=_GAP_SHARE * planner.step.step_seconds
-        )
+        answer = problem.solve(asked, seconds_limit=left, gap_seconds=_GAP_SHARE * planner.step.step_seconds)
         if not answer.feasible or (best.fits and answer.bound >= best.step_seconds):
             break
         bound = max(answer.bound - planner.step.step_seconds, 0.0)

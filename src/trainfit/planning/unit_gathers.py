@@ -187,9 +187,7 @@ class _Recomputation:
         before = None if then is None else gather_of(blocks, then)
         return found if then is None or before is None else self._as_in_forward(found, then, before)
 
-    def _as_in_forward(
-        self, found: _GatheredAgain, fill: ExchangeRun, gather: ExchangeRun
-    ) -> _GatheredAgain:
+    def _as_in_forward(self, found: _GatheredAgain, fill: ExchangeRun, gather: ExchangeRun) -> _GatheredAgain:
         """Return a unit with what is known of how it was gathered in forward."""
         trace = self.trace
         buffers = _buffers(trace, gather, fill)
