@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -191,30 +191,34 @@ def test_the_program_has_the_memory_of_the_replay(trials: UnitTrials) -> None:
         assert not fits(peak - 4096)
 
 
-def test_the_best_of_all_settings_is_found() -> None:
+@pytest.mark.parametrize(
+    ("layers", "share"),
+    [
+        (2, 0.5),
+        pytest.param(3, 0.35, marks=pytest.mark.slow),
+        pytest.param(3, 0.7, marks=pytest.mark.slow),
+    ],
+)
+def test_the_best_of_all_settings_is_found(layers: int, share: float) -> None:
     """Every set of kept units, with every choice of units and prefetch, each with its fastest plan."""
-    allocator = None
-    roomy = UnitTrials(
-        "llama-tiny", find_device("h100"), WIDE, None, CLUSTER, "70GiB", allocator, seconds_limit=2
-    )
+    options = replace(WIDE, set={**WIDE.set, "layers": layers})
+
+    def trials_within(budget: int | str) -> UnitTrials:
+        return UnitTrials("llama-tiny", find_device("h100"), options, None, CLUSTER, budget, None, 2.0)
+
+    roomy = trials_within("70GiB")
     least = Planner(*_priced(roomy), None).smallest().peak_bytes
     most = roomy.trial(Setting(kept=roomy.trial(Setting()).units)).plan.peak_bytes
-    for share in (0.35, 0.7):
-        budget = int(least + share * (most - least))
-        asked = UnitTrials(
-            "llama-tiny", find_device("h100"), WIDE, None, CLUSTER, budget, allocator, seconds_limit=2
-        )
-        found = search(asked, ("blocks", "whole")).best
-        every = []
-        for prefetch in (1, 2):
-            units = asked.trial(Setting(prefetch=prefetch)).units
-            for count in range(len(units) + 1):
-                for kept in itertools.combinations(units, count):
-                    every.append(asked.trial(Setting("blocks", kept, prefetch)))
-        every.append(asked.trial(Setting("whole")))
-        fitting = [one.seconds for one in every if one.fits]
-        assert found.fits
-        assert found.seconds <= min(fitting) * 1.002
+    asked = trials_within(int(least + share * (most - least)))
+    found = search(asked, ("blocks", "whole")).best
+    every = [asked.trial(Setting("whole"))]
+    for prefetch in (1, 2):
+        units = asked.trial(Setting(prefetch=prefetch)).units
+        for count in range(len(units) + 1):
+            for kept in itertools.combinations(units, count):
+                every.append(asked.trial(Setting("blocks", kept, prefetch)))
+    assert found.fits
+    assert found.seconds <= min(one.seconds for one in every if one.fits) * 1.002
 
 
 def _priced(trials: UnitTrials) -> tuple[Trace, trainfit.CostTable]:

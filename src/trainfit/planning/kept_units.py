@@ -51,7 +51,8 @@ def _keep(trace: Trace, module: int) -> UnitKeep | None:
     runs = exchange_runs(trace, module)
     fills = [run for run in runs if run.exchange == "fill"]
     again = [run for run in fills if trace.ops[run.first].phase == "backward"]
-    if not again or any(trace.ops[run.first].recompute for run in again):
+    # In a recomputation that calls it a unit is gathered as in forward, with its buffer held longer.
+    if not again or any(call.recompute and call.module == module for call in trace.calls):
         return None
     ops: list[int] = []
     whole: list[tuple[int, int, int, int]] = []
