@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +31,10 @@ from trainfit.planning.replay import replayed
 from trainfit.sharding.unit_search import search
 from trainfit.sharding.unit_trials import Setting, UnitTrials
 from trainfit.traces.trace import Trace
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from wrapping_baseline import chosen_wrapping, wrapped_trace
 
 Mesh = tuple[tuple[str, int], ...]
 FSDP: Mesh = (("fsdp", 8),)
@@ -219,6 +225,19 @@ def test_the_best_of_all_settings_is_found(layers: int, share: float) -> None:
                 every.append(asked.trial(Setting("blocks", kept, prefetch)))
     assert found.fits
     assert found.seconds <= min(one.seconds for one in every if one.fits) * 1.002
+
+
+@pytest.mark.slow
+def test_what_is_found_is_faster_than_fsdp_ilp() -> None:
+    """With memory enough PyTorch's formulation wraps nothing: everything is gathered before it is needed."""
+    options = replace(WIDE, set={**WIDE.set, "layers": 2})
+    request = Request("llama-tiny", find_device("h100"), options, None, cluster=CLUSTER)
+    kinds = chosen_wrapping(request, 1 << 36)
+    assert kinds == ("root", "root")
+    trace = wrapped_trace(request, kinds)
+    theirs = replayed(trace, request.price(trace), ()).step_seconds
+    trials = UnitTrials("llama-tiny", find_device("h100"), options, None, CLUSTER, 1 << 36, None, 2.0)
+    assert search(trials, ("blocks", "parts", "whole")).best.seconds < theirs
 
 
 def _priced(trials: UnitTrials) -> tuple[Trace, trainfit.CostTable]:

@@ -18,7 +18,7 @@ import trainfit
 from trainfit.cli.commands import app
 from trainfit.errors import BudgetTooSmall, FileFormatError, OptionError, PlanError
 from trainfit.sharding.unit_search import search
-from trainfit.sharding.unit_trials import Setting, Trial
+from trainfit.sharding.unit_trials import Proposal, Setting, Trial
 
 CLUSTER = trainfit.Cluster(world_size=16, mesh=(("fsdp", 16),), network_bytes_per_second=5e9)
 OPTIONS = trainfit.StepOptions(batch=2, seq=512, dtype="bf16", set={"hidden": 512, "feed_forward": 2048})
@@ -153,16 +153,20 @@ class ByHand:
         values["plan"] = SimpleNamespace(memory_bytes=100 + kept, peak_bytes=100)
         return cast(Trial, SimpleNamespace(**values))
 
-    def propose(self, setting: Setting, less_bytes: int = 0) -> tuple[str, ...] | None:
+    def propose(self, setting: Setting, less_bytes: int = 0) -> Proposal | None:
         self.room.append(less_bytes)
-        return self.units[2:] if less_bytes == 0 else self.units[3:]
+        if setting.grain == "whole":
+            return Proposal((), 99.0)
+        return Proposal(self.units[2:] if less_bytes == 0 else self.units[3:], 1.0)
 
 
 def test_the_search_leaves_room_for_the_allocator() -> None:
     """By hand: the first answer keeps six units and does not fit, the next has as much less as it lacked."""
     asked = ByHand()
-    found = search(asked, (None,))
+    found = search(asked, (None, "whole"))
     assert found.best.setting == Setting(None, ByHand.units[3:])
+    # What the program shows to be slower is not tried.
+    assert not any(setting.grain == "whole" for setting in asked.asked)
     assert {Setting(None), Setting(None, ByHand.units)} <= set(asked.asked)
     assert asked.room[:2] == [0, 6]
     assert found.bound_seconds == 1.0

@@ -17,12 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from trainfit.models.parallel.unit_grain import Grain
-from trainfit.sharding.unit_trials import Setting, Trial
+from trainfit.sharding.unit_trials import Proposal, Setting, Trial
 
 _GOOD_ENOUGH = 2e-3
 """Of a step: what is left to gain is not worth further captures."""
 _MOST_ANSWERS = 3
 """How many answers of the solver are tried for one choice of units."""
+_MODEL_ERROR = 0.01
+"""By how much the program may be wrong about seconds, which the replay knows."""
 _AHEAD = 2
 
 
@@ -33,7 +35,7 @@ class Settings(Protocol):
         """Return the step with a setting."""
         ...
 
-    def propose(self, setting: Setting, less_bytes: int = 0) -> tuple[str, ...] | None:
+    def propose(self, setting: Setting, less_bytes: int = 0) -> Proposal | None:
         """Return which units to keep, with what the allocator needs left free; None if there is no answer."""
         ...
 
@@ -61,10 +63,13 @@ def search(settings: Settings, grains: Sequence[Grain | None]) -> BestSetting:
         """Try what the solver would keep, then with room for what the allocator needed of that."""
         less_bytes = 0
         for _ in range(_MOST_ANSWERS):
-            kept = settings.propose(setting, less_bytes)
-            if kept is None or replace(setting, kept=kept) in found:
+            answer = settings.propose(setting, less_bytes)
+            if answer is None or replace(setting, kept=answer.kept) in found:
                 return
-            plan = tried(replace(setting, kept=kept)).plan
+            best = _best(found)
+            if best.fits and answer.bound_seconds > best.seconds * (1 + _MODEL_ERROR):
+                return
+            plan = tried(replace(setting, kept=answer.kept)).plan
             more = max(plan.memory_bytes - plan.peak_bytes, 0)
             if more <= less_bytes or _enough(found):
                 return
@@ -77,13 +82,10 @@ def search(settings: Settings, grains: Sequence[Grain | None]) -> BestSetting:
     # Other units and gathering ahead can hide what is exposed, and nothing else.
     for grain in grains[1:]:
         if not _enough(found):
-            tried(Setting(grain))
             solved(Setting(grain))
     best = _best(found)
     if not _enough(found) and len(best.units) > _AHEAD:
-        ahead = replace(best.setting, prefetch=_AHEAD)
-        tried(ahead)
-        solved(ahead)
+        solved(replace(best.setting, prefetch=_AHEAD))
     return BestSetting(_best(found), _bound(found))
 
 

@@ -51,6 +51,14 @@ class Setting:
         return f"{units}, {len(self.kept)} kept{ahead}"
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """Units to keep, and how long a step with any of them kept takes at least, as the program sees it."""
+
+    kept: tuple[str, ...]
+    bound_seconds: float
+
+
 @dataclass
 class CapturedUnits:
     """The step with one choice of units, all of them resharded after forward."""
@@ -127,7 +135,7 @@ class UnitTrials:
                 self.found[setting] = self._tried(setting)
         return self.found[setting]
 
-    def propose(self, setting: Setting, less_bytes: int = 0) -> tuple[str, ...] | None:
+    def propose(self, setting: Setting, less_bytes: int = 0) -> Proposal | None:
         """Return which units to keep with these units and this prefetch; None if the solver has no answer.
 
         `less_bytes` is how much less than the budget the bytes asked for may be, for the allocator's sake.
@@ -140,7 +148,9 @@ class UnitTrials:
             seconds_limit=self.seconds_limit,
             gap_seconds=_GAP_SHARE * one.planner.step.step_seconds,
         )
-        return tuple(keeps[number] for number in answer.kept) if answer.feasible else None
+        if not answer.feasible:
+            return None
+        return Proposal(tuple(keeps[number] for number in answer.kept), answer.bound)
 
     def _captured(self, setting: Setting) -> CapturedUnits:
         if setting in self.captured:
