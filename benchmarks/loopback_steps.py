@@ -274,26 +274,35 @@ def with_exchanges(ranks: int) -> Any:
     return replace(this_cpu(), exchange_seconds=seconds, exchange_bytes_per_second=rates)
 
 
-def exchanges(size: int, group: Any) -> dict[str, Callable[[int], object]]:
-    """Return what makes each kind of collective; its bytes are the larger of what goes in and comes out."""
+Exchange = Callable[[], object]
+
+
+def exchanges(size: int, group: Any) -> dict[str, Callable[[int], Exchange]]:
+    """Return what makes each kind of collective of so many bytes, the larger of what goes in and comes out.
+
+    What it works on is made before, and not timed: a step has ops of its own for that, which are priced.
+    """
     import torch
     import torch.distributed as dist
 
-    def gather(count: int) -> object:
+    def gather(count: int) -> Exchange:
         whole = torch.zeros(count // 4 // size * size)
-        return dist.all_gather_into_tensor(whole, whole[: len(whole) // size].clone(), group=group)
+        part = whole[: len(whole) // size].clone()
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
 
-    def scatter(count: int) -> object:
+    def scatter(count: int) -> Exchange:
         whole = torch.zeros(count // 4 // size * size)
-        return dist.reduce_scatter_tensor(whole[: len(whole) // size].clone(), whole, group=group)
+        part = whole[: len(whole) // size].clone()
+        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
 
-    def reduce(count: int) -> object:
-        return dist.all_reduce(torch.zeros(count // 4), group=group)
+    def reduce(count: int) -> Exchange:
+        whole = torch.zeros(count // 4)
+        return lambda: dist.all_reduce(whole, group=group)
 
     return {"all_gather": gather, "reduce_scatter": scatter, "all_reduce": reduce}
 
 
-def measured_link(exchange: Callable[[int], object]) -> tuple[float, float]:
+def measured_link(exchange: Callable[[int], Exchange]) -> tuple[float, float]:
     """Return the seconds of an exchange of nothing, and the bytes a second beyond: a line through medians.
 
     The line has the least squares of relative errors, so that small exchanges count as much as large ones.
@@ -304,10 +313,11 @@ def measured_link(exchange: Callable[[int], object]) -> tuple[float, float]:
     for _ in range(_TRIES + 1):
         times = []
         for size in SIZES:
+            run = exchange(size)
             dist.barrier()
             begin = time.process_time()
             for _ in range(_REPEATED):
-                exchange(size)
+                run()
             times.append((time.process_time() - begin) / _REPEATED)
         rounds.append(times)
     medians = [statistics.median(times) for times in zip(*rounds[1:])]

@@ -196,7 +196,19 @@ def test_a_bad_step_is_one_message(case: str) -> None:
         (["estimate", "gpt2-tiny", "--world-size", "4", "--rank", "4"], "there is no rank 4 in a world of 4"),
         (["frontier", "gpt2-tiny", "--mesh", "zp=2"], "there is no dimension 'zp'"),
         (["estimate", "good.py:build", "--mesh", "dp=2"], "has no parameter named mesh"),
-        (["plan", "gpt2-tiny", "--solver", "modules", "--mesh", "dp=2"], "--mesh and --solver modules"),
+        (
+            [
+                "plan",
+                "gpt2-tiny",
+                "--solver",
+                "modules",
+                "--mesh",
+                "dp=2",
+                "--fsdp-unit",
+                "blocks.*.attention",
+            ],
+            "is none in the captured step",
+        ),
         # Names that no file can have, and users that are not there.
         (["estimate", "x" * 300], "there is no built-in model"),
         (["estimate", "x" * 300 + ".py:build"], "there is no file"),

@@ -8,7 +8,7 @@ fuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -227,6 +227,9 @@ def _titan(row: dict[str, Any], mesh: DeviceMesh) -> Step:
     config = row["config"]
     if config.get("linear_precision", "bf16").startswith("float8"):
         raise CannotExpress("products in float8 by torchao, which casts and keeps what no capture shows")
+    if str(config["compile"]).startswith("graph"):
+        # torchtitan's graph_trainer: its README of these days says SimpleFSDP, and no inductor by default.
+        raise CannotExpress("SimpleFSDP in a traced graph, which gathers and frees otherwise than FSDP2")
     fused_norm = "norm" in config or "separate groups" in config["sharding"]
     model = _Llama(row["arch"], fused_norm)
     model.prepare(config["seq_len"])
@@ -244,7 +247,8 @@ def _titan(row: dict[str, Any], mesh: DeviceMesh) -> Step:
     tokens = torch.randint(0, row["arch"]["vocab"], shape, device=DEVICE)
     labels = torch.randint(0, row["arch"]["vocab"], shape, device=DEVICE)
     chunked = "chunked" in config["loss"] and "unchunked" not in config["loss"]
-    loss_of = _chunked_loss if chunked else _loss
+    compiled = "loss" in str(config["compile"])
+    loss_of = _chunked_loss if chunked else _CompiledLoss.apply if compiled else _loss
 
     def run() -> Tensor:
         optimizer.zero_grad()
@@ -262,6 +266,41 @@ def _titan(row: dict[str, Any], mesh: DeviceMesh) -> Step:
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+class _CompiledLoss(torch.autograd.Function):
+    """Cross-entropy as inductor runs it: of all that is computed in float32, nothing but sums is stored.
+
+    It keeps the logits as they are and writes their gradient at once. Here that is done by few rows at a
+    time, so that what they need for a moment does not count.
+    """
+
+    @staticmethod
+    def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        flat, wanted = logits.flatten(0, 1), labels.flatten(0, 1)
+        sums = [F.cross_entropy(part.float(), own, reduction="sum") for part, own in _few_rows(flat, wanted)]
+        context.save_for_backward(logits, labels)
+        return torch.stack(sums).sum() / wanted.numel()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        logits, labels = context.saved_tensors
+        found = torch.empty_like(logits)
+        wanted = labels.flatten(0, 1)
+        for (part, own), place in zip(
+            _few_rows(logits.flatten(0, 1), wanted), found.flatten(0, 1).split(_ROWS), strict=True
+        ):
+            shares = torch.softmax(part.float(), -1)
+            shares.scatter_add_(1, own[:, None], torch.full_like(own[:, None], -1.0, dtype=shares.dtype))
+            place.copy_(shares.mul_(gradients[0] / wanted.numel()))
+        return found, None
+
+
+_ROWS = 256
+
+
+def _few_rows(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(logits.split(_ROWS), labels.split(_ROWS), strict=True)
 
 
 def _chunked_loss(logits: Tensor, labels: Tensor, chunks: int = 8) -> Tensor:

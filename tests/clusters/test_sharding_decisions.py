@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ import trainfit
 from trainfit.cli.commands import app
 from trainfit.errors import BudgetTooSmall, FileFormatError, OptionError, PlanError
 from trainfit.sharding.unit_search import search
-from trainfit.sharding.unit_trials import Setting, Trial
+from trainfit.sharding.unit_trials import Proposal, Setting, Trial
 
 CLUSTER = trainfit.Cluster(world_size=16, mesh=(("fsdp", 16),), network_bytes_per_second=5e9)
 OPTIONS = trainfit.StepOptions(batch=2, seq=512, dtype="bf16", set={"hidden": 512, "feed_forward": 2048})
@@ -133,24 +135,38 @@ def test_a_damaged_file(tmp_path: Path) -> None:
         trainfit.load_sharding(file)
 
 
-def test_the_search_ends_between_its_neighbours() -> None:
-    """By hand: eight units, of which five are kept fastest; the search finds five."""
+class ByHand:
+    """Eight units of which the last five are kept fastest; with more of them the allocator needs room."""
 
-    class ByHand:
-        def __init__(self, setting: Setting) -> None:
-            self.setting, self.units, self.fits = setting, tuple(map(str, range(8))), True
-            self.seconds = 10.0 + abs(setting.kept - 5) + (setting.prefetch - 1)
-            self.free_seconds = self.unexposed_seconds = 1.0
+    units = tuple(map(str, range(8)))
 
-    asked: list[Setting] = []
+    def __init__(self) -> None:
+        self.asked: list[Setting] = []
+        self.room: list[int] = []
 
-    def tried(setting: Setting) -> Trial:
-        asked.append(setting)
-        one: Trial = ByHand(setting)  # type: ignore[assignment]
-        one.__dict__["plan"] = type("P", (), {"memory_bytes": 1})()
-        return one
+    def trial(self, setting: Setting) -> Trial:
+        self.asked.append(setting)
+        kept = len(setting.kept)
+        values: dict[str, Any] = {"setting": setting, "units": self.units, "fits": kept <= 5}
+        values["seconds"] = 10.0 + abs(kept - 5) + (setting.prefetch - 1)
+        values["free_seconds"] = values["unexposed_seconds"] = 1.0
+        values["plan"] = SimpleNamespace(memory_bytes=100 + kept, peak_bytes=100)
+        return cast(Trial, SimpleNamespace(**values))
 
-    found = search(tried, (None,))
-    assert found.best.setting == Setting(None, 5)
-    assert {Setting(None, 0), Setting(None, 8)} <= set(asked)
-    assert len(asked) <= 9
+    def propose(self, setting: Setting, less_bytes: int = 0) -> Proposal | None:
+        self.room.append(less_bytes)
+        if setting.grain == "whole":
+            return Proposal((), 99.0)
+        return Proposal(self.units[2:] if less_bytes == 0 else self.units[3:], 1.0)
+
+
+def test_the_search_leaves_room_for_the_allocator() -> None:
+    """By hand: the first answer keeps six units and does not fit, the next has as much less as it lacked."""
+    asked = ByHand()
+    found = search(asked, (None, "whole"))
+    assert found.best.setting == Setting(None, ByHand.units[3:])
+    # What the program shows to be slower is not tried.
+    assert not any(setting.grain == "whole" for setting in asked.asked)
+    assert {Setting(None), Setting(None, ByHand.units)} <= set(asked.asked)
+    assert asked.room[:2] == [0, 6]
+    assert found.bound_seconds == 1.0

@@ -199,3 +199,24 @@ def test_the_command_says_what_it_counts_and_refuses_what_it_cannot_mean(tmp_pat
     refused = CliRunner().invoke(cli.app, [*command, "--ac-unit", "blocks.0"])
     assert refused.exit_code == 2
     assert "Add --solver modules, or leave them out" in refused.output
+
+
+def test_a_captured_rank_has_true_figures_instead_of_a_division() -> None:
+    """Peak and units are those of the capture, the replay is its own, and nothing is divided again."""
+    cluster = trainfit.Cluster(world_size=8, mesh=(("dp", 8),))
+    sharded = trainfit.capture("gpt2-tiny", device=H100, cluster=cluster)
+    costs = roofline_costs(sharded, H100)
+    planner = ModulePlanner(sharded, costs, allocator=None)
+    peak = simulate(sharded).peak_bytes
+    assert planner.step.peak_bytes == peak
+    assert list(planner.fsdp_units) == BLOCKS
+    assert not planner.warnings
+    plan = planner.plan((planner.smallest().peak_bytes + peak) // 2)
+    assert plan.fits
+    assert plan.plan.regions
+    assert plan.plan.cluster == sharded.cluster
+    # The region of a module that is a unit is inside of its hooks: the better solver is at least as fast.
+    best = Planner(sharded, costs, None).plan(plan.plan.budget_bytes)
+    assert best.step_seconds <= plan.step_seconds
+    with pytest.raises(OptionError, match="captured as a rank of a cluster"):
+        ModulePlanner(sharded, costs, world_size=2)

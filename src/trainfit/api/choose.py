@@ -58,8 +58,9 @@ def plan(
     (`ac_units`), of those that FSDP shards (`fsdp_units`: no AC unit lies around one), and a `world_size`
     that divides parameters, gradients and optimizer state. In names `*` is any one part, as in `blocks.*`.
 
-    A `cluster` is something else: the step is captured as one of its ranks, with all that it communicates
-    (see `trainfit.estimate`).
+    With a `cluster` the step is captured as one of its ranks, with all that it communicates (see
+    `trainfit.estimate`). The solver `modules` then has true figures instead of a division: its FSDP units are
+    those that were captured, and the world size is left out.
 
     With `offload` results may also be copied to the host's memory and back, on a GPU beside what it computes.
     """

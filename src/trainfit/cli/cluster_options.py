@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from trainfit.cli.plain_option import option
-from trainfit.errors import OptionError
 
 if TYPE_CHECKING:
     from trainfit.traces.ranks import Cluster
@@ -23,8 +22,8 @@ class ClusterFlags:
             "N",
             "Predict one of N processes that train together. Your function runs as under torchrun: RANK and "
             "WORLD_SIZE are set, and init_process_group, fully_shard, DDP and their like work, in this one "
-            "process. With --solver modules: processes that parameters, gradients and optimizer state are "
-            "merely divided among.",
+            "process. With --solver modules, and without --mesh: processes that parameters, gradients and "
+            "optimizer state are merely divided among.",
         ),
     ] = None
     mesh: Annotated[
@@ -63,17 +62,10 @@ class ClusterFlags:
 
         return read_cluster(self.world_size, self.rank, self.gpus_per_node, self.mesh, self.network)
 
-    def divisor(self) -> int:
-        """Return the world size for the solver `modules`, which knows nothing else of a cluster."""
-        for field in fields(self):
-            value: Any = getattr(self, field.name)
-            if field.name != "world_size" and value is not None:
-                flag = f"--{field.name.replace('_', '-')}"
-                raise OptionError(
-                    f"{flag} and --solver modules: that solver divides a step by --world-size alone. Leave "
-                    f"{flag} out, or leave --solver out to plan for a captured rank."
-                )
-        return 1 if self.world_size is None else self.world_size
+    @property
+    def captures(self) -> bool:
+        """Whether more than a world size is said, so that the solver `modules` gets a captured rank."""
+        return any(getattr(self, one.name) is not None for one in fields(self) if one.name != "world_size")
 
 
 NO_CLUSTER = ClusterFlags()

@@ -136,7 +136,7 @@ def plan(
         from trainfit.report.reading import plan_data
         from trainfit.report.text_plans import plan_view
 
-        step = asked.asked(target, of_cluster=not solver.divides)[0]
+        step = asked.asked(target, of_cluster=not solver.divides(asked.cluster))[0]
         outputs.check_speed(step.request)
         result = plan_asked(step, budget, **solver.arguments(asked.cluster))
     if output is not None and result.feasible:

@@ -157,7 +157,7 @@ def several_plans(
         from trainfit.report.text_sizes import several_view
 
         arguments = solver.arguments(asked.cluster)
-        steps = asked.asked(target, of_cluster=not solver.divides)
+        steps = asked.asked(target, of_cluster=not solver.divides(asked.cluster))
         results = one_by_one(steps, lambda step: plan_asked(step, budget, **arguments))
     present(outputs, several_steps(results), several_view, results)
     if not any(result.feasible for result in results):

@@ -49,16 +49,15 @@ class SolverFlags:
         option(
             "NAME",
             "With --solver modules: a module that FSDP shards as a unit; nothing around it is "
-            "checkpointed. Repeat for more.",
+            "checkpointed. Repeat for more. With --mesh: the units that were captured.",
         ),
     ] = None
 
     offload: Offload = False
 
-    @property
-    def divides(self) -> bool:
+    def divides(self, cluster: ClusterFlags) -> bool:
         """Whether the solver takes a world size itself, and divides a step that is of one process."""
-        return self.solver == "modules"
+        return self.solver == "modules" and not cluster.captures
 
     def arguments(self, cluster: ClusterFlags) -> dict[str, Any]:
         """Return them as `api.choose.plan_step` takes them."""
@@ -67,6 +66,6 @@ class SolverFlags:
             "solver": self.solver,
             "ac_units": self.ac_unit or None,
             "fsdp_units": self.fsdp_unit or (),
-            "world_size": cluster.divisor() if self.divides else 1,
+            "world_size": (cluster.world_size or 1) if self.divides(cluster) else 1,
             "offload": self.offload,
         }

@@ -25,7 +25,7 @@ that within a bucket only the region that covers it changes anything: all sums a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -41,9 +41,9 @@ Bytes = NDArray[np.int64]
 
 _GAP_SHARE = 0.003
 """Of the seconds that a plan adds: one that is this close to the best possible is good enough."""
-_TIE_SHARE = 1e-6
+TIE_SHARE = 1e-6
 """Of the seconds of all options: what the whole budget may weigh against time."""
-_UNIT = float(1 << 20)
+MIB = float(1 << 20)
 """Bytes are counted in MiB inside the solver, whose tolerances are made for figures of this size."""
 
 
@@ -77,6 +77,8 @@ class MasterProblem:
     exclusive: list[list[int]]
     """Options of which at most one may be chosen."""
     spare_seconds: float = np.inf
+    begins: list[int] = field(default_factory=list)
+    """For each bucket: the op that it begins with."""
     peak: list[int] = field(default_factory=list)
     covering: list[dict[int, int]] = field(default_factory=list)
     """For each bucket: option -> most bytes in it if that option is chosen."""
@@ -95,8 +97,8 @@ class MasterProblem:
         for option in self.options:
             program.binary(option.seconds)
         whole = sum(option.seconds for option in self.options)
-        tie_break = _TIE_SHARE * whole / max(budget_bytes / _UNIT, 1.0)
-        self._constrain(program, program.continuous(0.0, budget_bytes / _UNIT, tie_break))
+        tie_break = TIE_SHARE * whole / max(budget_bytes / MIB, 1.0)
+        self.constrain(program, program.continuous(0.0, budget_bytes / MIB, tie_break))
         if self.spare_seconds < np.inf:
             waiting = program.continuous(0.0, np.inf, 1.0)
             more = [(n, option.host_seconds - option.seconds) for n, option in enumerate(self.options)]
@@ -104,28 +106,32 @@ class MasterProblem:
         answer = program.minimise(
             seconds_limit=seconds_limit, gap=gap_seconds, gap_share=_GAP_SHARE if gap_seconds else 0.0
         )
-        return self._solution(answer, bound=answer.bound - _TIE_SHARE * whole)
+        return self._solution(answer, bound=answer.bound - TIE_SHARE * whole)
 
     def smallest_peak(self, *, seconds_limit: float) -> Solution:
         """Return a choice with about the smallest modelled peak."""
         program = Program()
         for _ in self.options:
             program.binary()
-        self._constrain(program, program.continuous(0.0, np.inf, 1.0))
-        gap = 1e-3 * max(self.peak) / _UNIT
+        self.constrain(program, program.continuous(0.0, np.inf, 1.0))
+        gap = 1e-3 * max(self.peak) / MIB
         return self._solution(program.minimise(seconds_limit=seconds_limit, gap=gap), bound=0.0)
 
-    def _constrain(self, program: Program, most: int) -> None:
-        """Add the constraints; memory is nowhere above the variable `most`."""
+    def constrain(self, program: Program, most: int, others: Sequence[list[Term]] | None = None) -> None:
+        """Add the constraints; memory is nowhere above the variable `most`.
+
+        `others` says for each bucket what other choices than regions change in it.
+        """
         for group in self.exclusive:
             program.at_most("one_point", [(number, 1.0) for number in group], 1.0)
         before: list[Term] = []
-        for peak, covering, entering in zip(self.peak, self.covering, self.entering):
+        others = others or [[] for _ in self.peak]
+        for peak, covering, entering, more in zip(self.peak, self.covering, self.entering, others):
             carried = program.continuous(-np.inf, np.inf)
-            changes = [(number, -change / _UNIT) for number, change in entering.items()]
+            changes = [(number, -change / MIB) for number, change in entering.items()]
             program.equal("carry", [(carried, 1.0), *before, *changes], 0.0)
-            inside = [(number, (size - peak) / _UNIT) for number, size in covering.items()]
-            program.at_most("fits", [(carried, 1.0), *inside, (most, -1.0)], -peak / _UNIT)
+            inside = [(number, (size - peak) / MIB) for number, size in covering.items()]
+            program.at_most("fits", [(carried, 1.0), *inside, *more, (most, -1.0)], -peak / MIB)
             before = [(carried, -1.0)]
 
     def seconds_of(self, chosen: Sequence[int]) -> float:
@@ -150,9 +156,13 @@ class MasterProblem:
 
 
 def build(
-    timeline: Timeline, options: list[Option], exclusive: list[list[int]], spare_seconds: float = np.inf
+    timeline: Timeline,
+    options: list[Option],
+    exclusive: list[list[int]],
+    spare_seconds: float = np.inf,
+    other_edges: Collection[int] = (),
 ) -> MasterProblem:
-    """Work the data of the master problem out of the options' effects."""
+    """Work the data of the master problem out of the options' effects; buckets end at other edges, too."""
     during = timeline.used_bytes
     ops = len(during)
     changes = [
@@ -160,12 +170,13 @@ def build(
         for number, option in enumerate(options)
         for effect in option.effects
     ]
-    found = {0, ops}
+    found = {0, ops, *other_edges}
     for _, effect, steps in changes:
         found |= {effect.region.start, effect.region.end, effect.insert, _last(effect, ops)}
         found.update(_away(effect, steps))
     edges = sorted(found)
     problem = MasterProblem(options, exclusive, spare_seconds)
+    problem.begins = edges[:-1]
     problem.peak = [timeline.most_bytes(first, last) for first, last in pairwise(edges)]
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]

@@ -47,7 +47,7 @@ class _NotKnown(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _ExchangeRun:
+class ExchangeRun:
     """Ops in a row by which a unit gathers, or is filled."""
 
     exchange: str
@@ -64,8 +64,8 @@ class _GatheredAgain:
     """A unit that the recomputation fills: where, with what it was in backward and in forward."""
 
     call: ModuleCall
-    fill: _ExchangeRun
-    gather: _ExchangeRun | None
+    fill: ExchangeRun
+    gather: ExchangeRun | None
     """None: nothing has to be gathered, as among one rank."""
     fill_time: int
     gather_time: int
@@ -165,7 +165,7 @@ class _Recomputation:
     def _moved(self, unit: ModuleCall) -> _GatheredAgain | None:
         """Return what the recomputation does for a unit; None if that is nothing."""
         trace = self.trace
-        blocks = _blocks(trace, unit.module)
+        blocks = exchange_runs(trace, unit.module)
         _demand(bool(blocks))
         others = [c for c in trace.calls if c.module == unit.module and c.backward_start in self.backward]
         _demand(len(others) <= 1)
@@ -183,13 +183,11 @@ class _Recomputation:
         _demand(not self._reached(unit) and unit.forward_end <= self.stop)
         then = next((block for block in fills if block.first in unit_range(unit)), None)
         time = unit.forward_start if then is None else then.first
-        found = _GatheredAgain(unit, fill, _gather_of(blocks, fill), time, time)
-        before = None if then is None else _gather_of(blocks, then)
+        found = _GatheredAgain(unit, fill, gather_of(blocks, fill), time, time)
+        before = None if then is None else gather_of(blocks, then)
         return found if then is None or before is None else self._as_in_forward(found, then, before)
 
-    def _as_in_forward(
-        self, found: _GatheredAgain, fill: _ExchangeRun, gather: _ExchangeRun
-    ) -> _GatheredAgain:
+    def _as_in_forward(self, found: _GatheredAgain, fill: ExchangeRun, gather: ExchangeRun) -> _GatheredAgain:
         """Return a unit with what is known of how it was gathered in forward."""
         trace = self.trace
         buffers = _buffers(trace, gather, fill)
@@ -244,31 +242,31 @@ def unit_range(call: ModuleCall) -> range:
     return range(call.forward_start, call.forward_end)
 
 
-def _blocks(trace: Trace, module: int) -> list[_ExchangeRun]:
+def exchange_runs(trace: Trace, module: int) -> list[ExchangeRun]:
     """Return what gathers or fills a unit, in the order of the step."""
-    found: list[_ExchangeRun] = []
+    found: list[ExchangeRun] = []
     for op in trace.unit_ops.get(module, ()):
         exchange = trace.ops[op].exchange
         if found and found[-1].exchange == exchange and found[-1].end == op:
             found[-1] = replace(found[-1], end=op + 1)
         else:
-            found.append(_ExchangeRun(exchange, op, op + 1))
+            found.append(ExchangeRun(exchange, op, op + 1))
     return found
 
 
-def _gather_of(blocks: list[_ExchangeRun], fill: _ExchangeRun) -> _ExchangeRun | None:
+def gather_of(blocks: list[ExchangeRun], fill: ExchangeRun) -> ExchangeRun | None:
     """Return what was gathered to be filled in by a block."""
     before = blocks[: blocks.index(fill)]
     return before[-1] if before and before[-1].exchange == "gather" else None
 
 
-def _buffers(trace: Trace, gather: _ExchangeRun, fill: _ExchangeRun) -> set[int]:
+def _buffers(trace: Trace, gather: ExchangeRun, fill: ExchangeRun) -> set[int]:
     """Return what was gathered into."""
     made = {storage for op in gather.ops for storage in trace.ops[op].creates}
     return made & {storage for op in fill.ops for storage in trace.ops[op].reads}
 
 
-def _touched(trace: Trace, gather: _ExchangeRun | None, fill: _ExchangeRun) -> set[int]:
+def _touched(trace: Trace, gather: ExchangeRun | None, fill: ExchangeRun) -> set[int]:
     ops = (*(gather.ops if gather is not None else ()), *fill.ops)
     used = {s for op in ops for s in (*trace.ops[op].reads, *trace.ops[op].creates)}
     return {storage for storage in used if not trace.storages[storage].persistent}

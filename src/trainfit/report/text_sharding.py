@@ -22,7 +22,7 @@ def sharding_view(data: ShardingData, amount: Amount = "usual") -> RenderableTyp
         stage_times(data.seconds, amount),
         warnings=data.warnings,
         most_warnings=at_most(MOST_WARNINGS, amount),
-        footer=f"{data.captures} settings captured and planned, torch {data.torch}",
+        footer=f"{len(data.tried)} settings planned, {data.captures} of them captured, torch {data.torch}",
     )
 
 

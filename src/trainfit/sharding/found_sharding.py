@@ -104,7 +104,7 @@ def plan_sharding(
             named_options(allocator),
             seconds_limit,
         )
-        searched = search(asked.trial, _grains(asked))
+        searched = search(asked, _grains(asked))
         watch.lap("search")
         return _result(asked, searched, watch.seconds)
 
@@ -125,7 +125,7 @@ def _result(asked: UnitTrials, searched: BestSetting, seconds: dict[str, float])
         target=trace.target,
         device=best.device.name,
         units=best.units,
-        kept=best.kept,
+        kept=best.setting.kept,
         prefetch=best.setting.prefetch,
         budget_bytes=plan.budget_bytes,
         peak_bytes=plan.peak_bytes,
@@ -144,14 +144,14 @@ def _result(asked: UnitTrials, searched: BestSetting, seconds: dict[str, float])
         mesh=dict(asked.cluster.mesh),
         rank=asked.cluster.rank,
         seconds=seconds,
-        captures=len(asked.found),
+        captures=len(asked.captured),
         budget_bytes=plan.budget_bytes,
         feasible=best.fits,
         peak_bytes=plan.peak_bytes,
         memory_bytes=plan.memory_bytes,
         step_seconds=best.seconds,
         units=best.units,
-        kept=best.kept,
+        kept=best.setting.kept,
         prefetch=best.setting.prefetch,
         bound_seconds=min(searched.bound_seconds, best.seconds),
         tried=tuple(_row(one, best) for one in rows),
@@ -164,11 +164,11 @@ def _row(one: Trial, best: Trial) -> ShardingRow:
     plan, setting = one.plan.plan, one.setting
     usual = ""
     if setting.grain in (None, "blocks") and setting.prefetch == 1 and one.units:
-        usual = {0: "reshard all", len(one.units): "reshard none"}.get(setting.kept, "")
+        usual = {0: "reshard all", len(one.units): "reshard none"}.get(len(setting.kept), "")
     return ShardingRow(
         units=setting.grain or OWN,
         unit_count=len(one.units),
-        kept=setting.kept,
+        kept=len(setting.kept),
         prefetch=setting.prefetch,
         fits=one.fits,
         peak_bytes=plan.peak_bytes,

@@ -1,10 +1,9 @@
-"""The fastest setting of FSDP's units within a budget, with few captures.
+"""The fastest setting of FSDP's units within a budget, with one capture for each choice of units.
 
 Which units stay whole after forward trades memory for gathers, and memory is what a plan trades for
-recomputation: each setting is captured as FSDP runs it and gets the fastest plan that fits, and the settings
-compete by the time of the replay. Among units that are alike the last ones are kept: they are whole for the
-shortest time, and every other choice of as many has at least their memory at every moment. How many is looked
-for between none and all, which are always tried, so that no uniform setting that was tried is faster.
+recomputation: both are chosen by one program (`planning/joint_problem.py`), and the choice is replayed with
+the fastest plan for it. Which modules are units, and how many are gathered ahead, are few choices, each of
+which is captured. No unit kept and all of them are always tried, so that no uniform setting is faster.
 
 PyTorch's proposed `fsdp_ilp` (which modules to wrap, so that exposed communication is least under a budget)
 is the special case without checkpointing and without units that are kept, with figures per module instead of
@@ -14,15 +13,31 @@ a replay.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from trainfit.models.parallel.unit_grain import Grain
-from trainfit.sharding.unit_trials import Setting, Trial, Try
+from trainfit.sharding.unit_trials import Proposal, Setting, Trial
 
 _GOOD_ENOUGH = 2e-3
 """Of a step: what is left to gain is not worth further captures."""
-_MOST_KEPT = 6
-"""How many numbers of kept units are tried between none and all."""
+_MOST_ANSWERS = 3
+"""How many answers of the solver are tried for one choice of units."""
+_MODEL_ERROR = 0.01
+"""By how much the program may be wrong about seconds, which the replay knows."""
+_AHEAD = 2
+
+
+class Settings(Protocol):
+    """What the search asks: how a setting does, and which units to keep."""
+
+    def trial(self, setting: Setting) -> Trial:
+        """Return the step with a setting."""
+        ...
+
+    def propose(self, setting: Setting, less_bytes: int = 0) -> Proposal | None:
+        """Return which units to keep, with what the allocator needs left free; None if there is no answer."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,51 +48,45 @@ class BestSetting:
     bound_seconds: float
 
 
-def search(trial: Try, grains: Sequence[Grain | None]) -> BestSetting:
+Found = Mapping[Setting, Trial]
+
+
+def search(settings: Settings, grains: Sequence[Grain | None]) -> BestSetting:
     """Try settings, the usual ones first; return the fastest that fits or, if none does, the smallest."""
     found: dict[Setting, Trial] = {}
 
     def tried(setting: Setting) -> Trial:
-        found[setting] = trial(setting)
+        found[setting] = settings.trial(setting)
         return found[setting]
 
-    none = tried(Setting(grains[0], 0))
-    tried(Setting(grains[0], len(none.units)))
-    _between(tried, grains[0], found)
+    def solved(setting: Setting) -> None:
+        """Try what the solver would keep, then with room for what the allocator needed of that."""
+        less_bytes = 0
+        for _ in range(_MOST_ANSWERS):
+            answer = settings.propose(setting, less_bytes)
+            if answer is None or replace(setting, kept=answer.kept) in found:
+                return
+            best = _best(found)
+            if best.fits and answer.bound_seconds > best.seconds * (1 + _MODEL_ERROR):
+                return
+            plan = tried(replace(setting, kept=answer.kept)).plan
+            more = max(plan.memory_bytes - plan.peak_bytes, 0)
+            if more <= less_bytes or _enough(found):
+                return
+            less_bytes = more
+
+    first = Setting(grains[0])
+    units = tried(first).units
+    tried(replace(first, kept=units))
+    solved(first)
     # Other units and gathering ahead can hide what is exposed, and nothing else.
     for grain in grains[1:]:
-        if not _enough(found, _bound(found)):
-            best, other = _best(found), tried(Setting(grain, 0))
-            share = best.setting.kept / max(len(best.units), 1)
-            if other.units and share:
-                tried(Setting(grain, round(share * len(other.units))))
+        if not _enough(found):
+            solved(Setting(grain))
     best = _best(found)
-    if not _enough(found, _bound(found)) and len(best.units) > 2:
-        tried(Setting(best.setting.grain, best.setting.kept, prefetch=2))
+    if not _enough(found) and len(best.units) > _AHEAD:
+        solved(replace(best.setting, prefetch=_AHEAD))
     return BestSetting(_best(found), _bound(found))
-
-
-Found = Mapping[Setting, Trial]
-
-
-def _between(tried: Try, grain: Grain | None, found: Found) -> None:
-    """Look for how many units to keep: halve the distance to the neighbours of the best so far.
-
-    With memory enough, keeping all of them is the fastest: there is nothing to look for if that is reached.
-    """
-    for _ in range(_MOST_KEPT):
-        fastest = min(one.free_seconds for one in found.values())
-        known = sorted(setting.kept for setting in found)
-        kept = _best(found).setting.kept
-        place, gaps = known.index(kept), []
-        if place > 0:
-            gaps.append((kept - known[place - 1], (kept + known[place - 1]) // 2))
-        if place + 1 < len(known):
-            gaps.append((known[place + 1] - kept, (kept + known[place + 1]) // 2))
-        width, middle = max(gaps, default=(0, 0))
-        if width < 2 or _enough(found, fastest):
-            return
-        tried(Setting(grain, middle))
 
 
 def _best(found: Found) -> Trial:
@@ -92,6 +101,6 @@ def _bound(found: Found) -> float:
     return min(one.unexposed_seconds for one in found.values())
 
 
-def _enough(found: Found, bound: float) -> bool:
+def _enough(found: Found) -> bool:
     best = _best(found)
-    return best.fits and best.seconds - bound <= _GOOD_ENOUGH * best.seconds
+    return best.fits and best.seconds - _bound(found) <= _GOOD_ENOUGH * best.seconds

@@ -38,6 +38,23 @@ def allowed_modules(trace: Trace, ac_units: Sequence[str] | None, fsdp_units: Se
     return found
 
 
+def captured_units(trace: Trace, fsdp_units: Sequence[str], world_size: int) -> tuple[str, ...]:
+    """Return the FSDP units of a captured rank; refuse others, and to divide what is divided already."""
+    if world_size != 1:
+        raise OptionError(
+            f"a world size of {world_size} divides a step of one process, and this one is captured as a rank "
+            "of a cluster; leave the world size out."
+        )
+    units = {number for number, module in enumerate(trace.modules) if module.unit and number != trace.model}
+    for name in fsdp_units:
+        if not units.issuperset(named(trace, name, "FSDP unit")):
+            raise OptionError(
+                f"FSDP unit {name!r} is none in the captured step, whose units are what fully_shard was "
+                "called with; leave FSDP units out, or shard the model so."
+            )
+    return tuple(trace.modules[number].name for number in sorted(units))
+
+
 def named(trace: Trace, name: str, role: str) -> list[int]:
     """Return the modules of a trace with this name."""
     return places_of([module.name for module in trace.modules], name, role)

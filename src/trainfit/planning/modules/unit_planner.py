@@ -1,7 +1,9 @@
 """Plans by modules: AC units chosen by `milp.py`, their ops by `policy.py`, certified by replay.
 
-With a `world_size` the model and the replay alike are of one of so many processes, which has a part of the
-parameters, gradients and optimizer state, and what FSDP gathers on top (`sharding.py`).
+A step that was captured as a rank of a cluster has what it gathers and sends in its trace: program and replay
+read true figures, and its FSDP units are those of the capture. With a `world_size` a step of one process is
+divided instead: program and replay alike are of one of so many processes, which has a part of the parameters,
+gradients and optimizer state, and what FSDP gathers on top (`sharding.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from trainfit.planning.modules.milp import ModuleSolution
 from trainfit.planning.modules.policy import optimal_policy
 from trainfit.planning.modules.sac_stats import SacStats, choice_of
 from trainfit.planning.modules.sharding import divided, gathered_by, what_is_divided, with_gathered
-from trainfit.planning.modules.unit_names import allowed_modules
+from trainfit.planning.modules.unit_names import allowed_modules, captured_units
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
 from trainfit.traces.trace_store import operators_hash
@@ -65,6 +67,8 @@ class ModulePlanner:
                 f"the step calls the model {passes} times, and the solver 'modules' knows one call only; "
                 "use the solver 'regions'."
             )
+        if self.whole_trace.cluster is not None:
+            self.fsdp_units = captured_units(self.whole_trace, self.fsdp_units, self.world_size)
         allowed = allowed_modules(self.whole_trace, self.ac_units, self.fsdp_units)
         undivided = self.whole_trace
         if self.world_size > 1:
