@@ -22,7 +22,7 @@ from trainfit.autoplanning.plan_here import fit_here, refuse_several_processes
 from trainfit.devices.device_table import Device
 from trainfit.errors import MissingExtra, OptionError, PlanError
 from trainfit.plans.plan import Plan
-from trainfit.plans.plan_store import load_plan
+from trainfit.plans.plan_store import load_eager_plan
 from trainfit.steps.step import Step, count_inputs
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class LightningPlanCallback(Callback):
                 "a plan is made for its own budget: give LightningPlanCallback a plan, or a budget, device "
                 "or reserve to make one for."
             )
-        self._plan = load_plan(plan) if isinstance(plan, str | Path) else plan
+        self._plan = load_eager_plan(plan) if isinstance(plan, str | Path) else plan
         self._planned: weakref.ref[nn.Module] | None = None
         self._waiting = False
         self.result: AutoPlan | None = None

@@ -22,7 +22,7 @@ from trainfit.autoplanning.trainer_step import refuse_other_backends, trainer_ab
 from trainfit.devices.device_table import Device
 from trainfit.errors import MissingExtra, OptionError, PlanError
 from trainfit.plans.plan import Plan
-from trainfit.plans.plan_store import load_plan
+from trainfit.plans.plan_store import load_eager_plan
 
 _INSTALL_LINE = "pip install -c constraints.txt 'trainfit[hf]'"
 _FETCHES = "get_batch_samples"
@@ -78,7 +78,7 @@ class PlanCallback(TrainerCallback):
                 "a plan is made for its own budget: give PlanCallback a plan, or a budget, device or reserve "
                 "to make one for."
             )
-        self._plan = load_plan(plan) if isinstance(plan, str | Path) else plan
+        self._plan = load_eager_plan(plan) if isinstance(plan, str | Path) else plan
         self._planned: weakref.ref[nn.Module] | None = None
         self._waiting: tuple[Any, Any] | None = None
         """The Trainer whose first batches are waited for, and what it had of its own to fetch them."""

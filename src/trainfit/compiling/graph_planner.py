@@ -77,7 +77,7 @@ class GraphPlanner:
         if not self.problem.backward_nodes:
             raise CannotPlan("it has no backward")
         self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
-        self._workspaces = _workspaces(self.problem, self._nodes)
+        self._workspaces = workspaces_by_name(self.problem, self._nodes)
         self.search = PartitionSearch(self.problem)
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
@@ -178,7 +178,7 @@ def _moved(asked: GraphLimits, limits: GraphLimits, found: DividedGraph) -> Grap
     )
 
 
-def _workspaces(problem: RecomputeProblem, nodes: Sequence[Node]) -> dict[str, int]:
+def workspaces_by_name(problem: RecomputeProblem, nodes: Sequence[Node]) -> dict[str, int]:
     """Return the bytes that kernels need inside by the names of nodes; by operator the most of all calls."""
     found: dict[str, int] = {}
     for number, node in enumerate(nodes):
