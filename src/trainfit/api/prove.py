@@ -16,7 +16,7 @@ from trainfit.errors import OptionError, PlanError
 from trainfit.models.recipe import StepOptions
 from trainfit.plans.plan import Plan
 from trainfit.plans.plan_origin import plan_differences
-from trainfit.plans.plan_store import load_plan
+from trainfit.plans.plan_store import load_eager_plan
 from trainfit.plans.ways import Way
 from trainfit.timing.load import LoadMeter
 from trainfit.traces.ranks import Cluster
@@ -137,7 +137,7 @@ def _of_rank(plan: Plan | str | None) -> Plan | str | None:
 
 
 def _loaded(plan: Plan | str | None) -> Plan | None:
-    return load_plan(plan) if isinstance(plan, str) else plan
+    return load_eager_plan(plan) if isinstance(plan, str) else plan
 
 
 def _usable(plan: Plan | str | None) -> Plan | None:

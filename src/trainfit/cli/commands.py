@@ -19,6 +19,7 @@ from trainfit import __version__
 from trainfit.basics.doing import doing
 from trainfit.cli import cli_options as given
 from trainfit.cli.cli_running import command, present, working
+from trainfit.cli.compile_options import CompileFlags, refuse_with_compile
 from trainfit.cli.device_commands import calibrate, devices
 from trainfit.cli.fit_commands import fit
 from trainfit.cli.grid_commands import add_grid_commands
@@ -59,6 +60,7 @@ def trainfit(
 def estimate(
     target: given.Target,
     asked: ListedRequestFlags,
+    compiling: CompileFlags,
     outputs: given.StepOutputFlags,
     save_trace: given.SaveTrace = None,
 ) -> None:
@@ -74,6 +76,7 @@ def estimate(
       trainfit estimate train.py:build --world-size 64 --device h100
       trainfit estimate llama-3-70b --mesh dp=8,tp=8 --device h100
       trainfit estimate gpt2 --batch 8,16,max --device a100-40gb,h100
+      trainfit estimate gpt2 --device h100 --compile
 
     --batch, --seq, --image-size, --dtype and --optimizer set the step of
     built-in and hf: models. A function of your own gets those that you give as
@@ -82,6 +85,9 @@ def estimate(
     logging in them happen, except that no tensors are written and no older
     files are removed.
     """
+    compiled = compiling.asked()
+    if compiled:
+        refuse_with_compile(lists=asked.has_lists)
     if asked.has_lists:
         several_estimates(target, asked, outputs, save_trace)
         return
@@ -93,7 +99,12 @@ def estimate(
 
         step = asked.asked(target)[0]
         outputs.check_speed(step.request)
-        result = estimate_asked(step)
+        if compiled:
+            from trainfit.api.compiled_steps import estimate_compiled_step
+
+            result = estimate_compiled_step(step.single(), **compiling.arguments())
+        else:
+            result = estimate_asked(step)
         if save_trace is not None:
             doing("saving the trace")
             store.save_trace(result.trace, save_trace)
@@ -106,6 +117,7 @@ def plan(
     *,
     budget: given.Budget = None,
     asked: ListedRequestFlags,
+    compiling: CompileFlags,
     solver: SolverFlags,
     output: given.Output = None,
     outputs: given.StepOutputFlags,
@@ -120,12 +132,17 @@ def plan(
       trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb -o plan.json
       trainfit plan gpt2 --batch 32 --device rtx-4090 --offload
       trainfit plan llama-3-70b --mesh dp=16,tp=4 --device h100
+      trainfit plan gpt2 --batch 32 --device rtx-4090 --compile -o plan.json
       trainfit plan llama-3-8b --solver modules --ac-unit "blocks.*" \\
           --fsdp-unit "blocks.*" --world-size 8 --device h100
 
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
-    trainfit.apply(model, plan).
+    trainfit.apply(model, plan). With --compile the plan is for torch.compile,
+    before or after which it is applied.
     """
+    if compiling.asked():
+        compiled_plan(target, budget, asked, compiling, solver, outputs, output)
+        return
     if asked.has_lists:
         several_plans(target, asked, budget, solver, outputs, output)
         return
@@ -143,6 +160,33 @@ def plan(
         plan_store.save_plan(result.plan, output)
     present(outputs, plan_data(result), plan_view, result)
     choose.refuse_infeasible(result)
+
+
+def compiled_plan(
+    target: str,
+    budget: str | None,
+    asked: ListedRequestFlags,
+    compiling: CompileFlags,
+    solver: SolverFlags,
+    outputs: given.StepOutputFlags,
+    output: str | None,
+) -> None:
+    """Plan a compiled step."""
+    others = {name: getattr(outputs, name) for name in ("report", "snapshot", "perfetto", "csv")}
+    refuse_with_compile(lists=asked.has_lists, offload=solver.offload, **others)
+    refuse_with_compile(solver=solver.solver != "regions", ac_unit=solver.ac_unit, fsdp_unit=solver.fsdp_unit)
+    with working(outputs, output=output):
+        from trainfit.api.compiled_steps import plan_compiled_step
+        from trainfit.plans import plan_store
+        from trainfit.report.compiled_plans import compiled_plan_data
+        from trainfit.report.text_plans import plan_view
+
+        request = asked.asked(target)[0].single()
+        result = plan_compiled_step(request, budget, **compiling.arguments())
+    if output is not None and result.feasible:
+        plan_store.save_plan(result.plan, output)
+    present(outputs, compiled_plan_data(result), plan_view, result)
+    result.check()
 
 
 command(app)(fit)

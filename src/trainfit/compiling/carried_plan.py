@@ -26,7 +26,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from trainfit.capturing.compiled import compilations
-from trainfit.compiling.graph_planner import workspaces_by_name
+from trainfit.compiling.graph_planner import problem_workspaces
 from trainfit.compiling.joint_problem import CannotPlan, read_joint_graph
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_memory import partition_of
@@ -203,7 +203,7 @@ class _PlannedGraph:
             static_inputs=self._static,
         )
         if self._backend == "aot_eager":
-            backward = with_better_order(backward, workspaces_by_name(self._problem, self._nodes))
+            backward = with_better_order(backward, problem_workspaces(self._problem, self._nodes))
         return forward, backward
 
 

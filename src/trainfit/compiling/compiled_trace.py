@@ -21,9 +21,22 @@ _TIMES = ("forward_start", "forward_end", "backward_start", "backward_end", "bod
 """What of a module call is counted in ops."""
 
 
-def compiled_trace(trace: Trace, runs: Sequence[GraphRun], calls: Sequence[GraphCall]) -> Trace:
-    """Return the trace of a step whose graphs are compiled; `calls` are those of one step, in order."""
-    return _Compiled(trace, runs, calls).trace()
+@dataclass(frozen=True)
+class CompiledTrace:
+    """The trace of a compiled step."""
+
+    trace: Trace
+    kernels: tuple[bool, ...]
+    """Whether each of its ops is a kernel of compiled code."""
+
+
+def compiled_trace(trace: Trace, runs: Sequence[GraphRun], calls: Sequence[GraphCall]) -> CompiledTrace:
+    """Return the trace of a step whose graphs are compiled; `calls` are those before backward, in order.
+
+    Where the step calls a compiled module again after backward, the same graphs run.
+    """
+    made = _Compiled(trace, runs, calls)
+    return CompiledTrace(made.trace(), made.kernels)
 
 
 @dataclass
@@ -43,28 +56,31 @@ class _Part:
 
 
 def _parts(trace: Trace, calls: Sequence[GraphCall]) -> Iterator[_Part]:
-    """Yield the calls of compiled modules, found in the eager step by their module and number."""
+    """Yield the calls of compiled modules, found in the eager step by their module."""
     root = trace.modules[trace.model].name
-    grouped: dict[tuple[str, int], list[int]] = {}
-    for call in calls:
-        grouped.setdefault((call.module, call.number), []).append(call.graph)
-    for (path, number), graphs in grouped.items():
+    graphs: dict[str, dict[int, list[int]]] = {}
+    for ran in calls:
+        graphs.setdefault(ran.module, {}).setdefault(ran.number, []).append(ran.graph)
+    for path, by_number in graphs.items():
         name = f"{root}.{path}" if path else root
-        own = [n for n, c in enumerate(trace.calls) if trace.modules[c.module].name == name]
-        own = [n for n in own if not trace.calls[n].recompute]
-        if number >= len(own):
+        called = [
+            number
+            for number, call in enumerate(trace.calls)
+            if trace.modules[call.module].name == name and not call.recompute
+        ]
+        if len(called) < len(by_number):
             raise StepError(
                 f"the compiled step calls {name} more often than the captured one: it does not do the same "
                 "in every run, so that nothing can be said about it."
             )
-        inside: set[int] = set()
-        for n, call_ in enumerate(trace.calls):
-            if n == own[number] or call_.parent in inside:
-                inside.add(n)
-        call_ = trace.calls[own[number]]
-        yield _Part(
-            name, own[number], range(call_.forward_start, call_.forward_end), frozenset(inside), graphs
-        )
+        for place, number in enumerate(called):
+            inside: set[int] = set()
+            for other, call in enumerate(trace.calls):
+                if other == number or call.parent in inside:
+                    inside.add(other)
+            own = trace.calls[number]
+            forward = range(own.forward_start, own.forward_end)
+            yield _Part(name, number, forward, frozenset(inside), by_number[place % len(by_number)])
 
 
 class _Compiled:
@@ -91,6 +107,10 @@ class _Compiled:
         """The storages that each kernel reads and makes, by its place."""
         self._makes: dict[int, list[int]] = {}
 
+    @property
+    def kernels(self) -> tuple[bool, ...]:
+        return tuple(is_kernel for _, is_kernel in self._ops)
+
     def trace(self) -> Trace:
         self._lay_out()
         self._keep_storages()
@@ -102,6 +122,7 @@ class _Compiled:
         post, before, after = (tuple(numbers[c] for c in order if c in numbers) for order in orders)
         return replace(
             old,
+            target=f"{old.target}, compiled",
             signatures=tuple(self._signatures),
             ops=tuple(self._finished(place, numbers) for place in range(len(self._ops))),
             storages=tuple(self._storages),
@@ -136,8 +157,8 @@ class _Compiled:
     def _run_forward(self, part: _Part) -> None:
         for graph in part.graphs:
             part.forward_at.append(len(self._ops))
-            for call in self._runs[graph].forward.calls:
-                self._add_kernel(call, part, "forward")
+            for kernel in self._runs[graph].forward.calls:
+                self._add_kernel(kernel, part, "forward")
 
     def _run_backward(self, part: _Part) -> None:
         for place in reversed(range(len(part.graphs))):

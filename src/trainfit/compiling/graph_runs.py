@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from trainfit.compiling.graph_planner import Backend
 from trainfit.compiling.kernel_calls import KernelRun, kernel_run
+from trainfit.compiling.node_calls import node_run
 from trainfit.compiling.split_graphs import given_away
 
 
@@ -33,14 +35,18 @@ def graph_run(
     backward: GraphModule,
     *,
     forward_outputs: int,
+    backend: Backend,
     workspaces: dict[str, int] | None = None,
 ) -> GraphRun:
-    """Return what inductor's code of a divided graph does."""
+    """Return what a backend's code of a divided graph does."""
     names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
-    first = kernel_run(forward, backward=False, workspaces=workspaces)
-    second = kernel_run(
-        backward, backward=True, donated=given_away(backward), workspaces=workspaces, before=names
-    )
+    donated = given_away(backward)
+    if backend == "inductor":
+        first = kernel_run(forward, backward=False, workspaces=workspaces)
+        second = kernel_run(backward, backward=True, donated=donated, workspaces=workspaces, before=names)
+    else:
+        first = node_run(forward, workspaces=workspaces)
+        second = node_run(backward, donated=donated, workspaces=workspaces, before=names)
     results = tree_leaves(next(node for node in forward.graph.nodes if node.op == "output").args)
     made = {buffer.name for buffer in first.buffers}
     buffers = [name if name in made else None for name in first.outputs]
