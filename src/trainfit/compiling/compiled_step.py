@@ -33,7 +33,7 @@ from trainfit.plans.compiled_plan import CompiledPlan, GraphChoice
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
 
-_TRIALS = 4
+_TRIALS = 3
 """How often the graphs are planned, each time with what was missing taken off."""
 _POINTS = 6
 """Of the trade-off of each graph, where several share a budget."""
@@ -101,7 +101,7 @@ class CompiledStep:
         best: tuple[bool, float, list[DividedGraph | None], CompiledPrediction] | None = None
         for trial in range(_TRIALS):
             doing(f"solving for the fastest plan (trial {trial + 1})")
-            divided = self._divided(planners, limit)
+            divided, within = self._divided(planners, limit)
             step = self._predicted(
                 [
                     graph.as_torch_divides_it() if found is None else (found.forward, found.backward)
@@ -112,7 +112,7 @@ class CompiledStep:
             rank = (excess <= 0, -step.times.step_seconds if excess <= 0 else -step.memory_bytes)
             if best is None or rank > best[:2]:
                 best = (*rank, divided, step)
-            if excess <= 0 or limit - excess < 0:
+            if excess <= 0 or not within:
                 break
             limit -= excess
         assert best is not None, "there was a trial"
@@ -137,12 +137,18 @@ class CompiledStep:
         there = (number for number, s in enumerate(trace.storages) if s.start < begin and s.alive_at(begin))
         return sum(trace.occupied_at(number, begin) for number in there)
 
-    def _divided(self, planners: Sequence[GraphPlanner | None], limit: int) -> list[DividedGraph | None]:
-        limits = self._limits(planners, limit)
-        return [
-            None if planner is None else planner.fastest(own) or planner.smallest()
-            for planner, own in zip(planners, limits)
-        ]
+    def _divided(
+        self, planners: Sequence[GraphPlanner | None], limit: int
+    ) -> tuple[list[DividedGraph | None], bool]:
+        """Return each graph within its limits, or as small as it gets; and whether all are within."""
+        divided: list[DividedGraph | None] = []
+        within = True
+        for planner, own in zip(planners, self._limits(planners, limit)):
+            found = None if planner is None else planner.fastest(own)
+            if planner is not None and found is None:
+                found, within = planner.smallest(), False
+            divided.append(found)
+        return divided, within
 
     def _limits(self, planners: Sequence[GraphPlanner | None], limit: int) -> list[GraphLimits]:
         """Return what each graph may use: all there is, or its share."""

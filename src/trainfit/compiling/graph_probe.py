@@ -46,9 +46,9 @@ class GraphProbe:
     def __call__(self, gm: GraphModule, example_inputs: Any, **_: Any) -> Callable[..., Any]:
         """Compile one of Dynamo's graphs."""
         before = len(self.planners)
-        tables = decompositions(self._backend)
+        options = tracing_options(self._backend)
         compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=self._divide, **tables
+            fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=self._divide, **options
         )(gm, example_inputs)
         if len(self.planners) == before:
             return compiled  # nothing in it has a gradient
@@ -96,9 +96,11 @@ def as_divided(gm: GraphModule, backend: Backend) -> GraphModule:
         return _recursive_joint_graph_passes(gm, skip_invoke_subgraph=True, input_device=device)
 
 
-def decompositions(backend: Backend) -> dict[str, Any]:
-    """Return what a backend tells AOTAutograd about operators that it wants in parts."""
-    return {"decompositions": select_decomp_table()} if backend == "inductor" else {}
+def tracing_options(backend: Backend) -> dict[str, Any]:
+    """Return what a backend tells AOTAutograd: which operators it wants in parts, and writes in graphs."""
+    if backend != "inductor":
+        return {}
+    return {"decompositions": select_decomp_table(), "keep_inference_input_mutations": True}
 
 
 @contextlib.contextmanager

@@ -103,6 +103,8 @@ class _Reader:
         }
         self._written = {b.name for b in precise.buffers if b.size_free or b.size_alloc or b.alias_of}
         self._inputs = set(precise.inputs)
+        self._owner = {b.name: precise.buffers[precise.root[n]].name for n, b in enumerate(precise.buffers)}
+        """The buffer whose memory each buffer is: itself, or what it is written over."""
         self._count = 0
         self._before: list[int] = []
         """For each of the scheduler's nodes how many kernels run before it."""
@@ -119,7 +121,8 @@ class _Reader:
     def _output(self, result: Any) -> str | None:
         if isinstance(result, ir.NoneAsConstantBuffer | ir.ShapeAsConstantBuffer):
             return None
-        return str(result.get_name())
+        name = str(result.get_name())
+        return self._owner.get(name, name)
 
     def _buffers(self) -> Iterator[KernelBuffer]:
         makers = {b.get_name(): step for step, node in enumerate(self._nodes) for b in node.get_outputs()}
@@ -168,7 +171,8 @@ class _Reader:
         if inside:
             signature = replace(signature, workspace_bytes=inside, workspace_source="measured")
         again = bool(origins) and all(origin.name in self._ran for origin in origins)
-        return KernelCall(signature, module_of(origins[-1]) if origins else "", tuple(reads), again)
+        read = dict.fromkeys(self._owner.get(name, name) for name in reads)
+        return KernelCall(signature, module_of(origins[-1]) if origins else "", tuple(read), again)
 
 
 def _is_nothing(node: Any) -> bool:

@@ -27,7 +27,7 @@ from trainfit.capturing.hollow import hollow_storage, tensor_over
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.session import Session
 from trainfit.compiling.graph_planner import Backend, GraphPlanner
-from trainfit.compiling.graph_probe import as_divided, decompositions
+from trainfit.compiling.graph_probe import as_divided, tracing_options
 from trainfit.compiling.kernel_memory import copied
 from trainfit.compiling.node_costs import NodeCosts, hint
 from trainfit.errors import StepError, TrainfitError
@@ -173,11 +173,13 @@ class _Recorder:
 
     def __call__(self, gm: GraphModule, example_inputs: Any, **_: Any) -> Callable[..., Any]:
         before = len(self.found.graphs)
+        # Both of torch's backends ask for it.
+        options = {**tracing_options(self._backend), "keep_inference_input_mutations": True}
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=_hollow_results,
             bw_compiler=_hollow_results,
             partition_fn=self._divide,
-            **decompositions(self._backend),
+            **options,
         )(gm, example_inputs)
         if len(self.found.graphs) == before:
             return compiled  # nothing in it has a gradient

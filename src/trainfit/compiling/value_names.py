@@ -1,7 +1,7 @@
 """The values of a joint graph's forward by what computes them: module, operator, and which of its calls.
 
-Dynamo writes into every node which modules it was called in, and AOTAutograd hands that on. Views and what is
-about sizes alone have no names: they are never kept, or always there. Attention has one name, whichever of
+Dynamo writes into every node which modules it was called in, and AOTAutograd hands that on. Views and sizes
+have no names: the former are never kept, the latter always. Attention has one name, whichever of
 torch's kernels computes it: that depends on the device.
 """
 
@@ -74,7 +74,8 @@ def named_values(problem: RecomputeProblem, nodes: Sequence[Node]) -> GraphValue
                 place = node.args[1]
                 result = place if isinstance(place, int) else 0
                 names[number] = ValueName(parent.module, parent.operator, parent.number, result)
-        elif entry.fusing is not Fusing.VIEW:
+        elif entry.fusing is not Fusing.VIEW or isinstance(node.meta.get("val"), tuple | list):
+            # Of several views that an operator returns each can be kept.
             called = (module_of(node), _operator(node))
             names[number] = ValueName(*called, counted[called])
             counted[called] += 1
