@@ -19,7 +19,7 @@ from trainfit import __version__
 from trainfit.basics.doing import doing
 from trainfit.cli import cli_options as given
 from trainfit.cli.cli_running import command, present, working
-from trainfit.cli.compile_options import CompileFlags, refuse_with_compile
+from trainfit.cli.compile_options import CompileFlags, refuse_with_compile, refuse_without_compile
 from trainfit.cli.device_commands import calibrate, devices
 from trainfit.cli.fit_commands import fit
 from trainfit.cli.grid_commands import add_grid_commands
@@ -29,6 +29,7 @@ from trainfit.cli.list_options import ListedRequestFlags
 from trainfit.cli.scale_commands import register_scale_commands
 from trainfit.cli.size_commands import register_size_commands, several_estimates, several_plans
 from trainfit.cli.solver_options import Offload, SolverFlags
+from trainfit.errors import OptionError
 
 app = typer.Typer(
     name="trainfit",
@@ -221,13 +222,19 @@ register_size_commands(app)
 
 
 @command(app)
-def verify(target: given.Target, asked: given.VerifyFlags, outputs: given.OutputFlags) -> None:
+def verify(
+    target: given.Target,
+    asked: given.VerifyFlags,
+    compiling: CompileFlags,
+    outputs: given.OutputFlags,
+) -> None:
     """Run the real step on this machine and compare measured peak memory and time with the predicted ones.
 
     On a CPU the measure is every allocation that the profiler sees, on a GPU
     the statistics of torch's allocator. A step that may not fit into the free
     memory of this machine is refused; --force runs it all the same.
-    A compiled step runs compiled, and is compared with the predicted eager one.
+    A compiled step runs compiled, and is compared with the predicted eager one;
+    with --compile, or a plan for torch.compile, with the predicted compiled one.
 
     [bold]Examples[/bold]
 
@@ -236,11 +243,16 @@ def verify(target: given.Target, asked: given.VerifyFlags, outputs: given.Output
       trainfit verify resnet-18 --batch 4 --dtype bf16-autocast
       trainfit verify gpt2-tiny --plan plan.json
       trainfit verify gpt2-tiny --way way.json
+      trainfit verify gpt2-tiny --compile --budget 40MiB
       torchrun --nproc-per-node 4 -m trainfit verify train.py:build
 
     Under torchrun every process is a rank: each is predicted and measured, on
     the CPU, and all are compared by phase.
     """
+    if compiling.asked() or asked.compiled_plan() is not None:
+        verify_compiled(target, asked, compiling, outputs)
+        return
+    refuse_without_compile(budget=asked.budget)
     with working(outputs):
         from trainfit.api import prove
         from trainfit.report.rank_report import rank_verification_data, rank_verification_view
@@ -253,6 +265,32 @@ def verify(target: given.Target, asked: given.VerifyFlags, outputs: given.Output
         present(outputs, verification_data(result), verification_view, result)
     elif result.rank == 0:  # one of several processes shows what all of them have found
         present(outputs, rank_verification_data(result), rank_verification_view, result)
+
+
+def verify_compiled(
+    target: str, asked: given.VerifyFlags, compiling: CompileFlags, outputs: given.OutputFlags
+) -> None:
+    """Run a compiled step."""
+    refuse_with_compile(way=asked.way, eager=asked.eager, mesh=asked.mesh, report=outputs.report)
+    refuse_with_compile(refresh=asked.refresh, csv=outputs.csv)
+    plan = asked.compiled_plan()
+    if plan is None and asked.plan is not None:
+        raise OptionError(
+            "--compile takes a plan that trainfit plan --compile has made; leave --compile out."
+        )
+    with working(outputs):
+        from trainfit.api.prove_compiled import verify_compiled_step
+        from trainfit.report.compiled_checks import compiled_verification_data, compiled_verification_view
+
+        result = verify_compiled_step(
+            asked.request(target, costs="roofline"),
+            plan=plan,
+            budget=asked.budget,
+            force=asked.force,
+            runs=asked.runs,
+            **compiling.arguments(),
+        )
+    present(outputs, compiled_verification_data(result), compiled_verification_view, result)
 
 
 @command(app)

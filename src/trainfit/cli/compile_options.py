@@ -43,9 +43,8 @@ class CompileFlags:
 
     def asked(self) -> bool:
         """Whether the step is compiled; the other options make no sense without that."""
-        for name in ("compile_mode", "compile_backend"):
-            if getattr(self, name) is not None and not self.compile:
-                raise OptionError(f"--{name.replace('_', '-')} belongs to --compile; add it.")
+        if not self.compile:
+            refuse_without_compile(compile_mode=self.compile_mode, compile_backend=self.compile_backend)
         return self.compile
 
     def arguments(self) -> dict[str, Any]:
@@ -58,3 +57,10 @@ def refuse_with_compile(**others: Any) -> None:
     for name, value in others.items():
         if value:
             raise OptionError(f"--{name.replace('_', '-')} is not for a step with --compile; leave it out.")
+
+
+def refuse_without_compile(**others: Any) -> None:
+    """Refuse options that only a compiled step has."""
+    for name, value in others.items():
+        if value:
+            raise OptionError(f"--{name.replace('_', '-')} belongs to --compile; add it.")

@@ -11,7 +11,7 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -121,8 +121,9 @@ class CarryingPartitioner(CustomPartitionerFn):
     def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Divided:
         """Return the graphs of forward and backward."""
         backend = "inductor" if kwargs.get("compiler") == "inductor" else "aot_eager"
-        owner = next(_owners(), None)
-        candidates = list(_carried.values()) if owner is None else [owner]
+        owner, known = _owner()
+        # Where no parameter says whose graph it is, what it computes has to.
+        candidates = [owner] if owner is not None else [] if known else list(_carried.values())
         if not any(carried.plan.backend == backend for carried in candidates):
             if owner is not None:
                 owner.refuse(f"it is compiled by {backend}, and the plan was made for {owner.plan.backend}")
@@ -234,15 +235,20 @@ def _as_before(backend: str, gm: GraphModule, joint_inputs: Sequence[object], kw
     return divided
 
 
-def _owners() -> Iterator[CarriedPlan]:
-    """Yield the plans of models whose parameters the graph that is compiled now takes."""
+def _owner() -> tuple[CarriedPlan | None, bool]:
+    """Return the plan of the model whose parameters the graph takes that is compiled now, if it has one.
+
+    And whether it is known: a graph that takes no parameters at all may be anybody's.
+    """
     translator: Any = getattr(symbolic_convert.tls, "current_tx", None)
     if translator is None:
-        return
-    given = {id(argument.example) for argument in translator.output.graphargs}
+        return None, False
+    given = [argument.example for argument in translator.output.graphargs]
+    numbers = set(map(id, given))
     for model, carried in _carried.items():
-        if any(id(tensor) in given for tensor in (*model.parameters(), *model.buffers())):
-            yield carried
+        if any(id(tensor) in numbers for tensor in (*model.parameters(), *model.buffers())):
+            return carried, True
+    return None, any(isinstance(tensor, nn.Parameter) for tensor in given)
 
 
 def _device() -> Device:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import external_utils, trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
@@ -127,7 +128,7 @@ class _Recorder:
 
     def put_onto(self, model: nn.Module, model_calls: int) -> None:
         """Compile with this backend what the step compiles, else the model; and end after so many calls."""
-        compiled = {name: part for name, part in model.named_modules() if _is_compiled(part)}
+        compiled = {name: part for name, part in model.named_modules() if is_compiled(part)}
         for name, part in (compiled or {"": model}).items():
             self._compile(name, part)
         left = model_calls
@@ -154,7 +155,7 @@ class _Recorder:
         inner: Any = part
         if isinstance(part, OptimizedModule):
             inner = part._orig_mod
-        run: Any = torch.compile(inner._call_impl, backend=self)
+        run: Any = compiled_call(inner, self)
         calls = 0
 
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +203,19 @@ class _Recorder:
         )
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def compiled_call(module: nn.Module, backend: Any) -> Any:
+    """Return what calls a module compiled, as torch.compile of the module does.
+
+    Dynamo does not compile functions of torch's own, such as that of a `Sequential`, unless they are wrapped.
+    """
+    call: Any = module._call_impl
+    if trace_rules.check(module.forward):
+        call = external_utils.wrap_inline(call)
+    return torch.compile(call, backend=backend)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module runs compiled when it is called."""
     return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
