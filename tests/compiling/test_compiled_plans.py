@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_compiled_steps import Autocast, Broken, Checkpointed, Convolutions, Mlp, Tied
 from torch import nn
 
 import trainfit
-from tests.compiling.test_compiled_steps import Autocast, Broken, Checkpointed, Convolutions, Mlp, Tied
 from trainfit.api.compiled_steps import compiled_step, estimate_compiled_step, plan_compiled_step
 from trainfit.api.request import Request
 from trainfit.compiling.carried_plan import carried_plan
@@ -275,7 +275,7 @@ def test_what_cannot_be_compiled_is_one_message() -> None:
                 torch._dynamo.graph_break()
             return x.square().mean()
 
-    with pytest.raises(StepError, match="nothing that torch.compile makes of the step has a backward"):
+    with pytest.raises(StepError, match=r"nothing that torch\.compile makes of the step has a backward"):
         compiled_step(Request(step_of(Skipped), "cpu"), backend="aot_eager")
     with pytest.raises(OptionError, match="--compile-mode must be one of default, reduce-overhead"):
         compiled_step(Request(STEPS["mlp"], "cpu"), mode="fast")  # type: ignore[arg-type]

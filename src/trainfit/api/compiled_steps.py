@@ -46,12 +46,16 @@ class CompiledPlanResult:
     def check(self) -> None:
         """Raise `BudgetTooSmall` if the plan does not fit."""
         if not self.feasible:
-            raise BudgetTooSmall(
-                f"no plan of the compiled step fits {format_bytes(self.plan.budget_bytes)}; the smallest "
-                f"that was found needs {format_bytes(self.plan.memory_bytes)} (predicted). Give a larger "
-                "budget or a smaller batch.",
-                self.plan.memory_bytes,
-            )
+            raise too_small_for(self.plan)
+
+
+def too_small_for(plan: CompiledPlan) -> BudgetTooSmall:
+    """Return the error for a budget that no plan keeps; `plan` is the smallest that was found."""
+    return BudgetTooSmall(
+        f"no plan of the compiled step fits {format_bytes(plan.budget_bytes)}; the smallest that was found "
+        f"needs {format_bytes(plan.memory_bytes)} (predicted). Give a larger budget or a smaller batch.",
+        plan.memory_bytes,
+    )
 
 
 def plan_compiled(

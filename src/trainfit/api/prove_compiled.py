@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch._functorch import config as functorch_config
 
-from trainfit.api.compiled_steps import CompileMode, compiled_step
+from trainfit.api.compiled_steps import CompileMode, compiled_step, too_small_for
 from trainfit.api.request import Request
 from trainfit.compiling.compiled_step import CompiledPrediction, CompiledStep
 from trainfit.compiling.graph_planner import Backend
-from trainfit.errors import BudgetTooSmall, OptionError
+from trainfit.errors import OptionError
 from trainfit.planning.requests import bytes_of_budget
 from trainfit.plans.compiled_plan import CompiledPlan
 from trainfit.timing.load import LoadMeter
@@ -36,57 +38,50 @@ def verify_compiled_step(
     if plan is not None and budget is not None:
         raise OptionError("--plan has its budget: leave --budget out.")
     if budget is not None:
-        bytes_of_budget(budget, request.device)
+        bytes_of_budget(budget, request.device)  # refused before anything is captured
     backend = backend if plan is None else _known(plan.backend)
     trace, step = compiled_step(request, backend=backend, mode=mode)
-    notes = trace.warnings
-    if plan is not None and differences(plan.settings, trace.settings):
-        notes += ("the plan was made for another step: its promise is about that one",)
     if budget is not None:
-        found = step.planned(bytes_of_budget(budget, request.device), trace.target)
-        if not found.feasible:
-            raise BudgetTooSmall(
-                f"no plan of the compiled step fits; the smallest that was found needs "
-                f"{found.plan.memory_bytes:,} bytes (predicted).",
-                found.plan.memory_bytes,
-            )
-        plan = found.plan
+        plan = _planned(step, bytes_of_budget(budget, request.device), trace.target)
     unplanned = step.as_torch_divides_it()
     request.watch.lap("solve")
     if not force:
         guard_memory(request.device, {"the compiled step": unplanned.memory_bytes})
     real = CompiledRuns(request.build, request.device.kind, backend, runs or TIMED_RUNS, meter)
     measured = real.measured(plan)
-    common = {
-        "target": trace.target,
-        "device": request.device,
-        "trace": unplanned.trace,
-        "backend": backend,
-        "measured": measured,
-        "warnings": notes + step.warnings + measured.notes,
-    }
-    if plan is None:
-        request.watch.lap("measure")
-        return CompiledVerification(
-            predicted_peak_bytes=unplanned.timeline.peak_bytes,
-            predicted_seconds=unplanned.times.step_seconds,
-            seconds=request.watch.seconds,
-            **common,  # type: ignore[arg-type]
-        )
-    fraction = _nearest(step, plan.peak_bytes)
-    found_results = CompiledVerification(
-        predicted_peak_bytes=plan.peak_bytes,
-        predicted_seconds=plan.step_seconds,
+    notes = trace.warnings + step.warnings + measured.notes
+    if plan is not None and differences(plan.settings, trace.settings):
+        notes += ("the plan was made for another step: its promise is about that one",)
+    found = CompiledVerification(
+        target=trace.target,
+        device=request.device,
+        trace=unplanned.trace,
+        backend=backend,
+        predicted_peak_bytes=unplanned.timeline.peak_bytes if plan is None else plan.peak_bytes,
+        predicted_seconds=unplanned.times.step_seconds if plan is None else plan.step_seconds,
+        measured=measured,
         plan=plan,
-        baseline=real.measured(),
-        fraction=fraction,
-        with_fraction=real.measured(fraction=fraction),
-        results=real.results(plan),
-        seconds=request.watch.seconds,
-        **common,  # type: ignore[arg-type]
+        warnings=notes,
     )
+    if plan is not None:
+        fraction = _nearest(step, plan.peak_bytes)
+        found = replace(
+            found,
+            baseline=real.measured(),
+            fraction=fraction,
+            with_fraction=real.measured(fraction=fraction),
+            results=real.results(plan),
+        )
     request.watch.lap("measure")
-    return found_results
+    return replace(found, seconds=request.watch.seconds)
+
+
+def _planned(step: CompiledStep, budget_bytes: int, target: str) -> CompiledPlan:
+    """Return a plan within a budget; `BudgetTooSmall` if there is none."""
+    found = step.planned(budget_bytes, target)
+    if not found.feasible:
+        raise too_small_for(found.plan)
+    return found.plan
 
 
 def _nearest(step: CompiledStep, peak_bytes: int) -> float:

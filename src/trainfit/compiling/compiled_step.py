@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.fx import GraphModule
 
@@ -200,9 +199,9 @@ class CompiledStep:
         A kernel that compiled code launches takes it about as long as autograd's engine takes for one of
         backward; CUDA graphs launch all kernels of a graph at once.
         """
-        found = np.zeros(len(made.kernels))
         host = table.host
         issued = issue_seconds(made.trace, host)
+        found = 0.0 * issued
         before = False
         for place, is_kernel in enumerate(made.kernels):
             if is_kernel and self._cuda_graphs:

@@ -8,13 +8,13 @@ what the module returned as long as in the eager step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from trainfit.compiling.compiled_parts import CompiledPart, compiled_parts
 from trainfit.compiling.graph_runs import GraphRun
 from trainfit.compiling.kernel_calls import KernelCall, KernelRun
 from trainfit.compiling.step_graphs import GraphCall
-from trainfit.errors import StepError
 from trainfit.traces.trace import Interval, Module, ModuleCall, Op, Signature, Storage, Trace
 
 _TIMES = ("forward_start", "forward_end", "backward_start", "backward_end", "body_start", "body_end")
@@ -39,57 +39,13 @@ def compiled_trace(trace: Trace, runs: Sequence[GraphRun], calls: Sequence[Graph
     return CompiledTrace(made.trace(), made.kernels)
 
 
-@dataclass
-class _Part:
-    """One call of a compiled module: its ops in the eager step, its graphs, and where those are now."""
-
-    module: str
-    call: int
-    forward: range
-    inside: frozenset[int]
-    """The module calls that it consists of, itself among them."""
-    graphs: list[int]
-    forward_at: list[int] = field(default_factory=list)
-    """Where the kernels of each graph begin; empty until they are there."""
-    backward_at: dict[int, int] = field(default_factory=dict)
-    """The same for backward, by the graph's place in `graphs`."""
-
-
-def _parts(trace: Trace, calls: Sequence[GraphCall]) -> Iterator[_Part]:
-    """Yield the calls of compiled modules, found in the eager step by their module."""
-    root = trace.modules[trace.model].name
-    graphs: dict[str, dict[int, list[int]]] = {}
-    for ran in calls:
-        graphs.setdefault(ran.module, {}).setdefault(ran.number, []).append(ran.graph)
-    for path, by_number in graphs.items():
-        name = f"{root}.{path}" if path else root
-        called = [
-            number
-            for number, call in enumerate(trace.calls)
-            if trace.modules[call.module].name == name and not call.recompute
-        ]
-        if len(called) < len(by_number):
-            raise StepError(
-                f"the compiled step calls {name} more often than the captured one: it does not do the same "
-                "in every run, so that nothing can be said about it."
-            )
-        for place, number in enumerate(called):
-            inside: set[int] = set()
-            for other, call in enumerate(trace.calls):
-                if other == number or call.parent in inside:
-                    inside.add(other)
-            own = trace.calls[number]
-            forward = range(own.forward_start, own.forward_end)
-            yield _Part(name, number, forward, frozenset(inside), by_number[place % len(by_number)])
-
-
 class _Compiled:
     """Puts the new step together, op by op."""
 
     def __init__(self, trace: Trace, runs: Sequence[GraphRun], calls: Sequence[GraphCall]) -> None:
         self._old = trace
         self._runs = runs
-        self._parts = list(_parts(trace, calls))
+        self._parts = list(compiled_parts(trace, calls))
         self._ops: list[tuple[Op, bool]] = []
         """The ops of the new step, and whether they are kernels of compiled code."""
         self._signatures = list(trace.signatures)
@@ -154,20 +110,20 @@ class _Compiled:
                 self._ops.append((op, False))
         self._place.append(len(self._ops))
 
-    def _run_forward(self, part: _Part) -> None:
+    def _run_forward(self, part: CompiledPart) -> None:
         for graph in part.graphs:
             part.forward_at.append(len(self._ops))
             for kernel in self._runs[graph].forward.calls:
                 self._add_kernel(kernel, part, "forward")
 
-    def _run_backward(self, part: _Part) -> None:
+    def _run_backward(self, part: CompiledPart) -> None:
         for place in reversed(range(len(part.graphs))):
             run = self._runs[part.graphs[place]]
             part.backward_at[place] = len(self._ops)
             for call in run.backward.calls:
                 self._add_kernel(call, part, "backward")
 
-    def _add_kernel(self, call: KernelCall, part: _Part, phase: str) -> None:
+    def _add_kernel(self, call: KernelCall, part: CompiledPart, phase: str) -> None:
         if call.signature not in self._known:
             self._known[call.signature] = len(self._signatures)
             self._signatures.append(call.signature)
@@ -207,7 +163,7 @@ class _Compiled:
         begin = interval.start if interval.start < 0 else self._place[interval.start]
         return replace(interval, start=max(begin, start), end=self._moved(interval.end))
 
-    def _add_buffers(self, part: _Part) -> None:
+    def _add_buffers(self, part: CompiledPart) -> None:
         escaping = self._escaping(part)
         for place, graph in enumerate(part.graphs):
             run = self._runs[graph]
@@ -286,7 +242,7 @@ class _Compiled:
         return back + 1 + max(buffer.end for buffer in given if buffer.end is not None)
 
     def _returned_until(
-        self, part: _Part, place: int, size: int, escaping: list[int]
+        self, part: CompiledPart, place: int, size: int, escaping: list[int]
     ) -> tuple[int, int | None]:
         """Return which storage of the eager step something returned is, and until when it is there."""
         if place == len(part.graphs) - 1:
@@ -299,7 +255,7 @@ class _Compiled:
         back = part.backward_at.get(user)
         return -1, None if back is None else self._after(back, self._runs[part.graphs[user]])
 
-    def _escaping(self, part: _Part) -> list[int]:
+    def _escaping(self, part: CompiledPart) -> list[int]:
         """Return the storages that the eager call makes and that are read after it in forward, or stay."""
         found = []
         for number, storage in enumerate(self._old.storages):
