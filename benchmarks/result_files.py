@@ -209,6 +209,14 @@ TABLES: dict[str, dict[str, str]] = {
         "largest_difference": "of loss and gradients to a float64 run, relative to the largest value",
         "failure": "why there is no figure",
     },
+    "compile_memory": {
+        "case": "the compiled step",
+        "predicted_bytes": "its peak as `estimate --compile` predicts it",
+        "measured_bytes": "the peak of a steady step, by the profiler's allocation events",
+        "predicted_seconds": "of the whole step",
+        "measured_seconds": "the median of five steps",
+        "failure": "why there is no figure",
+    },
     "order_compiled": {
         "model": "the compiled model",
         "kernels": "in each of its graphs",

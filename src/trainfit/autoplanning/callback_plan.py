@@ -13,7 +13,7 @@ from trainfit.autoplanning.at_hand import Wishes
 from trainfit.autoplanning.autoplan_result import AutoPlan
 from trainfit.errors import OptionError, PlanError
 from trainfit.plans.plan import Plan
-from trainfit.plans.plan_store import load_plan
+from trainfit.plans.plan_store import load_eager_plan
 
 
 class CallbackPlan:
@@ -29,7 +29,7 @@ class CallbackPlan:
                 "to make one for."
             )
         self.wishes = wishes
-        self._given = load_plan(plan) if isinstance(plan, str | Path) else plan
+        self._given = load_eager_plan(plan) if isinstance(plan, str | Path) else plan
         self._model: weakref.ref[nn.Module] | None = None
 
     def apply_given(self, model: nn.Module) -> bool:
