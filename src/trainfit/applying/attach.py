@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from trainfit.applying.courses import Courses
 from trainfit.applying.following import followed_ops
 from trainfit.applying.planned_forward import (
     FORWARD,
@@ -243,7 +244,7 @@ def _root(model: nn.Module, plan: Plan) -> tuple[nn.Module, str]:
 
 def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Calls]:
     found: dict[str, Calls] = {}
-    kinds = [followed_ops(kind.ops) for kind in plan.kinds]
+    kinds = [(followed_ops(kind.ops), Courses()) for kind in plan.kinds]
     for region, following in zip(plan.regions, (*plan.regions[1:], None)):
         if region.module not in modules:
             raise _other_model(f"it has a region {region.module}", modules)
@@ -253,8 +254,8 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
         if region.call in calls:
             raise PlanError(f"the plan is broken: it has call {region.call} of {region.module} twice.")
         continued = following is not None and following.continues
-        decided = kinds[region.kind]
+        decided, courses = kinds[region.kind]
         calls[region.call] = PlannedCall(
-            region.call, decided, region.continues, continued, region.whole, region.beside
+            region.call, decided, region.continues, continued, region.whole, region.beside, courses
         )
     return found

@@ -26,7 +26,7 @@ class Follower:
     def __init__(self, ops: tuple[OpDecision, ...]) -> None:
         """Begin at the first op."""
         self._ops = ops
-        self._next = 0
+        self.position = 0
         self._matched: OpDecision | None = None
         self._by_data = False
         self.larger: str | None = None
@@ -38,7 +38,7 @@ class Follower:
         """Return the decision for the op that runs now; `weight_cast` if autocast's cache may hold it."""
         if self.lost is not None:
             return Decision.SAVE
-        ops, position, self._matched = self._ops, self._next, None
+        ops, position, self._matched = self._ops, self.position, None
         while position < len(ops) and ops[position].name != name:
             if weight_cast:
                 return Decision.RECOMPUTE
@@ -46,12 +46,12 @@ class Follower:
                 break
             position += 1
         if position < len(ops) and ops[position].name == name:
-            self._next, self._matched = position + 1, ops[position]
+            self.position, self._matched = position + 1, ops[position]
             return ops[position].decision
         if weight_cast:
             return Decision.RECOMPUTE
-        expected = ops[self._next].name if self._next < len(ops) else "the end"
-        self.lost = f"op {self._next} is {name}, where the plan has {expected}"
+        expected = ops[self.position].name if self.position < len(ops) else "the end"
+        self.lost = f"op {self.position} is {name}, where the plan has {expected}"
         return Decision.SAVE
 
     def made(self, func: OpOverload, result: Any) -> None:
@@ -76,8 +76,8 @@ class Follower:
         """The region has ended; ops that are left over mean that it did something else."""
         if self.lost is not None:
             return
-        if any(op.name != CAST for op in self._ops[self._next :]):
-            self.lost = f"it ended after {self._next} of {len(self._ops)} ops"
+        if any(op.name != CAST for op in self._ops[self.position :]):
+            self.lost = f"it ended after {self.position} of {len(self._ops)} ops"
 
 
 def followed_ops(ops: tuple[OpDecision, ...]) -> tuple[OpDecision, ...]:

@@ -136,13 +136,17 @@ class PlannedModel:
             if text:
                 warnings.warn(text, stacklevel=2)
 
+    def waits_for_sizes(self, name: str, call: int) -> bool:
+        """Return whether the sizes of this call are to be compared with the plan's."""
+        return self._promise is not None and not self._knows_sizes and self._promise.first == (name, call)
+
     def sizes_seen(self, name: str, call: int, larger: str | None) -> None:
         """Say that a region works on more than the plan was made for: what is `larger`, in words.
 
         Only of the plan's first region when it runs first: its sizes show the batch. Later passes of a step
         may have other sizes, and share their decisions.
         """
-        if self._promise is None or self._knows_sizes or self._promise.first != (name, call):
+        if self._promise is None or not self.waits_for_sizes(name, call):
             return
         self._knows_sizes = True
         if larger is not None:

@@ -16,12 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 from trainfit.applying.call_arguments import CallArguments
 from trainfit.applying.chaining import pass_on
+from trainfit.applying.courses import Courses
 from trainfit.applying.execution import execution
 from trainfit.applying.following import Follower
 from trainfit.applying.op_results import parts_of
 from trainfit.applying.plain_checkpoint import OnFollowed
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
+from trainfit.applying.quick_recording import QuickRecorder
 from trainfit.applying.randomness import drawn_again
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import CountedTensor, Record
@@ -52,6 +54,8 @@ class PlannedCall:
     """Whether nothing is kept, so that torch alone may compute it again."""
     beside: NamedCall | None = None
     """The call beside which results are copied to the host; None if they are copied at once."""
+    courses: Courses = field(default_factory=Courses, compare=False, repr=False)
+    """What calls with the same decisions did before."""
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -115,7 +119,7 @@ class RegionCall:
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
         pack, unpack = _top_hooks(False)
-        recorder = self._recorder = RegionRecorder(self._follower(), self._given, self._module)
+        recorder = self._recorder = self._new_recorder()
 
         def pack_and_note(tensor: torch.Tensor) -> Any:
             holder = pack(tensor)
@@ -178,8 +182,12 @@ class RegionCall:
     def _differs(self, difference: str) -> None:
         self._planned_model.warn(self._name, self._module, difference)
 
-    def _follower(self) -> Follower:
-        return Follower(self._planned.ops)
+    def _new_recorder(self) -> RegionRecorder:
+        planned, follower = self._planned, Follower(self._planned.ops)
+        # Sizes are compared with the plan's where an op is described.
+        describes_all = self._planned_model.waits_for_sizes(self._name, planned.number)
+        courses = planned.courses
+        return QuickRecorder(follower, self._given, self._module, courses, describes_all=describes_all)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -213,7 +221,7 @@ class RegionCall:
         record = self._record
         if record is None or record.rerun is None:
             # Backward inside of the region's own forward, which is not over yet.
-            return RunAll(self._recorder.record.ops if self._recorder is not None else ())
+            return RunAll(self._recorder.record if self._recorder is not None else Record())
         if not self._used_up:
             record.fetch()
         modified = any(kept.is_modified for kept in record.kept.values())
