@@ -77,9 +77,9 @@ class Result:
 def keeping_products(trace: trainfit.Trace, model: nn.Module) -> Plan:
     """Return a plan that keeps what torch's policy below keeps."""
     plan = with_regions(trace, model, is_block, Decision.SAVE)
+    decisions = {True: Decision.SAVE, False: Decision.RECOMPUTE}
     kinds = [
-        tuple(replace(op, decision=Decision.SAVE if op.name in PRODUCTS else Decision.RECOMPUTE) for op in kind.ops)
-        for kind in plan.kinds
+        tuple(replace(op, decision=decisions[op.name in PRODUCTS]) for op in kind.ops) for kind in plan.kinds
     ]
     return replace(plan, kinds=tuple(map(RegionKind, kinds)))
 

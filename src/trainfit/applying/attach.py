@@ -18,7 +18,6 @@ from torch import nn
 from trainfit.applying.courses import Courses
 from trainfit.applying.following import followed_ops
 from trainfit.applying.planned_forward import (
-    FORWARD,
     PART,
     ROOT,
     STAGE,
@@ -27,6 +26,7 @@ from trainfit.applying.planned_forward import (
     planned_forward,
 )
 from trainfit.applying.planned_model import PlannedModel, Promise
+from trainfit.applying.python_objects import FORWARD
 from trainfit.applying.region import PlannedCall
 from trainfit.applying.sharded_modules import has_distributed_weights
 from trainfit.applying.way_changes import Optimizers, has_changes, make_changes, take_back

@@ -20,7 +20,7 @@ import torch
 from trainfit.applying.op_results import Argument, Constant, Created, TensorLayout
 from trainfit.applying.records import VIEW, Call, LastDraw, OpRecord
 from trainfit.capturing.schemas import aten
-from trainfit.plans.decisions import Decision
+from trainfit.plans.decisions import Behaviour, Decision
 from trainfit.plans.recomputation import NOBODY, Rerun
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -74,9 +74,12 @@ class Step:
     made: tuple[MadeTensor, ...] = ()
     returned: int = NOBODY
     """The place of the argument that it returns."""
+    uninitialised: bool = False
+    """Whether what it makes has no values yet."""
     several: bool = False
     """Whether it returns more than one result."""
     decision: Decision = Decision.RECOMPUTE
+    behaviour: Behaviour = Decision.RECOMPUTE.behaviour
     draw_before: LastDraw | None = None
 
 
@@ -90,6 +93,8 @@ class Course:
 
     steps: tuple[Step, ...]
     """With an end."""
+    has_subclasses: bool
+    """Whether there were tensors in it that are not plain ones."""
     reruns: dict[Hashable, Rerun] = field(default_factory=dict)
 
     def learn(self, needs: Hashable, rerun: Rerun) -> None:
@@ -131,9 +136,9 @@ class Courses:
             and (last is None or other.steps[steps - 1] is last)
         ]
 
-    def learn(self, inputs: Hashable, steps: Sequence[Step]) -> Course:
+    def learn(self, inputs: Hashable, steps: Sequence[Step], *, has_subclasses: bool) -> Course:
         """Remember the course of a call with such inputs."""
-        course = Course((*steps, END))
+        course = Course((*steps, END), has_subclasses)
         self._learnt += 1
         self._known = (*self._known[1 - _MOST_COURSES :], course)
         self._last = {key: each for key, each in self._last.items() if each in self._known}
@@ -145,7 +150,7 @@ def step_of(
     row: OpRecord, position: int, call: Call | None, arguments: Sequence[TensorArgument] | None
 ) -> Step:
     """Return the step that an op was; without its arguments, ops like it are always described."""
-    if row.kind is VIEW and row.func is not aten.lift_fresh.default:
+    if row.kind is VIEW and row.func is not aten.lift_fresh.default and not has_lists(row.func):
         return Step(row.func, row, position, quick=True, view=True)
     made = None if call is None or arguments is None else _made_tensors(row, call)
     if call is None or arguments is None or made is None:
@@ -163,8 +168,10 @@ def step_of(
         outside=tuple(arguments[outside.argument].place for outside in row.outside),
         made=made,
         returned=arguments[result.number].place if isinstance(result, Argument) else NOBODY,
+        uninitialised=call.facts.operator.uninitialised,
         several=type(result) in (tuple, list),
         decision=call.decision,
+        behaviour=call.decision.behaviour,
         draw_before=call.draw_before,
     )
 

@@ -16,12 +16,11 @@ from torch.utils._pytree import tree_leaves
 from trainfit.applying.execution import execution
 from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
 from trainfit.applying.planned_model import PlannedModel
+from trainfit.applying.python_objects import FORWARD
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.sharded_modules import has_distributed_weights
 from trainfit.plans.plan import NamedCall
 
-FORWARD = "forward"
-"""The attribute of a module that hides its class's."""
 Calls = dict[int, PlannedCall]
 ROOT, STAGE, PART = ("root", "stage", "part")
 """What a module is to the model: the model itself, a part of one that is never called, anything else."""

@@ -29,7 +29,7 @@ from trainfit.applying.modes import Facts, facts_of, is_weight_cast
 from trainfit.applying.op_results import has_storage, tensors_in
 from trainfit.applying.randomness import generator_of
 from trainfit.applying.recording import RegionRecorder
-from trainfit.applying.records import Call, OpRecord
+from trainfit.applying.records import Call, OpRecord, Record
 from trainfit.capturing.schemas import aten
 from trainfit.plans.recomputation import NOBODY, Rerun, rerun
 
@@ -55,7 +55,8 @@ class QuickRecorder(RegionRecorder):
         self._courses = courses
         self._key = tuple(map(_kind, inputs))
         self._course = None if describes_all else courses.last(self._key)
-        self._expected: Step | None = None if self._course is None else self._course.steps[0]
+        self._ahead = None if self._course is None else self._course.steps
+        self._ops = self.record.ops
         self._steps: list[Step] = []
         """Those of this call, once it has left all courses."""
 
@@ -63,27 +64,34 @@ class QuickRecorder(RegionRecorder):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Handle one operator call."""
-        step = self._expected
-        if step is None or types or execution.level != self._level or _function_modes():
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        if step.func is not func or not step.quick or not self._is_like(step, args, kwargs):
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        return self._follow(step, args, kwargs or {})
+        ahead, ops = self._ahead, self._ops
+        if ahead is not None and not types and execution.level == self._level and not _function_modes():
+            step = ahead[len(ops)]
+            if step.func is func and step.quick:
+                if not step.view:
+                    if self._is_like(step, args, kwargs):
+                        return self._follow(step, args, kwargs or {})
+                elif not args[0].is_meta:
+                    ops.append(step.row)
+                    return func._op(*args, **kwargs) if kwargs else func._op(*args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def handle(self, facts: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that is not as expected: one of another course, or one that is described."""
-        count = len(self.record.ops)
-        for course in () if self._course is None else self._courses.branches(self._course, count):
-            step = course.steps[count]
-            if step.func is func and step.quick and self._is_like(step, args, kwargs):
-                self._course = course
-                return self._follow(step, args, kwargs)
+        course, count = self._course, len(self._ops)
+        for other in () if course is None else self._courses.branches(course, count):
+            step = other.steps[count]
+            if step.func is func and (not step.quick or step.view or self._is_like(step, args, kwargs)):
+                self._course, self._ahead = other, other.steps
+                if step.quick and not step.view:
+                    return self._follow(step, args, kwargs)
+                break
+        if course is not None and count:
+            self.follower.position = course.steps[count - 1].position
         return super().handle(facts, func, args, kwargs)
 
     def _is_like(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
         """Whether an operator is called with arguments of the same kinds, in the same storages."""
-        if step.view:
-            return not getattr(args[0], "is_meta", True)
         if tuple(map(type, args)) != step.types or (tuple(kwargs) if kwargs else ()) != step.names:
             return False
         values: Any = args
@@ -116,7 +124,8 @@ class QuickRecorder(RegionRecorder):
 
     def _enters(self, storage: int, tensor: torch.Tensor, entry: int) -> bool:
         """Let a storage from outside be the next one, if it should be."""
-        if storage != len(self.record.flow.makers) or not has_storage(tensor):
+        # What has a storage and is of torch's own class is strided.
+        if storage != len(self.record.flow.makers) or tensor.is_meta:
             return False
         if (_storage_id(tensor) in self._inputs) is not (entry is ENTERS_AS_INPUT):
             return False
@@ -126,14 +135,11 @@ class QuickRecorder(RegionRecorder):
     def _follow(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that is like a step, and note what that did, if it does the same."""
         row, record, func = step.row, self.record, step.func
-        if step.view:
-            self._go_on(step, row)
-            return func(*args, **kwargs)
         values: Any = tensors_in(args, {}) if step.in_lists else args
-        counts = [self._count(values[place]) for place in step.outside]
+        counts = [self._count(values[place]) for place in step.outside] if step.outside else ()
         if row.generator is not None:
             self._draw(row, step.decision)
-        out = func(*args, **kwargs)
+        out = func._op(*args, **kwargs)
         record.counts += counts
         position, makers = len(record.ops), record.flow.makers
         for storage, _ in row.writes:
@@ -146,13 +152,18 @@ class QuickRecorder(RegionRecorder):
                 self._number_of[_storage_id(results[place])] = storage
                 makers.append([position])
                 record.sizes.append(size)
-        behaviour = step.decision.behaviour
-        if behaviour.restored:
+            if step.uninitialised:
+                self._uninitialised.update(row.creates)
+        if step.behaviour.restored:
             written = [values[step.returned]] if row.writes else []
-            self._save(row, out, written, behaviour.on_host)
+            self._save(row, out, written, step.behaviour.on_host)
         if row.cast:
             self._note_cast(row, args[0])
-        self._go_on(step, row)
+        self._ops.append(row)
+        if row is not step.row and not row.does_the_same(step.row):
+            self._leave(position)
+            self.follower.position = step.position
+            self._steps.append(Step(func, row, step.position))
         return out
 
     def _makes_the_same(self, step: Step, values: Any, out: Any) -> bool:
@@ -187,27 +198,18 @@ class QuickRecorder(RegionRecorder):
         row.result = self._describe(row, facts_of(row.func).operator, out, tensors_in(args, kwargs))
         return row
 
-    # The course -----------------------------------------------------------------------------------------
+    @property
+    def expects_subclasses(self) -> bool:
+        """Whether there may be tensors that are not plain ones."""
+        return self._course is None or self._course.has_subclasses
 
-    def _go_on(self, step: Step, row: OpRecord) -> None:
-        """Add an op that is like the step that was expected."""
-        self.follower.position = step.position
-        ops = self.record.ops
-        ops.append(row)
-        course = self._course
-        assert course is not None
-        if row is step.row or row.does_the_same(step.row):
-            self._expected = course.steps[len(ops)]
-        else:
-            self._leave(len(ops) - 1)
-            self._steps.append(Step(step.func, row, step.position))
+    # The course -----------------------------------------------------------------------------------------
 
     def _append(self, row: OpRecord, call: Call | None = None) -> None:
         super()._append(row, call)
-        count = len(self.record.ops)
+        count = len(self._ops)
         if self._course is not None:
-            if self._expected is not None and row.does_the_same(self._expected.row):
-                self._expected = self._course.steps[count]
+            if row.does_the_same(self._course.steps[count - 1].row):
                 return
             self._leave(count - 1)
         if self._courses.learns:
@@ -218,7 +220,8 @@ class QuickRecorder(RegionRecorder):
         """Return where the tensors of an op were, if that is all there is to know of them."""
         flow, tensors = self.record.flow, call.tensors
         written_outside = any(flow.makers[storage][0] == NOBODY for storage, _ in row.writes)
-        if row.must_run or written_outside or call.facts.operator.uninitialised:
+        unseen = any(storage in self._uninitialised and not version for storage, version in row.reads)
+        if row.must_run or written_outside or unseen:
             return None
         if not tensors or not all(type(tensor) in PLAIN for tensor in tensors) or tensors_in((), call.kwargs):
             return None
@@ -228,7 +231,7 @@ class QuickRecorder(RegionRecorder):
         found, seen = [], set(range(call.storages_before))
         for place, tensor in zip(places, tensors):
             number, is_input = self._storage(tensor), _storage_id(tensor) in self._inputs
-            if number in flow.permanent or number in self._uninitialised:
+            if number in flow.permanent:
                 return None
             entry = KNOWN if number in seen else ENTERS_AS_INPUT if is_input else ENTERS
             seen.add(number)
@@ -239,7 +242,15 @@ class QuickRecorder(RegionRecorder):
         """From here on all is described."""
         assert self._course is not None
         self._steps = list(self._course.steps[:steps])
-        self._expected = self._course = None
+        if steps:
+            self.follower.position = max(self.follower.position, self._steps[-1].position)
+        self._course = self._ahead = None
+
+    def finish(self, *, complete: bool = False) -> Record:
+        """Let the plan be followed to the last op, too."""
+        if self._course is not None and self._ops:
+            self.follower.position = self._course.steps[len(self._ops) - 1].position
+        return super().finish(complete=complete)
 
     def _rerun(self) -> Rerun:
         """Decide as in a call before, if the same ops were needed for the same."""
@@ -251,7 +262,7 @@ class QuickRecorder(RegionRecorder):
             self._leave(len(record.ops))
             course = None
         if course is None and self._courses.learns:
-            course = self._courses.learn(self._key, self._steps)
+            course = self._courses.learn(self._key, self._steps, has_subclasses=self.saw_subclasses)
         needs = (tuple(flow.needed), frozenset(record.kept), frozenset(flow.permanent))
         known = None if course is None else course.reruns.get(needs)
         if known is None:

@@ -8,7 +8,7 @@ read and wrote and what autograd saved: a plan decides what is kept, it cannot m
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -304,15 +304,27 @@ class RegionRecorder(RegionMode):
 
     # What is needed later -------------------------------------------------------------------------------
 
-    def packed(self, tensor: torch.Tensor, holder: Any) -> None:
+    def noting(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        """Return `pack`, which autograd calls with what it saves, so that it is noted."""
+        numbers, makers, needs = self._number_of, self.record.flow.makers, self._needs
+        uninitialised = self._uninitialised
+
+        def pack_and_note(tensor: torch.Tensor) -> Any:
+            holder = pack(tensor)
+            try:
+                number = numbers.get(_storage_id(tensor))
+            except NotImplementedError:  # a sparse tensor has no storage of its own
+                number = None
+            if number is None or number in uninitialised:
+                self._note_saved(tensor, holder)
+            else:
+                needs.append(((number, len(makers[number]) - 1), weakref.ref(holder)))
+            return holder
+
+        return pack_and_note
+
+    def _note_saved(self, tensor: torch.Tensor, holder: Any) -> None:
         """Autograd has saved a tensor, for as long as `holder` lives."""
-        try:
-            number = self._number_of.get(_storage_id(tensor))
-        except NotImplementedError:  # a sparse tensor has no storage of its own
-            number = None
-        if number is not None and number not in self._uninitialised:
-            self._needs.append(((number, self.record.flow.version(number)), weakref.ref(holder)))
-            return
         plain = is_plain(type(tensor)) and has_storage(tensor)
         for part in (tensor,) if plain else strided_parts(tensor):
             if plain or torch._C._has_storage(part):

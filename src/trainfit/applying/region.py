@@ -29,7 +29,7 @@ from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
 from trainfit.applying.sharded_modules import is_unit
-from trainfit.applying.torch_changes import noticed_reads, ordinary_paths, quiet_propagation, quiet_units
+from trainfit.applying.torch_changes import ordinary_paths, quiet_distribution
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans.plan import NamedCall, OpDecision
 from trainfit.plans.recomputation import rerun
@@ -69,6 +69,14 @@ def inside_checkpoint() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
 
 
+def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif value is not None and not isinstance(value, int | float | str):
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
 @dataclass(eq=False, repr=False)
 class RegionCall:
     """Runs a module's forward under a plan, and again when backward needs it."""
@@ -81,7 +89,9 @@ class RegionCall:
     _on_followed: OnFollowed | None = None
     """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
     _record: Record | None = None
-    _recorder: RegionRecorder | None = None
+    _recorder: QuickRecorder | None = None
+    _distributed: bool = True
+    """Whether there may be tensors that are not plain ones."""
     _used_up: bool = False
     _given: list[torch.Tensor] = field(default_factory=list)
     _holds_inputs: bool = False
@@ -93,9 +103,8 @@ class RegionCall:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         # Of a distributed tensor, operators see what this rank has of it.
-        self._given = [part for leaf in leaves for part in parts_of(leaf)]
+        self._given = [part for leaf in _tensors_in(args, kwargs) for part in parts_of(leaf)]
         # Someone else may want to know what is kept for backward: an outer checkpoint, or offloading.
         # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
         self._holds_inputs = _top_hooks(False) is None
@@ -120,23 +129,14 @@ class RegionCall:
     def _in_forward(self) -> Iterator[None]:
         pack, unpack = _top_hooks(False)
         recorder = self._recorder = self._new_recorder()
-
-        def pack_and_note(tensor: torch.Tensor) -> Any:
-            holder = pack(tensor)
-            recorder.packed(tensor, holder)
-            return holder
-
         attributes, host_random = ModuleAttributes(self._module), HostRandomState()
-        hooks = saved_tensors_hooks(pack_and_note, unpack)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(execution.forward(recorder.value_read))
-            stack.enter_context(ordinary_paths(self._planned.names))
-            for change in (noticed_reads.used(), quiet_propagation(), quiet_units()):
-                stack.enter_context(change)
-            stack.enter_context(hooks)
-            stack.enter_context(recorder)
+        hooks = saved_tensors_hooks(recorder.noting(pack), unpack)
+        ordinary, reads = ordinary_paths(self._planned.names), self._planned_model.noticing_reads()
+        quiet = quiet_distribution(expected=recorder.expects_subclasses)
+        with execution.forward(recorder.value_read), ordinary, reads, quiet, hooks, recorder:
             yield
-        self._record = recorder.finish(complete=has_hooks_inside(self._module.modules()))
+        self._distributed = recorder.saw_subclasses
+        self._record = recorder.finish(complete=has_hooks_inside(attributes.modules))
         self._attributes = attributes
         if not host_random.is_present():
             self._host_random = host_random
@@ -182,7 +182,7 @@ class RegionCall:
     def _differs(self, difference: str) -> None:
         self._planned_model.warn(self._name, self._module, difference)
 
-    def _new_recorder(self) -> RegionRecorder:
+    def _new_recorder(self) -> QuickRecorder:
         planned, follower = self._planned, Follower(self._planned.ops)
         # Sizes are compared with the plan's where an op is described.
         describes_all = self._planned_model.waits_for_sizes(self._name, planned.number)
@@ -199,7 +199,8 @@ class RegionCall:
             try:
                 ordinary = ordinary_paths(self._planned.names)
                 drawn = drawn_again(self._host_random)
-                with ordinary, quiet_propagation(), quiet_units(), as_in_forward, drawn, mode:
+                quiet = quiet_distribution(expected=self._distributed)
+                with ordinary, quiet, as_in_forward, drawn, mode:
                     yield
             finally:
                 mode.finish()

@@ -58,15 +58,17 @@ class Replayer(RegionMode):
     ) -> Any:
         """Handle one operator call: at once, if it is plainly the op that comes next."""
         number = self._next
-        row = self._ops[number]
         if types or type(func) is not OpOverload or execution.level != self._level or _function_modes():
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func is _detach:
             # Torch detaches what autograd saves; it is no op of the region.
-            return func(*args)
+            return func._op(*args)
+        row = self._ops[number]
         if row.func is not func or func is _to_copy or not args or getattr(args[0], "is_meta", True):
             return super().__torch_dispatch__(func, types, args, kwargs)
         self._next = number + 1
+        if row.kind is VIEW:
+            return func._op(*args, **kwargs) if kwargs else func._op(*args)
         return self._answer(number, row, args, kwargs or {})
 
     def handle(self, facts: Facts, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
