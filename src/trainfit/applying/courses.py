@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainfit.applying.op_results import Argument, Constant, Created, TensorLayout
-from trainfit.applying.records import VIEW, Call, LastDraw, OpRecord
+from trainfit.applying.records import VIEW, LastDraw, OpCall, OpRecord
 from trainfit.capturing.schemas import aten
 from trainfit.plans.decisions import Behaviour, Decision
 from trainfit.plans.recomputation import NOBODY, Rerun
@@ -53,7 +53,7 @@ class MadeTensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class CourseStep:
     """One op of a course."""
 
     func: Any
@@ -83,7 +83,7 @@ class Step:
     draw_before: LastDraw | None = None
 
 
-END = Step(func=None, row=OpRecord(), position=0)
+END = CourseStep(func=None, row=OpRecord(), position=0)
 """What comes after the last op."""
 
 
@@ -91,7 +91,7 @@ END = Step(func=None, row=OpRecord(), position=0)
 class Course:
     """The ops of one call, and what was decided at its end."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[CourseStep, ...]
     """With an end."""
     has_subclasses: bool
     """Whether there were tensors in it that are not plain ones."""
@@ -136,7 +136,7 @@ class Courses:
             and (last is None or other.steps[steps - 1] is last)
         ]
 
-    def learn(self, inputs: Hashable, steps: Sequence[Step], *, has_subclasses: bool) -> Course:
+    def learn(self, inputs: Hashable, steps: Sequence[CourseStep], *, has_subclasses: bool) -> Course:
         """Remember the course of a call with such inputs."""
         course = Course((*steps, END), has_subclasses)
         self._learnt += 1
@@ -147,16 +147,16 @@ class Courses:
 
 
 def step_of(
-    row: OpRecord, position: int, call: Call | None, arguments: Sequence[TensorArgument] | None
-) -> Step:
+    row: OpRecord, position: int, call: OpCall | None, arguments: Sequence[TensorArgument] | None
+) -> CourseStep:
     """Return the step that an op was; without its arguments, ops like it are always described."""
     if row.kind is VIEW and row.func is not aten.lift_fresh.default and not has_lists(row.func):
-        return Step(row.func, row, position, quick=True, view=True)
+        return CourseStep(row.func, row, position, quick=True, view=True)
     made = None if call is None or arguments is None else _made_tensors(row, call)
     if call is None or arguments is None or made is None:
-        return Step(row.func, row, position)
+        return CourseStep(row.func, row, position)
     result = row.result
-    return Step(
+    return CourseStep(
         row.func,
         row,
         position,
@@ -183,7 +183,7 @@ def has_lists(func: Any) -> bool:
     return any("Tensor" in kind and "List" in kind for kind in kinds)
 
 
-def _made_tensors(row: OpRecord, call: Call) -> tuple[MadeTensor, ...] | None:
+def _made_tensors(row: OpRecord, call: OpCall) -> tuple[MadeTensor, ...] | None:
     """Return what an op made, each in a storage of its own; None if its results are of another kind."""
     result: Any = row.result
     if isinstance(result, Argument):

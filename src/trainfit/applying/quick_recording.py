@@ -18,7 +18,7 @@ from trainfit.applying.courses import (
     KNOWN,
     PLAIN,
     Courses,
-    Step,
+    CourseStep,
     TensorArgument,
     has_lists,
     step_of,
@@ -29,7 +29,7 @@ from trainfit.applying.modes import Facts, facts_of, is_weight_cast
 from trainfit.applying.op_results import has_storage, tensors_in
 from trainfit.applying.randomness import generator_of
 from trainfit.applying.recording import RegionRecorder
-from trainfit.applying.records import Call, OpRecord, Record
+from trainfit.applying.records import OpCall, OpRecord, Record
 from trainfit.capturing.schemas import aten
 from trainfit.plans.recomputation import NOBODY, Rerun, rerun
 
@@ -57,7 +57,7 @@ class QuickRecorder(RegionRecorder):
         self._course = None if describes_all else courses.last(self._key)
         self._ahead = None if self._course is None else self._course.steps
         self._ops = self.record.ops
-        self._steps: list[Step] = []
+        self._steps: list[CourseStep] = []
         """Those of this call, once it has left all courses."""
 
     def __torch_dispatch__(
@@ -90,7 +90,7 @@ class QuickRecorder(RegionRecorder):
             self.follower.position = course.steps[count - 1].position
         return super().handle(facts, func, args, kwargs)
 
-    def _is_like(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    def _is_like(self, step: CourseStep, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
         """Whether an operator is called with arguments of the same kinds, in the same storages."""
         if tuple(map(type, args)) != step.types or (tuple(kwargs) if kwargs else ()) != step.names:
             return False
@@ -132,7 +132,7 @@ class QuickRecorder(RegionRecorder):
         self._enter(tensor, NOBODY)
         return True
 
-    def _follow(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _follow(self, step: CourseStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that is like a step, and note what that did, if it does the same."""
         row, record, func = step.row, self.record, step.func
         values: Any = tensors_in(args, {}) if step.in_lists else args
@@ -163,10 +163,10 @@ class QuickRecorder(RegionRecorder):
         if row is not step.row and not row.does_the_same(step.row):
             self._leave(position)
             self.follower.position = step.position
-            self._steps.append(Step(func, row, step.position))
+            self._steps.append(CourseStep(func, row, step.position))
         return out
 
-    def _makes_the_same(self, step: Step, values: Any, out: Any) -> bool:
+    def _makes_the_same(self, step: CourseStep, values: Any, out: Any) -> bool:
         """Whether results are in new storages, with the layouts of the step."""
         if step.returned != NOBODY:
             return out is values[step.returned]
@@ -205,7 +205,7 @@ class QuickRecorder(RegionRecorder):
 
     # The course -----------------------------------------------------------------------------------------
 
-    def _append(self, row: OpRecord, call: Call | None = None) -> None:
+    def _append(self, row: OpRecord, call: OpCall | None = None) -> None:
         super()._append(row, call)
         count = len(self._ops)
         if self._course is not None:
@@ -216,7 +216,7 @@ class QuickRecorder(RegionRecorder):
             arguments = None if call is None else self._arguments(row, call)
             self._steps.append(step_of(row, self.follower.position, call, arguments))
 
-    def _arguments(self, row: OpRecord, call: Call) -> list[TensorArgument] | None:
+    def _arguments(self, row: OpRecord, call: OpCall) -> list[TensorArgument] | None:
         """Return where the tensors of an op were, if that is all there is to know of them."""
         flow, tensors = self.record.flow, call.tensors
         written_outside = any(flow.makers[storage][0] == NOBODY for storage, _ in row.writes)

@@ -31,16 +31,7 @@ from trainfit.applying.op_results import (
     tensors_in,
 )
 from trainfit.applying.randomness import generator_of, state_of
-from trainfit.applying.records import (
-    VALUE,
-    VIEW,
-    Call,
-    CountedTensor,
-    LastDraw,
-    OpRecord,
-    OutsideArgument,
-    Record,
-)
+from trainfit.applying.records import VALUE, VIEW, CountedTensor, LastDraw, OpCall, OpRecord, Record
 from trainfit.capturing.exchanges import outputs_of
 from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.schemas import Operator, aten
@@ -89,8 +80,8 @@ class RegionRecorder(RegionMode):
     def _enter(self, tensor: torch.Tensor, maker: int) -> int:
         number = self.record.flow.storage(maker)
         self._number_of[_storage_id(tensor)] = number
-        outside = maker == NOBODY
-        self.record.sizes.append(_NO_SIZE if outside else (tensor.untyped_storage().nbytes(), tensor.device))
+        size = _NO_SIZE if maker == NOBODY else (tensor.untyped_storage().nbytes(), tensor.device)
+        self.record.sizes.append(size)
         return number
 
     def _is_permanent(self, number: int, tensor: torch.Tensor) -> bool:
@@ -115,9 +106,8 @@ class RegionRecorder(RegionMode):
 
     def _count(self, tensor: torch.Tensor) -> int:
         """Return torch's count of writes to what was there before the region, unless it is an input."""
-        if _storage_id(tensor) in self._inputs or tensor.is_inference():
-            return -1
-        return tensor._version
+        uncounted = _storage_id(tensor) in self._inputs or tensor.is_inference()
+        return -1 if uncounted else tensor._version
 
     def _is_read_so_far(self, version: tuple[int, int]) -> bool:
         ops, needs = self._looked_at
@@ -172,7 +162,7 @@ class RegionRecorder(RegionMode):
         if cast:
             row.cast = True
             self._note_cast(row, args[0])
-        self._append(row, Call(facts, args, kwargs, tensors, out, decision, storages_before, draw_before))
+        self._append(row, OpCall(facts, args, kwargs, tensors, out, decision, storages_before, draw_before))
         return out
 
     def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,7 +182,7 @@ class RegionRecorder(RegionMode):
                     self._number_of.pop(_storage_id(tensor), None)
         return out
 
-    def _append(self, row: OpRecord, call: Call | None = None) -> None:
+    def _append(self, row: OpRecord, call: OpCall | None = None) -> None:
         """Add an op; with the call, if it is one that computes."""
         self.record.ops.append(row)
 
@@ -214,9 +204,7 @@ class RegionRecorder(RegionMode):
             identity = _storage_id(tensor)
             number = self._storage(tensor)
             if flow.makers[number][0] == NOBODY and not facts.reads_metadata_only:
-                counts = self.record.counts
-                row.outside.append(OutsideArgument(argument, number, flow.version(number), len(counts)))
-                counts.append(self._count(tensor))
+                row.outside.append(self.record.outside(argument, number, self._count(tensor)))
             if identity in written_ids:
                 self._before_write(number, flow.version(number), tensor, facts.operator)
             elif not facts.reads_metadata_only:
@@ -246,7 +234,8 @@ class RegionRecorder(RegionMode):
         row.writes = list(writes.items())
 
     def _note_draw(self, row: OpRecord, decision: Decision, generator: torch.Generator) -> None:
-        stream, before, decision_before = self._draws.get(generator, LastDraw(len(self._draws), NOBODY, None))
+        last = self._draws.get(generator) or LastDraw(len(self._draws), NOBODY, None)
+        stream, before, decision_before = last
         row.stream, row.draw_before, row.generator = stream, before, generator
         row.starts_stream = starts_stream(decision, decision_before)
         self._draw(row, decision)
@@ -306,8 +295,8 @@ class RegionRecorder(RegionMode):
 
     def noting(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
         """Return `pack`, which autograd calls with what it saves, so that it is noted."""
-        numbers, makers, needs = self._number_of, self.record.flow.makers, self._needs
-        uninitialised = self._uninitialised
+        numbers, makers = self._number_of, self.record.flow.makers
+        needs, uninitialised = self._needs, self._uninitialised
 
         def pack_and_note(tensor: torch.Tensor) -> Any:
             holder = pack(tensor)

@@ -63,7 +63,7 @@ class LastDraw(NamedTuple):
     decision: Decision | None
 
 
-class Call(NamedTuple):
+class OpCall(NamedTuple):
     """One call of an op that computes, and what came of it. Not to be held: there are tensors in it."""
 
     facts: Facts
@@ -127,6 +127,11 @@ class Record:
     def __post_init__(self) -> None:
         """The flow's ops are those of the record."""
         self.flow = Flow(cast("list[FlowOp]", self.ops))
+
+    def outside(self, argument: int, storage: int, count: int) -> OutsideArgument:
+        """Note torch's count of writes to an argument from outside, as it is now."""
+        self.counts.append(count)
+        return OutsideArgument(argument, storage, self.flow.version(storage), len(self.counts) - 1)
 
     def offload(self, memory: HostMemory) -> list[HostCopy]:
         """Begin to copy what belongs in the host's memory, and return the copies."""
