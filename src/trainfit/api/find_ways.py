@@ -165,7 +165,7 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     changes = changes_of(UnchangedStep(trace, device, request.resolved.kind, asked.takes, asked.cluster))
     if keep_numerics:
         changes = [change for change in changes if change.made.exactness != OTHER_NUMERICS]
-    search = WaySearch(candidates, changes, base, seconds_limit)
+    search = WaySearch(candidates, changes, base, seconds_limit, candidates.least_seconds(changes))
     ways = search.run()
     request.watch.lap("search")
     return FitResult(

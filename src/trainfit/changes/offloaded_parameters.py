@@ -24,7 +24,7 @@ from trainfit.changes.change import NotPossible
 from trainfit.changes.host_memory import arrived, to_device, to_host
 from trainfit.changes.step_in_parts import add_mover, drop_mover, refuse_coupled, size_of
 
-_SMALL_SHARE = 1e-3
+SMALL_SHARE = 1e-3
 """Of all parameters: what is smaller stays on the device, because a copy has a least time."""
 _FORWARD = "forward"
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -60,7 +60,7 @@ def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
         if together:
             inside.update(module.modules())  # it uses the weights of the modules in it without calling them
         own = module.parameters(recurse=together)
-        large = [parameter for parameter in own if size_of(parameter) >= _SMALL_SHARE * whole]
+        large = [parameter for parameter in own if size_of(parameter) >= SMALL_SHARE * whole]
         if large:
             yield module, large
 
