@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from trainfit.applying.courses import Courses
 from trainfit.applying.following import followed_inputs, followed_ops
 from trainfit.applying.planned_forward import (
     PART,
@@ -25,6 +26,7 @@ from trainfit.applying.planned_forward import (
     planned_forward,
 )
 from trainfit.applying.planned_model import PlannedModel, Promise
+from trainfit.applying.python_objects import FORWARD
 from trainfit.applying.region import PlannedCall
 from trainfit.applying.sharded_modules import has_distributed_weights
 from trainfit.applying.way_changes import Optimizers, has_changes, make_changes, take_back
@@ -241,7 +243,7 @@ def _root(model: nn.Module, plan: Plan) -> tuple[nn.Module, str]:
 
 def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Calls]:
     found: dict[str, Calls] = {}
-    kinds = [(followed_ops(kind), followed_inputs(kind)) for kind in plan.kinds]
+    kinds = [(followed_ops(kind), followed_inputs(kind), Courses()) for kind in plan.kinds]
     for region, following in zip(plan.regions, (*plan.regions[1:], None)):
         if region.module not in modules:
             raise _other_model(f"it has a region {region.module}", modules)
@@ -251,8 +253,8 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
         if region.call in calls:
             raise PlanError(f"the plan is broken: it has call {region.call} of {region.module} twice.")
         continued = following is not None and following.continues
-        decided, inputs = kinds[region.kind]
+        decided, inputs, courses = kinds[region.kind]
         calls[region.call] = PlannedCall(
-            region.call, decided, region.continues, continued, region.whole, region.beside, inputs
+            region.call, decided, region.continues, continued, region.whole, region.beside, inputs, courses
         )
     return found

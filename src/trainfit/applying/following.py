@@ -30,7 +30,7 @@ class Follower:
         """Begin at the first op; `host_inputs` are arguments of ops that belong in the host's memory."""
         self._ops = ops
         self._host_inputs = host_inputs or {}
-        self._next = 0
+        self.position = 0
         self._matched: OpDecision | None = None
         self._by_data = False
         self.larger: str | None = None
@@ -42,7 +42,7 @@ class Follower:
         """Return the decision for the op that runs now; `weight_cast` if autocast's cache may hold it."""
         if self.lost is not None:
             return Decision.SAVE
-        ops, position, self._matched = self._ops, self._next, None
+        ops, position, self._matched = self._ops, self.position, None
         while position < len(ops) and ops[position].name != name:
             if weight_cast:
                 return Decision.RECOMPUTE
@@ -50,18 +50,18 @@ class Follower:
                 break
             position += 1
         if position < len(ops) and ops[position].name == name:
-            self._next, self._matched = position + 1, ops[position]
+            self.position, self._matched = position + 1, ops[position]
             return ops[position].decision
         if weight_cast:
             return Decision.RECOMPUTE
-        expected = ops[self._next].name if self._next < len(ops) else "the end"
-        self.lost = f"op {self._next} is {name}, where the plan has {expected}"
+        expected = ops[self.position].name if self.position < len(ops) else "the end"
+        self.lost = f"op {self.position} is {name}, where the plan has {expected}"
         return Decision.SAVE
 
     @property
     def host_inputs(self) -> Sequence[int]:
         """Which tensors among the arguments of the op that runs now belong in the host's memory."""
-        return () if self._matched is None else self._host_inputs.get(self._next - 1, ())
+        return () if self._matched is None else self._host_inputs.get(self.position - 1, ())
 
     def made(self, func: OpOverload, result: Any) -> None:
         """Compare the result of the op whose decision was asked for last with its result in the trace.
@@ -85,8 +85,8 @@ class Follower:
         """The region has ended; ops that are left over mean that it did something else."""
         if self.lost is not None:
             return
-        if any(op.name != CAST for op in self._ops[self._next :]):
-            self.lost = f"it ended after {self._next} of {len(self._ops)} ops"
+        if any(op.name != CAST for op in self._ops[self.position :]):
+            self.lost = f"it ended after {self.position} of {len(self._ops)} ops"
 
 
 def _followed(kind: RegionKind) -> Iterator[tuple[int, OpDecision]]:
