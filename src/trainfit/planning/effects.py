@@ -177,9 +177,11 @@ def effect_of(
         released[number], on_host[number] = moment, None
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
-    insert = region.first_unpack
-    edits: list[Edit] = [InsertOps(insert, InsertedPart.SEGMENT, COMPUTE, segment)]
-    made = {number: Moment(insert, position_of[trace.storages[number].producer]) for number in made_again}
+    edits: list[Edit] = [InsertOps(region.first_unpack, InsertedPart.SEGMENT, COMPUTE, segment)]
+    made = {
+        number: Moment(region.first_unpack, position_of[trace.storages[number].producer])
+        for number in made_again
+    }
     edits += [MakeAgain(number, at, released[number]) for number, at in made.items()]
     host = None
     if on_host:
