@@ -22,7 +22,7 @@ position within the segment.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -159,15 +159,7 @@ def effect_of(
     segment, places = _segment(trace, region, repeated)
     forward = [op for op in segment if op < region.first_unpack]
     read = {storage for op in forward for storage in values_read(trace, op)}
-    kept, on_host = (
-        {
-            storage: None
-            for number in sorted(groups)
-            for storage in region.groups[number].storages
-            if storage in region.saved or storage in read
-        }
-        for groups in (choice.kept, choice.offloaded)
-    )
+    kept, on_host = (_needed_of(region, groups, read) for groups in (choice.kept, choice.offloaded))
     made_again = {s for op in forward for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
     released = {
@@ -177,9 +169,11 @@ def effect_of(
         released[number], on_host[number] = moment, None
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
-    insert = region.first_unpack
-    edits: list[Edit] = [InsertOps(insert, InsertedPart.SEGMENT, COMPUTE, segment)]
-    made = {number: Moment(insert, position_of[trace.storages[number].producer]) for number in made_again}
+    edits: list[Edit] = [InsertOps(region.first_unpack, InsertedPart.SEGMENT, COMPUTE, segment)]
+    made = {
+        number: Moment(region.first_unpack, position_of[trace.storages[number].producer])
+        for number in made_again
+    }
     edits += [MakeAgain(number, at, released[number]) for number, at in made.items()]
     host = None
     if on_host:
@@ -292,6 +286,12 @@ def _held_again(
             persistent = {s for s in trace.ops[op].reads if trace.storages[s].category == "buffer"}
             size = sum(trace.storages[s].bytes for s in persistent)
             yield HoldBytes(size, Moment(insert, position), Moment(insert, position + 1))
+
+
+def _needed_of(region: RegionGraph, groups: Iterable[int], read: set[int]) -> dict[int, None]:
+    """Return what groups make that backward needs, or what runs again reads, in order."""
+    made = (storage for number in sorted(groups) for storage in region.groups[number].storages)
+    return {storage: None for storage in made if storage in region.saved or storage in read}
 
 
 def _inputs_on_host(trace: Trace, region: RegionGraph, choice: Choice) -> Iterator[tuple[int, Moment]]:

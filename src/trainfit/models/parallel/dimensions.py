@@ -45,8 +45,8 @@ class MeshDimensions:
             if name == _EXPERTS:
                 raise OptionError(
                     f"--mesh {text}: whole experts are not divided among ranks here. tp gives every rank a "
-                    "part of every expert, and fsdp divides all parameters; a function of your own may exchange "
-                    "tokens among ranks that have experts of their own."
+                    "part of every expert, and fsdp divides all parameters; a function of your own may "
+                    "exchange tokens among ranks that have experts of their own."
                 )
             if name not in MEANINGS:
                 close = difflib.get_close_matches(name, MEANINGS, n=1)
