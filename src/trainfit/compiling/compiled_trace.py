@@ -210,6 +210,17 @@ class _Compiled:
             if known >= 0:
                 self._number[known] = made[buffer.name]
         self._note_reads(base, run.backward, made)
+        for size, last in run.tangents:
+            self._free_tangent(size, base, base + last + 1, self._after(base, run))
+
+    def _free_tangent(self, size: int, begin: int, end: int, after: int) -> None:
+        """Free a gradient that eager code made for a graph with its last reader: compiled code does so."""
+        for number, storage in enumerate(self._storages):
+            made_outside = 0 <= storage.start < begin and not self._ops[storage.start][1]
+            if made_outside and storage.bytes == size and storage.end == after and end < after:
+                held = [replace(i, end=end) if i.end == after else i for i in storage.holders]
+                self._storages[number] = replace(storage, end=end, holders=tuple(held))
+                return
 
     def _after(self, base: int, run: GraphRun) -> int:
         return base + len(run.backward.calls)
