@@ -26,7 +26,6 @@ from trainfit.applying.planned_forward import (
     planned_forward,
 )
 from trainfit.applying.planned_model import PlannedModel, Promise
-from trainfit.applying.python_objects import FORWARD
 from trainfit.applying.region import PlannedCall
 from trainfit.applying.sharded_modules import has_distributed_weights
 from trainfit.applying.way_changes import Optimizers, has_changes, make_changes, take_back

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from trainfit.applying.execution import execution
 from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
 from trainfit.applying.planned_model import PlannedModel
-from trainfit.applying.python_objects import FORWARD
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.sharded_modules import has_distributed_weights
 from trainfit.changes.hidden_forward import FORWARD, HiddenForward

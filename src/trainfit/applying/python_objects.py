@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from trainfit.applying.sharded_modules import has_own_hooks, is_distributed
+from trainfit.changes.hidden_forward import FORWARD
 
 _NEVER_CHANGED = (
     *(int, float, complex, str, bytes, type(None), type, enum.Enum, torch.Tensor, torch.dtype, torch.device),
@@ -29,8 +30,6 @@ _NEVER_CHANGED = (
 _SIMPLE = frozenset((int, float, bool, str, type(None)))
 """The most frequent of these."""
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
-FORWARD = "forward"
-"""The attribute of a module that hides its class's, where a plan is applied."""
 _FIRST = list(vars(nn.Module()))
 _OF_TORCH = frozenset(_FIRST) - {"training"} | {FORWARD}
 """The attributes that torch itself gives a module: parameters, submodules, hooks; and a plan's `forward`."""
