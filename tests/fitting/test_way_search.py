@@ -52,6 +52,9 @@ class Invented:
             *(1, None),
         )
 
+    def least_planned_seconds(self, changes: Sequence[StepChange], unplanned: Way) -> float:
+        return unplanned.step_seconds
+
     def parts(self, changes: Sequence[StepChange]) -> StepParts:
         way = self.unplanned(changes)
         assert way is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -152,6 +153,7 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     """Capture the step, then look for what to change."""
     if not 0 < seconds_limit < math.inf:
         raise OptionError(f"--seconds must be above zero, got {seconds_limit}.")
+    begin = time.monotonic()
     request = asked.request()
     bytes_of_budget(budget, request.device)  # refused before anything is captured
     trace = request.trace()
@@ -166,7 +168,8 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     changes = changes_of(UnchangedStep(trace, device, request.resolved.kind, asked.takes, asked.cluster))
     if keep_numerics:
         changes = [change for change in changes if change.made.exactness != OTHER_NUMERICS]
-    search = WaySearch(candidates, changes, base, seconds_limit, candidates.least_seconds(changes))
+    left = seconds_limit - (time.monotonic() - begin)
+    search = WaySearch(candidates, changes, base, left, candidates.least_seconds(changes))
     ways = search.run()
     request.watch.lap("search")
     return FitResult(

@@ -18,7 +18,8 @@ from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
 from trainfit.fitting.guessed_times import StepParts
-from trainfit.planning.certify import promised_peak
+from trainfit.fitting.lent_plans import LentPlans
+from trainfit.planning.certify import Certified, Unplanned, promised_peak
 from trainfit.planning.host_copies import HostLink
 from trainfit.planning.planner import Planner
 from trainfit.plans.plan import Plan
@@ -30,6 +31,8 @@ _GAP_SHARE = 5e-4
 """Of the step's time: ways that are less apart are not told apart (`way_ranking.py`)."""
 _LEAST_COMPUTED = 0.8
 """Of forward and backward: what they take at least when something in them is changed, such as the loss."""
+_LEAST_ADDED = 0.95
+"""Of what the best plan adds that frees as much in a step with the same forward."""
 _NOT_PLANNED = ("parameter", "buffer", "gradient", "optimizer_state")
 _MOST_PLANNERS = 6
 """How many are kept: each has all curves of a step."""
@@ -50,6 +53,7 @@ class Candidates:
     _traces: dict[tuple[str, ...], tuple[Trace, CostTable] | None] = field(default_factory=dict)
     _parts: dict[tuple[str, ...], StepParts] = field(default_factory=dict)
     _planners: dict[tuple[str, ...], Planner] = field(default_factory=dict)
+    _plans: LentPlans = field(default_factory=LentPlans)
 
     def know(self, changes: Sequence[StepChange], trace: Trace, costs: CostTable) -> None:
         """Remember what was captured elsewhere."""
@@ -70,6 +74,25 @@ class Candidates:
         self._parts[_key(_own(changes))] = StepParts.of(times, _runs_of_ops(times, _repeats(changes)))
         return _way(changes, times, peak, needed)
 
+    def least_planned_seconds(self, changes: Sequence[StepChange], unplanned: Way) -> float:
+        """Return what a step may take at least with a plan, by those of steps with the same forward."""
+        if not self._has_same_forward(changes):
+            return unplanned.step_seconds
+        found = self._captured(changes)
+        assert found is not None, "it was judged without a plan"
+        budget = self.budget_bytes - self._taken(found[1])
+        added = self._plans.least_added_seconds(unplanned.peak_bytes - budget)
+        return unplanned.step_seconds + _LEAST_ADDED * added
+
+    def _has_same_forward(self, changes: Sequence[StepChange]) -> bool:
+        """Whether the operators of forward are those of the step as it is."""
+        steps = self._captured(()), self._captured(changes)
+        names = [
+            [trace.op_name(number) for number, op in enumerate(trace.ops) if op.phase == "forward"]
+            for trace, _ in filter(None, steps)
+        ]
+        return len(names) == len(steps) and names[0] == names[1]
+
     def parts(self, changes: Sequence[StepChange]) -> StepParts:
         """Return what a step takes that was asked for without a plan, part by part."""
         return self._parts[_key(_own(changes))]
@@ -82,23 +105,41 @@ class Candidates:
         taken = self._taken(found[1])
         if least_planned_bytes(found[0]) > self.budget_bytes - taken:
             return None
-        planner = self._planner(changes, *found).with_allocator(self._allocator(changes))
-        certified = planner.plan(self.budget_bytes - taken, seconds_limit=seconds_limit)
+        certified = self._planned(changes, *found, self.budget_bytes - taken, seconds_limit)
         if not certified.fits:
             return None
         plan = certified.promised()
         kept = plan if plan.regions else None
         return _way(changes, certified.times, plan.peak_bytes, plan.memory_bytes + taken, kept)
 
+    def _planned(
+        self,
+        changes: Sequence[StepChange],
+        trace: Trace,
+        costs: CostTable,
+        budget_bytes: int,
+        seconds_limit: float,
+    ) -> Certified:
+        """Return a plan that was made for a like step, if it does as well, or the fastest for this one."""
+        allocator = self._allocator(changes)
+        if _key(_own(changes)) not in self._planners:
+            step = Unplanned.of(trace, costs, allocator)
+            borrowed = self._plans.borrowed(step, budget_bytes, _link(costs))
+            if borrowed is not None:
+                return borrowed
+        planner = self._planner(changes, trace, costs).with_allocator(allocator)
+        found = planner.plan(budget_bytes, seconds_limit=seconds_limit)
+        if found.fits:
+            self._plans.remember(found)
+        return found
+
     def _planner(self, changes: Sequence[StepChange], trace: Trace, costs: CostTable) -> Planner:
         """Return the planner of a captured step, which all settings of the allocator have in common."""
         key = _key(_own(changes))
         if key not in self._planners:
-            # A CPU computes in the host's memory: there is nowhere else to copy to.
-            link = HostLink.of(costs.device) if costs.device.pcie_bytes_per_second else None
             while len(self._planners) >= _MOST_PLANNERS:
                 self._planners.pop(next(iter(self._planners)))
-            self._planners[key] = Planner(trace, costs, self.allocator, link, _GAP_SHARE)
+            self._planners[key] = Planner(trace, costs, self.allocator, _link(costs), _GAP_SHARE)
         return self._planners[key]
 
     def _taken(self, costs: CostTable) -> int:
@@ -136,6 +177,11 @@ class Candidates:
         if self.allocator is None or not expandable:
             return self.allocator
         return replace(self.allocator, expandable_segments=True)
+
+
+def _link(costs: CostTable) -> HostLink | None:
+    # A CPU computes in the host's memory: there is nowhere else to copy to.
+    return HostLink.of(costs.device) if costs.device.pcie_bytes_per_second else None
 
 
 def least_planned_bytes(trace: Trace) -> int:

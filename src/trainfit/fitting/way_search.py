@@ -157,7 +157,8 @@ class WaySearch:
         self.not_fitting.append(unplanned)
         if any(PLAN in change.excludes for change in combination):
             return
-        if self._is_beaten(unplanned.exactness, unplanned.count + 1, unplanned.step_seconds):
+        least_seconds = self.candidates.least_planned_seconds(combination, unplanned)
+        if self._is_beaten(unplanned.exactness, unplanned.count + 1, least_seconds):
             return
         left = max(deadline - time.monotonic(), _LEAST_PLAN_SECONDS)
         planned = self.candidates.planned(combination, min(left, _PLAN_SECONDS))

@@ -23,7 +23,7 @@ from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
 
 _ANY_LINK = HostLink(1.0, 0.0, overlaps=True)
-"""Only memory is asked for here, and not how long copies take."""
+"""Where only memory is asked for, and not how long copies take."""
 _Calls = dict[tuple[str, int], list[int]]
 """The calls of each module in a step, by which of its calls in one pass over the model it is."""
 
@@ -33,16 +33,26 @@ def replay_plan(plan: Plan, trace: Trace) -> tuple[Timeline, int]:
 
     Raises `PlanDoesNotFit` where the step is not one that can run the plan as it was made.
     """
-    effects = list(_effects(plan, trace))
+    effects = effects_of_plan(plan, trace)
     timeline = simulate(rewritten(trace, effects) if effects else trace)
     return timeline, promised_peak(trace, timeline, bool(effects))
 
 
-def _effects(plan: Plan, trace: Trace) -> Iterator[Effect]:
+def effects_of_plan(
+    plan: Plan, trace: Trace, seconds: Sequence[float] | None = None, link: HostLink | None = None
+) -> list[Effect]:
+    """Return what a plan changes in a trace: in memory, and in time if that of each op is given.
+
+    Raises `PlanDoesNotFit` where the step is not one that can run the plan as it was made.
+    """
+    of_ops = [0.0] * len(trace.ops) if seconds is None else list(seconds)
+    return list(_effects(plan, trace, of_ops, link or _ANY_LINK))
+
+
+def _effects(plan: Plan, trace: Trace, seconds: list[float], link: HostLink) -> Iterator[Effect]:
     calls: _Calls = {}
     for number, place in calls_in_pass(trace).items():
         calls.setdefault((trace.module_name(trace.calls[number].module), place), []).append(number)
-    seconds = [0.0] * len(trace.ops)
     for row in _rows(plan):
         found = [_calls_of(region, calls) for region in row]
         # One region for each pass over the model: a plan decides the same for all of them.
@@ -56,7 +66,7 @@ def _effects(plan: Plan, trace: Trace) -> Iterator[Effect]:
             if graph is None:
                 raise PlanDoesNotFit(f"{row[0].module} cannot be checkpointed in this step.")
             choice = _choice(plan, trace, graph, row)
-            copying = (_window(trace, graph, row[0], calls), _ANY_LINK) if choice.copies else None
+            copying = (_window(trace, graph, row[0], calls), link) if choice.copies else None
             yield effect_of(trace, graph, choice, by_torch=row[0].whole, copying=copying)
 
 
