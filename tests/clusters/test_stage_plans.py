@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 import trainfit
 from trainfit.api.choose import plan_step
 from trainfit.api.request import Request
+from trainfit.api.size_judge import SizeJudge, SizeQuestion
 from trainfit.basics.units import format_seconds
 from trainfit.costs.pipeline_times import pipeline_times
 from trainfit.costs.schedule import schedule
@@ -27,10 +30,10 @@ def test_a_plan_says_what_all_stages_take() -> None:
     assert planned.step_seconds >= whole.time.step_seconds
 
 
-def test_sizes_have_no_rates_of_one_stage() -> None:
-    options = trainfit.StepOptions(seq=256)
-    found = trainfit.max_batch("llama-tiny", device="t4", options=options, cluster=CLUSTER, budget="200MiB")
-    assert found.size >= 2
-    assert all(row.samples_per_second is None for row in found.rows)
-    alone = trainfit.max_batch("llama-tiny", device="t4", options=options, budget="200MiB")
-    assert all(row.samples_per_second for row in alone.rows)
+@pytest.mark.parametrize("cluster", [CLUSTER, None])
+def test_sizes_have_no_rate_of_one_stage(cluster: trainfit.Cluster | None) -> None:
+    options = trainfit.StepOptions(seq=64, set={"layers": 2})
+    judge = SizeJudge(Request("llama-tiny", "h100", options, cluster=cluster), SizeQuestion("batch"))
+    judge.capture(2)
+    row = judge.captured_row(2)
+    assert row.fits and (row.samples_per_second is None) == (cluster is not None)
