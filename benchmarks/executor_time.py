@@ -10,8 +10,8 @@ of neighbours.
 
 At the end: what trainfit measures on this machine and counts in predictions (`costs.table.Host`).
 
-Exit code 1 if a plan takes more than twice what torch's selective checkpointing takes, or, whole, more than
-1.5 times what its checkpointing takes.
+Exit code 1 if a plan takes more than 1.25 times what torch's selective checkpointing takes, or, whole, more
+than 1.5 times what its checkpointing takes. The goal, 1.0, is not reached yet.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import trainfit
 from result_files import arguments, write_rows
 from trainfit import Step, StepOptions
+from trainfit.plans.decisions import Decision
 from trainfit.plans.plan import Plan, RegionKind
 from trainfit.targets.parse import load
 from trainfit.timing.clocks import cpu_clock
@@ -42,7 +43,7 @@ TINY = {
 }
 PRODUCTS = ("aten.addmm.default", "aten.mm.default", "aten.bmm.default")
 ROUNDS = 60
-LARGEST_RATIO, LARGEST_WHOLE_RATIO = 2.0, 1.5
+LARGEST_RATIO, LARGEST_WHOLE_RATIO = 1.25, 1.5
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,10 @@ class Result:
 
 def keeping_products(trace: trainfit.Trace, model: nn.Module) -> Plan:
     """Return a plan that keeps what torch's policy below keeps."""
-    plan = with_regions(trace, model, is_block, "save")
+    plan = with_regions(trace, model, is_block, Decision.SAVE)
+    decisions = {True: Decision.SAVE, False: Decision.RECOMPUTE}
     kinds = [
-        tuple(replace(op, decision="save" if op.name in PRODUCTS else "recompute") for op in kind.ops)
-        for kind in plan.kinds
+        tuple(replace(op, decision=decisions[op.name in PRODUCTS]) for op in kind.ops) for kind in plan.kinds
     ]
     return replace(plan, kinds=tuple(map(RegionKind, kinds)))
 
@@ -108,7 +109,7 @@ def run_case(name: str) -> Result:
     steps = [build() for _ in range(5)]
     plan = keeping_products(trace, steps[4].model)
     under_torch(steps[1])
-    trainfit.apply(steps[2].model, with_regions(trace, steps[2].model, is_block, "recompute"))
+    trainfit.apply(steps[2].model, with_regions(trace, steps[2].model, is_block, Decision.RECOMPUTE))
     under_torch(steps[3], context_fn=functools.partial(create_selective_checkpoint_contexts, policy))
     trainfit.apply(steps[4].model, plan)
     clock = cpu_clock()

@@ -9,8 +9,9 @@ applied to the real model on the CPU; the truth is the profiler's allocation eve
 code 1 if a measured peak is above its budget, more than 1 % from the promise (where memory depends on data:
 more than the reserve from the promise without it), or if loss or gradients are not equal bit by bit.
 
-With `--offload` copies are taken to be so fast that results are copied rather than recomputed: at once when
-their region ends, and beside the next block, as on a GPU. The second memory is one that torch does not own.
+With `--offload` copies are taken to be so fast that results, and inputs of regions, are copied rather than
+recomputed or held: at once when their region ends, and beside the next block, as on a GPU. The second
+memory is one that torch does not own.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Result:
     added_share: float = 0.0
     host_bytes: int = 0
     """What is in the second memory between forward and backward."""
+    host_inputs: int = 0
+    """Inputs of regions among that."""
     equal: bool = False
     """Loss, gradients, and parameters afterwards, bit by bit."""
     failure: str = ""
@@ -151,6 +154,7 @@ def run_case(name: str, threads: int, offload: bool = False) -> list[Result]:
                 len(plan.regions),
                 plan.added_seconds / plan.baseline_step_seconds,
                 plan.host_bytes,
+                sum(len(plan.kind_of(region).host_inputs) for region in plan.regions),
                 not compared.differences,
             )
         )
@@ -176,7 +180,8 @@ def as_line(result: Result) -> str:
         f"{verdict} {result.name:22} {result.share:.0%} budget {result.budget_bytes:>12,} promised "
         f"{result.promised_bytes:>12,} measured {result.measured_bytes:>12,} ({100 * result.error:+.4f} %), "
         f"unplanned {result.unplanned_bytes:>12,}, {result.regions} regions, "
-        f"{result.added_share:+.1%} time, {result.host_bytes:,} on the host, {same}"
+        f"{result.added_share:+.1%} time, {result.host_bytes:,} on the host, {result.host_inputs} inputs, "
+        f"{same}"
     )
 
 
@@ -203,6 +208,8 @@ def main() -> int:
     print(f"{good} of {len(results)} plans keep what they promise")
     rows = [asdict(result) | {"error": result.error} for result in results]
     table = "offload_truth" if options.offload else "plan_truth"
+    if not options.offload:
+        rows = [{name: value for name, value in row.items() if name != "host_inputs"} for row in rows]
     write_rows(table, rows, options.csv, everything=not options.names)
     return 0 if good == len(results) else 1
 

@@ -64,15 +64,22 @@ TABLES: dict[str, dict[str, str]] = {
     "fit_quality": {
         "model": "the step, with a batch that the script names",
         "device": "the device",
-        "budget_bytes": "a share of what the step needs as it is",
-        "search_seconds": "wall-clock time of `fit`",
+        "share": "the budget as a share of what the step needs as it is",
+        "budget_bytes": "the same in bytes",
+        "fits_as_it_is": "whether nothing has to be changed",
+        "search_seconds": "wall-clock time of `fit`; captures of an earlier device are used again",
+        "processor_seconds": "the same in processor time",
         "looked_at": "combinations that it captured",
         "complete": "whether it looked at all that could have been better",
         "ways": "how many it shows",
         "best_seconds": "a step in the fastest",
         "best_way": "what that changes",
-        "random_that_fit": "how many random combinations fit, with a plan if need be",
-        "random_best_seconds": "a step in the fastest of them",
+        "random": "how many different random combinations could be made",
+        "random_slower": "of them: slower than ours even without a plan, whether or not they fit",
+        "random_planned": "of the others: how many had to be planned",
+        "random_that_fit": "of the others: how many fit, with a plan if need be",
+        "random_best_seconds": "a step in the fastest of those; empty if there is none",
+        "random_best_way": "what that changes",
         "never_slower": "whether ours is not slower, by more than a thousandth",
     },
     "memory_accuracy": {
@@ -202,6 +209,14 @@ TABLES: dict[str, dict[str, str]] = {
         "largest_difference": "of loss and gradients to a float64 run, relative to the largest value",
         "failure": "why there is no figure",
     },
+    "compile_memory": {
+        "case": "the compiled step",
+        "predicted_bytes": "its peak as `estimate --compile` predicts it",
+        "measured_bytes": "the peak of a steady step, by the profiler's allocation events",
+        "predicted_seconds": "of the whole step",
+        "measured_seconds": "the median of five steps",
+        "failure": "why there is no figure",
+    },
     "order_compiled": {
         "model": "the compiled model",
         "kernels": "in each of its graphs",
@@ -310,7 +325,10 @@ TABLES: dict[str, dict[str, str]] = {
         "checkpoint_op_us": "and per op in it",
     },
 }
-TABLES["offload_truth"] = TABLES["plan_truth"]
+TABLES["offload_truth"] = {
+    **TABLES["plan_truth"],
+    "host_inputs": "how many inputs of regions are in the second memory",
+}
 """The same for plans that copy results to a second memory."""
 TABLES["max_batch_truth"] = {
     "name": "the step, its device, what is looked for, and the budget",

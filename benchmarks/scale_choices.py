@@ -2,11 +2,18 @@
 
     python benchmarks/scale_choices.py [--models llama-3-8b,...] [--csv FILE]
 
-Each published run is asked about with its number of GPUs and its global batch, in the precision that it used
-(float32 parameters, bfloat16 where FSDP gathers them; float8 in torchtitan's runs of 70B and 405B). The
-chosen mesh is the published one, or predicted to be faster, and then the reason is that which `trainfit
-scale` gives. The runs of torchtitan had H100 of 96 GB with a slower memory; here it is the one of 80 GB.
-Nothing is confirmed by a whole capture: the figures are derived.
+Each published run is asked about with its number of GPUs, its global batch and the GPU that it ran on, in
+the precision that it used (float32 parameters, bfloat16 where FSDP gathers them). The chosen mesh is the
+published one, or predicted to be faster, and then the reason is that which `trainfit scale` gives.
+
+Sources. torchtitan: benchmarks/llama3_h100_202412_torchtitan.md of pytorch/torchtitan, tables 1 (8B on 8), 3
+(8B on 128), 4 (70B on 256: FSDP 32, TP 8, local batch 16) and 5 (405B on 512: FSDP 8, TP 8, PP 8, 1F1B, local
+batch 32); those of 70B and 405B had float8 products and torch.compile, which are not predicted here. Its GPUs
+are H100 with 96 GB of HBM2e and 500 W (`h100-hbm2e-96gb`). 8B on 64: its PR 1881. The runs of 405B on 8,192
+and 16,384: The Llama 3 Herd of Models (2024), table 4 (TP 8, CP 1, PP 16, DP 64 and 128, 16M tokens,
+sequences of 8,192; 430 and 400 TFLOP/s for each GPU, which are 43 % and 41 % of the peak), of 80 GB.
+
+Winners of 8B and 70B are confirmed by a capture of the whole model; the others are derived.
 """
 
 from __future__ import annotations
@@ -32,6 +39,7 @@ class PublishedRun:
     """Of all GPUs, in one step."""
     source: str
     tokens_per_second_per_gpu: float | None = None
+    device: str = "h100-hbm2e-96gb"
     seq: int = 8192
 
 
@@ -41,8 +49,8 @@ RUNS = (
     PublishedRun("llama-3-8b", 128, "fsdp=128", 256, _TITAN, 5605),
     PublishedRun("llama-3-70b", 256, "fsdp=32,tp=8", 512, _TITAN, 829),
     PublishedRun("llama-3-405b", 512, "pp=8,fsdp=8,tp=8", 256, _TITAN, 100),
-    PublishedRun("llama-3-405b", 8192, "pp=16,fsdp=64,tp=8", 2048, _HERD, None),
-    PublishedRun("llama-3-405b", 16384, "pp=16,fsdp=128,tp=8", 2048, _HERD, None),
+    PublishedRun("llama-3-405b", 8192, "pp=16,fsdp=64,tp=8", 2048, _HERD, None, "h100"),
+    PublishedRun("llama-3-405b", 16384, "pp=16,fsdp=128,tp=8", 2048, _HERD, None, "h100"),
 )
 
 
@@ -50,7 +58,12 @@ def row_of(run: PublishedRun) -> dict[str, Any]:
     """Ask for the best mesh of a run's size, and look the published one up among the others."""
     options = trainfit.StepOptions(seq=run.seq, dtype="bf16-autocast")
     result = trainfit.scale(
-        run.model, run.ranks, device="h100", options=options, global_batch=run.sequences, confirm="none"
+        run.model,
+        run.ranks,
+        device=run.device,
+        options=options,
+        global_batch=run.sequences,
+        confirm="none" if run.model == "llama-3-405b" else "best",
     )
     [size] = result.sizes
     winner = size.winner
@@ -61,9 +74,14 @@ def row_of(run: PublishedRun) -> dict[str, Any]:
         "ranks": run.ranks,
         "published": run.mesh,
         "source": run.source,
+        "device": run.device,
         "published_tokens_per_second_per_gpu": run.tokens_per_second_per_gpu,
         "chosen": None if winner is None else winner.words,
         "chosen_batch": None if winner is None else f"{winner.micro_batch} x {winner.accumulation}",
+        "chosen_is": None if winner is None else winner.source,
+        "chosen_mfu": None if winner is None else winner.model_flops_utilisation,
+        "published_mfu_predicted": published and published.model_flops_utilisation,
+        "published_fits": published is not None and published.fits,
         "recompute": None if winner is None else winner.recompute,
         "chosen_tokens_per_second_per_gpu": None if winner is None else winner.tokens_per_second_per_gpu,
         "predicted_tokens_per_second_per_gpu": published and published.tokens_per_second_per_gpu,
@@ -83,14 +101,16 @@ def main() -> None:
         rows.append(row)
         chosen, its = (row[f"{name}_tokens_per_second_per_gpu"] or 0.0 for name in ("chosen", "predicted"))
         print(
-            f"{run.model} on {run.ranks}: chosen {row['chosen']} ({row['chosen_batch']}, recompute "
-            f"{row['recompute']}), {chosen:,.0f} tokens/s/GPU; published {run.mesh}, {its:,.0f} predicted, "
+            f"{run.model} on {run.ranks}: {row['chosen_is']} {row['chosen']} ({row['chosen_batch']}, "
+            f"recompute {row['recompute']}), {chosen:,.0f} tokens/s/GPU; published {run.mesh}, {its:,.0f} "
+            f"predicted, "
             f"{run.tokens_per_second_per_gpu or 'not'} published; {row['reason'] or 'the same'} "
             f"({row['seconds']:.0f} s)",
             flush=True,
         )
     write_rows("scale_choices", rows, given.csv, everything=len(runs) == len(RUNS))
-    held = sum(row["chosen"] is not None for row in rows)
+    # One that was not looked at, or that does not fit here although it ran, is no answer.
+    held = sum(row["same"] or row["published_fits"] for row in rows)
     print(f"the published mesh, or one that is predicted faster: {held} of {len(rows)}")
 
 

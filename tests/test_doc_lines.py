@@ -37,6 +37,7 @@ SHOWN = {
 MINUTES = (
     *("405b", "70b", "--costs measured", "calibrate", "--solver modules"),
     *("frontier gpt2 --batch 20", "--points 8", "--mesh dp=4,tp=2", "-o way.json"),
+    "verify gpt2-tiny --seq 64 --compile",
 )
 """What takes long here, or nearly the same as another line: these run with `scripts/test --slow`."""
 NEEDS_A_GPU = "trainfit calibrate -o my-gpu.json"

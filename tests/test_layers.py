@@ -67,8 +67,8 @@ THIRD_PARTIES = {
         "devices costs cli",
     ),
     "numpy": (
-        "traces memory allocator.step_columns costs planning capturing comparing compat verifying webpage "
-        "scaling",
+        "traces memory allocator.step_columns costs fitting planning capturing comparing compat verifying "
+        "webpage scaling",
         "",
     ),
     "rich": ("report", ""),

@@ -17,8 +17,12 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 if TYPE_CHECKING:
     from trainfit.api.arrange import order as order
+    from trainfit.api.carry_out import applied as applied
+    from trainfit.api.carry_out import apply as apply
+    from trainfit.api.carry_out import remove as remove
     from trainfit.api.choose import frontier as frontier
     from trainfit.api.choose import plan as plan
+    from trainfit.api.compiled_steps import plan_compiled as plan_compiled
     from trainfit.api.find_ways import fit as fit
     from trainfit.api.gauge_machine import calibrate as calibrate
     from trainfit.api.predict import capture as capture
@@ -27,9 +31,6 @@ if TYPE_CHECKING:
     from trainfit.api.prove import verify as verify
     from trainfit.api.sizes import max_batch as max_batch
     from trainfit.api.sizes import max_seq as max_seq
-    from trainfit.applying import applied as applied
-    from trainfit.applying import apply as apply
-    from trainfit.applying import remove as remove
     from trainfit.applying import shard as shard
     from trainfit.autoplanning.autoplan_result import AutoPlan as AutoPlan
     from trainfit.autoplanning.plan_here import autoplan as autoplan
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from trainfit.ordering.simulator_json import load_graph as load_graph
     from trainfit.ordering.simulator_json import save_graph as save_graph
     from trainfit.planning.plan_results import Frontier as Frontier
+    from trainfit.plans.compiled_plan import CompiledPlan as CompiledPlan
     from trainfit.plans.plan import Plan as Plan
     from trainfit.plans.plan_store import load_plan as load_plan
     from trainfit.plans.plan_store import save_plan as save_plan
@@ -106,7 +108,9 @@ _HOME = {
     "trainfit.api.predict": "capture estimate price",
     "trainfit.api.prove": "verify",
     "trainfit.api.sizes": "max_batch max_seq",
-    "trainfit.applying": "applied apply remove shard",
+    "trainfit.api.carry_out": "applied apply remove",
+    "trainfit.api.compiled_steps": "plan_compiled",
+    "trainfit.applying": "shard",
     "trainfit.autoplanning.autoplan_result": "AutoPlan",
     "trainfit.autoplanning.plan_here": "autoplan",
     "trainfit.autoplanning.trainer_callback": "PlanCallback",
@@ -132,6 +136,7 @@ _HOME = {
     "trainfit.ordering.graph": "BufferGraph",
     "trainfit.ordering.simulator_json": "load_graph save_graph",
     "trainfit.planning.plan_results": "Frontier",
+    "trainfit.plans.compiled_plan": "CompiledPlan",
     "trainfit.plans.plan": "Plan",
     "trainfit.plans.plan_store": "load_plan save_plan",
     "trainfit.plans.sharding_choice": "Sharding load_sharding save_sharding",

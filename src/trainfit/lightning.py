@@ -6,7 +6,6 @@ The only file that imports lightning, because a callback has to be one of its cl
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from trainfit.applying import apply, remove, runs_plan
-from trainfit.autoplanning.announcing import announce
 from trainfit.autoplanning.at_hand import Size, Wishes
 from trainfit.autoplanning.autoplan_result import AutoPlan
+from trainfit.autoplanning.callback_plan import CallbackPlan
 from trainfit.autoplanning.plan_here import fit_here, refuse_several_processes
 from trainfit.devices.device_table import Device
-from trainfit.errors import MissingExtra, OptionError, PlanError
+from trainfit.errors import MissingExtra, PlanError
 from trainfit.plans.plan import Plan
-from trainfit.plans.plan_store import load_plan
 from trainfit.steps.step import Step, count_inputs
 
 if TYPE_CHECKING:
@@ -62,18 +59,7 @@ class LightningPlanCallback(Callback):
         reserve: Size | None = None,
     ) -> None:
         """Take a plan, or the file that holds it, which is read now; without one, what to plan for."""
-        if plan is not None and not isinstance(plan, Plan | str | Path):
-            raise PlanError(
-                f"LightningPlanCallback takes a plan or the name of its file, not a {type(plan).__name__}."
-            )
-        self._wishes = Wishes(budget, device, reserve)
-        if plan is not None and self._wishes != Wishes():
-            raise OptionError(
-                "a plan is made for its own budget: give LightningPlanCallback a plan, or a budget, device "
-                "or reserve to make one for."
-            )
-        self._plan = load_plan(plan) if isinstance(plan, str | Path) else plan
-        self._planned: weakref.ref[nn.Module] | None = None
+        self._plan = CallbackPlan("LightningPlanCallback", plan, Wishes(budget, device, reserve))
         self._waiting = False
         self.result: AutoPlan | None = None
         """What was found before the first batch, if the plan was made there."""
@@ -81,9 +67,7 @@ class LightningPlanCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Apply the plan, or wait for the first batch to make one."""
         self._take_off()
-        if self._plan is not None:
-            apply(pl_module, self._plan)
-            self._planned = weakref.ref(pl_module)
+        if self._plan.apply_given(pl_module):
             return
         if trainer.world_size > 1 or trainer.num_devices > 1:
             refuse_several_processes()
@@ -100,10 +84,7 @@ class LightningPlanCallback(Callback):
         self._waiting = False
         step = _update_step(trainer, pl_module, batch)
         roots = [("trainer", trainer), ("batch", batch)]
-        self.result = fit_here(step, roots, self._wishes)
-        if self.result.plan is not None:
-            self._planned = weakref.ref(pl_module)
-        announce(self.result.text)
+        self.result = self._plan.made(pl_module, fit_here(step, roots, self._plan.wishes))
 
     def on_train_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Remove the plan."""
@@ -114,11 +95,8 @@ class LightningPlanCallback(Callback):
         self._take_off()
 
     def _take_off(self) -> None:
-        """Remove the plan from the model that this callback put it on, if it is still there."""
-        model = self._planned() if self._planned is not None else None
-        self._planned, self._waiting = None, False
-        if model is not None and runs_plan(model):
-            remove(model)
+        self._waiting = False
+        self._plan.take_off()
 
 
 def _update_step(trainer: Any, model: nn.Module, batch: Any) -> Step:

@@ -109,8 +109,8 @@ def settings(**changes: Any) -> dict[str, Any]:
         ([1], "is not a trainfit plan"),
         ({"format": "trainfit-trace"}, "is not a trainfit plan"),
         (
-            {"format": "trainfit-plan", "schema": 7, "plan": {}},
-            f"has schema 7, but this trainfit reads schema {FILE.schema}; make it again with trainfit plan",
+            {"format": "trainfit-plan", "schema": 8, "plan": {}},
+            f"has schema 8, but this trainfit reads schema {FILE.schema}; make it again with trainfit plan",
         ),
         ({"format": "trainfit-plan", "schema": "2"}, "has an unknown schema"),
         ({**changed(), "sha256": "0"}, "damaged: its content does not match its hash"),
@@ -132,7 +132,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         (changed(settings=settings(model=[["layers"]])), "settings.model[0]: expected 2 values, found 1"),
         (changed(kinds=[]), "region GPT.blocks.0 is of kind 0, of 0"),
         (
-            changed(kinds=[{"ops": [["mm"]]}] * 2),
+            changed(kinds=[{"ops": [["mm"]], "host_inputs": []}] * 2),
             "kinds[0].ops[0]: expected an object, found a list",
         ),
         (
@@ -141,7 +141,15 @@ def settings(**changes: Any) -> dict[str, Any]:
         ),
         (changed(regions=[dataclasses.asdict(PLAN.regions[0])] * 2), "call 0 of GPT.blocks.0 is there twice"),
         (
-            changed(kinds=[{"ops": [{"name": "a", "shapes": [], "decision": "x", "random": False}]}] * 2),
+            changed(
+                kinds=[
+                    {
+                        "ops": [{"name": "a", "shapes": [], "decision": "x", "random": False}],
+                        "host_inputs": [],
+                    }
+                ]
+                * 2
+            ),
             "kinds[0].ops[0].decision: expected one of save, recompute, skip, offload, found 'x'",
         ),
     ],

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
+import subprocess
+import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -15,6 +19,7 @@ import torch
 from captured_steps import captured
 from torch import nn
 
+import trainfit
 from trainfit.capturing.python_state import PythonState
 from trainfit.steps.step import Step
 from trainfit.traces.simulate import simulate
@@ -324,3 +329,24 @@ def test_steps_that_torchs_optimizer_counts_are_no_counter_of_the_program() -> N
     assert trace.steps.changing == ()
     assert len(trace.steps.peaks) == 2
     assert not trace.warnings
+
+
+_THROUGH_A_LINK = """
+import torch, trainfit
+assert "linked" in torch.__file__, torch.__file__
+options = trainfit.StepOptions(batch=1, seq=8)
+print(trainfit.capture("gpt2-tiny", device="h100", options=options).steps.looked_at)
+"""
+
+
+def test_torch_is_known_where_its_folder_is_reached_through_a_link(tmp_path: Path) -> None:
+    """An optimizer's own counter of steps is not the program's, wherever the libraries are installed."""
+    packages = Path(torch.__file__).parents[1].resolve()
+    (tmp_path / "linked").symlink_to(packages)
+    source = Path(trainfit.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "linked"), str(source)])}
+    command = [sys.executable, "-c", _THROUGH_A_LINK]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    alike = trainfit.capture("gpt2-tiny", device="h100", options=trainfit.StepOptions(batch=1, seq=8))
+    assert int(found.stdout) == alike.steps.looked_at <= 2

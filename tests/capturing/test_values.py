@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from captured_steps import Build, captured, inside, op_names, ops, result, show, signature, training
 from torch import nn
 
+from trainfit.capturing import values
 from trainfit.capturing.random_stream import seeded
 from trainfit.capturing.values import _plausible
 from trainfit.errors import CaptureError, UserCodeError
@@ -680,3 +683,21 @@ def test_an_error_that_may_come_from_an_assumption_says_so() -> None:
         captured(training(Always, ROWS, WIDTH))
     assert "This may come from what was assumed, and not happen in a real run" in str(caught.value)
     assert line_marked("always") in str(caught.value)
+
+
+def test_an_environment_that_is_reached_by_a_link(tmp_path: Path) -> None:
+    # Code names its file by the path that it was imported by, which may go through a link.
+    packages, ours = Path(torch.__file__).parents[1], Path(values.__file__).parents[2]
+    (tmp_path / "linked").symlink_to(packages)
+    (tmp_path / "ours").symlink_to(ours)
+    program = (
+        "import sys\n"
+        f"sys.path[:0] = [{str(tmp_path / 'linked')!r}, {str(tmp_path / 'ours')!r}]\n"
+        "import torch\n"
+        "from trainfit.capturing import values\n"
+        "adam, own = torch.optim.Adam.__init__.__code__.co_filename, values.__file__\n"
+        "assert '/linked/' in adam and '/ours/' in own, (adam, own)\n"
+        "assert not values.is_user_file(adam) and not values.is_user_file(own)\n"
+        "assert adam.startswith(values._TORCH_FOLDER) and own.startswith(values._OUR_FOLDER)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,7 +46,7 @@ def test_each_copy_has_its_share_of_the_samples() -> None:
     assert list(found) == ["sharding: fsdp=4", "sharding: replicate=4"]
     change = found["sharding: fsdp=4"]
     assert change.made.exactness == SAME_ARITHMETIC and not change.made.by_apply
-    for part in ("fully_shard(block)", "fully_shard(model)", "isinstance(m, Block)", "--nproc-per-node 4"):
+    for part in ("fully_shard(m)", "fully_shard(model)", "isinstance(m, Block)", "--nproc-per-node 4"):
         assert part in change.made.code
     captured = ask.captured([change])
     assert captured is not None
@@ -68,11 +71,20 @@ def test_what_was_given_is_looked_at_beside_the_simple_ones() -> None:
     assert "DistributedDataParallel(model)" in found["sharding: replicate=4"].made.code
 
 
+@pytest.mark.parametrize(
+    "mesh", [(("fsdp", 4),), (("replicate", 4),), (("fsdp", 2), ("tp", 2)), (("tp", 4),)]
+)
+def test_the_line_of_code_is_python(mesh: tuple[tuple[str, int], ...]) -> None:
+    for change in offered(asked(8, *mesh)).values():
+        ast.parse(change.made.code)
+
+
 def test_samples_that_cannot_be_divided_say_so() -> None:
     ask = asked(3, ("fsdp", 2))
     change = offered(ask)["sharding: fsdp=2"]
     assert ask.captured([change]) is None
-    assert ask.impossible == {"sharding: fsdp=2": "3 samples cannot be divided among 2 copies"}
+    reason = ask.impossible["sharding: fsdp=2"]
+    assert reason == "3 samples cannot be divided among 2 copies: a multiple of 2 can, as in --batch 2"
 
 
 def build() -> trainfit.Step:
@@ -86,3 +98,19 @@ def test_what_fit_does_not_divide_is_one_message() -> None:
     for mesh, message in (("pp=2", "pp is for"), ("fdsp=2", "Did you mean fsdp"), ("x", "not a dimension")):
         result = CliRunner().invoke(cli.app, ["fit", "gpt2-tiny", "--device", "h100", "--mesh", mesh])
         assert result.exit_code == 2 and message in result.output, result.output
+
+
+def test_the_command_shows_sharded_ways_with_their_code(tmp_path: Path) -> None:
+    file = tmp_path / "fit.json"
+    size, where = ["--batch", "8", "--seq", "128"], ["--device", "a100-40gb", "--budget", "100MiB"]
+    asked = ["fit", "llama-tiny", *size, *where, "--mesh", "dp=4", "--keep-numerics", "--seconds", "15"]
+    result = CliRunner().invoke(cli.app, [*asked, "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "sharding: " in result.output and "torchrun --nproc-per-node 4" in result.output
+    ways = json.loads(file.read_text())["ways_found"]
+    sharded = [way for way in ways if any(change["kind"] == "sharding" for change in way["changes"])]
+    assert sharded and all(way["results"] == SAME_ARITHMETIC for way in sharded)
+    assert all(isinstance(ast.parse(way["code"][0]), ast.Module) for way in sharded)
+    # All samples of the step, on all devices together.
+    for way in sharded:
+        assert way["tokens_per_second"] * way["step_seconds"] == pytest.approx(8 * 128)

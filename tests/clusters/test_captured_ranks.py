@@ -160,6 +160,7 @@ def test_a_step_of_one_process_says_so() -> None:
     ("target", "sizes", "options", "message"),
     [
         ("gpt2", {"zp": 2}, {}, "there is no dimension 'zp' .*The dimensions are pp: stages"),
+        ("mixtral-tiny", {"ep": 2}, {}, "whole experts are not divided among ranks here"),
         ("gpt2", {"tpp": 2}, {}, "Did you mean tp?"),
         ("gpt2", {"tp": 5}, {}, "gpt2 cannot be divided by --mesh tp=5: its 12 attention heads"),
         ("llama-3-8b", {"tp": 16}, {}, "its 8 key and value heads cannot be divided evenly among 16"),

@@ -7,9 +7,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from trainfit.changes.change import StepChange
+from trainfit.fitting.guessed_times import StepParts, guessed_seconds
 from trainfit.fitting.way_ranking import not_beaten, rank
 from trainfit.fitting.way_search import WaySearch
 from trainfit.plans.ways import EXACTNESS, ChangeMade, Way
@@ -49,6 +51,11 @@ class Invented:
             way.step_seconds * (1 + 0.3 * missing),
             *(1, None),
         )
+
+    def parts(self, changes: Sequence[StepChange]) -> StepParts:
+        way = self.unplanned(changes)
+        assert way is not None
+        return StepParts(way.step_seconds, np.array([[way.step_seconds], [0.0]]))
 
     def fits(self, way: Way) -> bool:
         return way.memory_bytes <= self.budget_bytes
@@ -130,3 +137,27 @@ def test_when_time_is_up_that_is_said() -> None:
     search = WaySearch(candidates, changes, base, 0.0)  # type: ignore[arg-type]
     search.run()
     assert not search.complete
+
+
+def parts_of(*device_and_host: tuple[float, float]) -> StepParts:
+    """A step whose phases take what the busier one takes."""
+    busy = np.array(device_and_host).T
+    return StepParts(float(busy.max(axis=0).sum()), busy)
+
+
+def test_guesses_follow_the_busier_of_device_and_host() -> None:
+    base = parts_of((6.0, 2.0), (2.0, 1.0))
+    # Kernels of the first phase take half as long; and a fused optimizer has fewer of them.
+    halved, fused = parts_of((3.0, 2.0), (2.0, 1.0)), parts_of((6.0, 2.0), (0.5, 0.1))
+    assert guessed_seconds(base, []) == 8.0 and guessed_seconds(base, [halved]) == 5.0
+    assert guessed_seconds(base, [halved, fused]) == pytest.approx(3.0 + 0.5)
+    # In four batches the host issues everything four times, and then is the busier one.
+    four = parts_of((6.0, 8.0), (2.0, 1.0))
+    assert guessed_seconds(base, [halved, four]) == pytest.approx(8.0 + 1.0)
+
+
+def test_what_helps_only_together_is_guessed_to_help() -> None:
+    base = parts_of((4.0, 4.0))
+    less_device, less_host = parts_of((2.0, 4.0)), parts_of((4.0, 2.0))
+    assert guessed_seconds(base, [less_device]) == guessed_seconds(base, [less_host]) == 4.0
+    assert guessed_seconds(base, [less_device, less_host]) == pytest.approx(2.0)

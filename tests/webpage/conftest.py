@@ -63,6 +63,8 @@ def pages(
     larger = trainfit.estimate("gpt2-tiny", device="a100-40gb", options=trainfit.StepOptions(batch=12))
     grown = what_grew(estimated, larger)
     write_page(grown.data, grown, folder / "diff.html")
+    compared = trainfit.compare(gpt2, ["h100", "t4"], prices={"h100": 2.99, "t4": 0.35}, tokens="1B")
+    compared.save_report(folder / "compare.html")
     return folder
 
 

@@ -11,12 +11,13 @@ from opened_pages import Open, kept
 import trainfit
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.basics.visible_text import short_operator
+from trainfit.report.text_compared import money
 from trainfit.webpage.embedding import asset
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-KINDS = ("estimate", "plan", "frontier", "order", "hostile", "diff")
+KINDS = ("estimate", "plan", "frontier", "order", "hostile", "diff", "compare")
 WIDER_THAN_ITS_PLACE = """() => [...document.querySelectorAll(".tf-scroll")]
     .filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.getAttribute("aria-label"))"""
 CORNER = 68  # pixels left of the picture's own area
@@ -53,7 +54,7 @@ def painted(canvas: Locator) -> int:
 def test_a_page_loads_without_a_complaint(opened: Open, kind: str) -> None:
     page = opened(kind)
     assert page.locator("h1").inner_text()
-    if kind != "diff":
+    if kind not in ("diff", "compare"):
         assert painted(page.locator("canvas.tf-memory")) > 3
     if kind != "hostile":
         assert page.evaluate(WIDER_THAN_ITS_PLACE) == []
@@ -260,6 +261,22 @@ def test_a_plan_is_shown_over_the_step_without_it(opened: Open) -> None:
     assert page.locator("[data-table=regions] tbody tr").count() >= 1
 
 
+def test_a_comparison_shows_every_device_and_marks_the_best(opened: Open) -> None:
+    page = opened("compare")
+    pictures = page.locator("table.tf-bars")
+    captions = pictures.locator("caption").all_inner_texts()
+    assert [caption.split(" (")[0] for caption in captions] == [
+        "Share of the device's memory that a step needs",
+        "Time of a step",
+        "Cost of 1B tokens",
+    ]
+    for picture in pictures.all():
+        assert picture.locator("tr").count() == 2
+        assert picture.locator(".tf-b-best").count() == 1
+    page.locator("[data-table=runs] thead button", has_text="cost").click()
+    assert page.locator("[data-table=runs] tbody tr").count() == 2
+
+
 def test_light_and_dark_can_be_chosen(opened: Open) -> None:
     page = opened("estimate")
     canvas = page.locator("canvas.tf-memory")
@@ -305,12 +322,16 @@ def test_every_control_has_a_name_and_a_place_in_the_order(opened: Open) -> None
 def test_numbers_are_written_as_on_the_terminal(browser: Browser) -> None:
     sizes = [0, 1, 1023, 1024, 1536, 1048575, 2**20, 5 * 2**30 + 12345, 2**40, 7 * 2**50]
     times = [0, 1e-9, 9.994e-6, 9.996e-6, 0.00123, 0.9994, 0.9996, 1, 59.94, 59.96, 61, 3599.6, 86400]
+    amounts = [0, 0.000223, 0.7, 0.9949, 0.996, 1, 2.675, 1234.5, 12345678.9]
     page = browser.new_page()
-    code = f"([sizes, times]) => {{ {asset('formats.js')}; return WRITTEN; }}"
-    code = code.replace("WRITTEN", "[sizes.map(formatBytes), times.map(formatSeconds)]")
-    written = page.evaluate(code, [sizes, times])
+    code = f"([sizes, times, amounts]) => {{ {asset('formats.js')}; return WRITTEN; }}"
+    code = code.replace(
+        "WRITTEN", "[sizes.map(formatBytes), times.map(formatSeconds), amounts.map(formatMoney)]"
+    )
+    written = page.evaluate(code, [sizes, times, amounts])
     page.close()
-    assert written == [[format_bytes(size) for size in sizes], [format_seconds(time) for time in times]]
+    assert written[:2] == [[format_bytes(size) for size in sizes], [format_seconds(time) for time in times]]
+    assert written[2] == list(map(money, amounts))
 
 
 def test_without_scripts_the_answer_is_there(browser: Browser, pages: Path) -> None:

@@ -51,6 +51,26 @@ def test_a_diff_says_what_grew() -> None:
     )
 
 
+def test_a_comparison_says_which_device() -> None:
+    tiny = ("compare", "gpt2-tiny", "--batch", "4", "--devices", "h100,t4", "--report", "page.html")
+    done = run(*tiny, "--price", "t4=0.01", "--tokens", "1B")
+    assert done.exit_code == 0, done.output
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "Cheapest on t4" in page and "Without a price: h100-sxm-80gb." in page
+    # WITHOUT prices it is the fastest, and nothing costs anything
+    done = run(*tiny, "--json", "result.json")
+    assert done.exit_code == 0, done.output
+    page, fastest = (
+        Path("page.html").read_text(encoding="utf-8"),
+        json.loads(Path("result.json").read_text())["fastest"],
+    )
+    assert f"Fastest on {fastest}" in page and "Cost of" not in page
+    # WHERE it fits nowhere the page says so, too
+    done = run("compare", "gpt2-tiny", "--batch", "100000", "--devices", "t4", "--report", "page.html")
+    assert done.exit_code == 3, done.output
+    assert "Fits on none of them" in Path("page.html").read_text(encoding="utf-8")
+
+
 def test_verify_has_predicted_and_measured() -> None:
     done = run("verify", "gpt2-tiny", "--batch", "2", "--seq", "32", "--report", "page.html")
     assert done.exit_code == 0, done.output

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.request import Build, Request
+from trainfit.api.stage_notes import stage_notes
 from trainfit.basics.doing import Measuring, Progress, doing, heard_by
 from trainfit.basics.units import format_bytes, format_seconds
 from trainfit.costs.pricing import CostSource
@@ -111,6 +112,7 @@ def plan_step(
     compared = tuple(way.baseline for way in usual.within(budget_bytes))
     watch.lap("compare")
     notes = host_warnings(promised, table) + _host_memory_notes(promised, device)
+    notes += stage_notes(request, trace, found.times)
     if found.fits and solver == "regions":
         notes += faster_ways([(budget_bytes, promised.step_seconds)], compared)
     return PlanResult(
@@ -199,5 +201,5 @@ def frontier_step(request: Request, points: int, *, offload: bool = False) -> Fr
         ),
         baselines=compared,
         seconds=request.watch.seconds,
-        warnings=trace.warnings + table.warnings + planner.warnings + notes,
+        warnings=trace.warnings + table.warnings + planner.warnings + notes + stage_notes(request, trace),
     )

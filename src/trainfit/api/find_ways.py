@@ -10,6 +10,7 @@ from functools import partial
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.api.ranks_compared import check_cluster
 from trainfit.api.request import Build, Request
+from trainfit.api.stage_notes import stage_notes
 from trainfit.basics.doing import Progress, doing, heard_by
 from trainfit.basics.units import format_bytes
 from trainfit.changes.change import NotPossible, StepChange
@@ -165,7 +166,7 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     changes = changes_of(UnchangedStep(trace, device, request.resolved.kind, asked.takes, asked.cluster))
     if keep_numerics:
         changes = [change for change in changes if change.made.exactness != OTHER_NUMERICS]
-    search = WaySearch(candidates, changes, base, seconds_limit)
+    search = WaySearch(candidates, changes, base, seconds_limit, candidates.least_seconds(changes))
     ways = search.run()
     request.watch.lap("search")
     return FitResult(
@@ -180,6 +181,6 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
         impossible=tuple(asked.impossible.items()),
         looked_at=search.looked_at,
         complete=search.complete,
-        warnings=trace.warnings + table.warnings,
+        warnings=trace.warnings + table.warnings + stage_notes(request, trace),
         seconds=request.watch.seconds,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.api.request import Build, Request
@@ -18,7 +16,7 @@ from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
 from trainfit.errors import TrainfitError
 from trainfit.memory.advice import ChangedStep
-from trainfit.memory.module_stats import module_stats
+from trainfit.memory.module_stats import module_stats, with_seconds
 from trainfit.models.recipe import StepOptions
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
@@ -118,10 +116,7 @@ def estimate_step(request: Request) -> Estimate:
         with_late = with_late_frees(schedule(trace, table))
         late = timeline if with_late is trace else simulate(with_late)
         step_time = _time_of(request, trace, table)
-        stats = tuple(
-            replace(module, forward_seconds=forward, backward_seconds=backward)
-            for module, (forward, backward) in zip(stats, step_time.module_seconds)
-        )
+        stats = with_seconds(timeline, step_time.module_seconds)
     request.watch.lap("price")
     doing("replaying the allocator")
     memory = StepMemory(late, request.device, request.allocator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from trainfit.api.prove_compiled import verify_compiled_step
 from trainfit.api.prove_ranks import verify_ranks
 from trainfit.api.prove_ways import verify_way
 from trainfit.api.ranks_compared import refuse_other_world
@@ -14,13 +15,15 @@ from trainfit.costs.schedule import schedule
 from trainfit.devices.library_handles import library_workspaces
 from trainfit.errors import OptionError, PlanError
 from trainfit.models.recipe import StepOptions
+from trainfit.plans.compiled_plan import CompiledPlan
 from trainfit.plans.plan import Plan
 from trainfit.plans.plan_origin import plan_differences
-from trainfit.plans.plan_store import load_plan
+from trainfit.plans.plan_store import load_eager_plan, load_plan
 from trainfit.plans.ways import Way
 from trainfit.timing.load import LoadMeter
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.simulate import simulate
+from trainfit.verifying.compiled_verification import CompiledVerification
 from trainfit.verifying.measuring import TIMED_RUNS
 from trainfit.verifying.rank_control import started_by_torchrun
 from trainfit.verifying.rank_verification import RankVerification
@@ -43,7 +46,7 @@ def verify(
     options: StepOptions | None = None,
     task: str | None = None,
     steps: int | None = None,
-    plan: Plan | str | None = None,
+    plan: Plan | CompiledPlan | str | None = None,
     way: Way | str | None = None,
     costs: CostSource = "measured",
     refresh: bool = False,
@@ -53,18 +56,28 @@ def verify(
     cluster: Cluster | None = None,
     progress: Progress | None = None,
     measuring: Measuring | None = None,
-) -> Verification | RankVerification:
+) -> Verification | RankVerification | CompiledVerification:
     """Run the real step on this machine and compare its measured peak and time with the predicted ones.
 
     With a plan (or the name of its file) the step runs with and without it, and loss and gradients are
     compared too. With a way that `trainfit.fit` has found, all of its changes are made, and results are
     compared as exactly as it promises. What the step compiles runs compiled, unless `eager`. At most `runs`
-    steps are timed. With `refresh`, operators whose time is remembered are measured again.
+    steps are timed. With `refresh`, operators whose time is remembered are measured again. A plan for
+    torch.compile is compared with the compiled step, and with torch's own `activation_memory_budget`.
 
     In a process that torchrun has started, every rank is predicted and measured, on the CPU, and compared:
     then the result has the `ranks`, and no time. There a `cluster` says by which mesh they share the work.
     """
+    if isinstance(plan, str) and "{rank}" not in plan:
+        plan = load_plan(plan)
     with heard_by(progress, measuring):
+        if isinstance(plan, CompiledPlan):
+            if way is not None or eager or refresh:
+                raise PlanError(
+                    "a plan for torch.compile is verified alone: leave way=, eager=, refresh= out."
+                )
+            request = Request(target, default_device(), options, task, steps, cluster=cluster)
+            return verify_compiled_step(request, plan=plan, force=force, runs=runs)
         request = Request(target, default_device(), options, task, steps, costs, refresh, cluster=cluster)
         return verify_step(request, plan=plan, way=way, force=force, eager=eager, runs=runs)
 
@@ -137,7 +150,7 @@ def _of_rank(plan: Plan | str | None) -> Plan | str | None:
 
 
 def _loaded(plan: Plan | str | None) -> Plan | None:
-    return load_plan(plan) if isinstance(plan, str) else plan
+    return load_eager_plan(plan) if isinstance(plan, str) else plan
 
 
 def _usable(plan: Plan | str | None) -> Plan | None:

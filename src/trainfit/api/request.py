@@ -116,6 +116,12 @@ class Request:
         rest = self._task, self._steps, self.costs, self._refresh, self.allocator, self.cluster
         return Request(self.target, self._named, options, *rest, changed=changed)
 
+    def on_processor(self) -> Request:
+        """Return the same step for this machine's processor, which has to be able to build it."""
+        if self.device.kind == "cpu":
+            return self
+        return Request(self.target, "cpu", self.options, self._task)
+
     @property
     def build(self) -> Build:
         """What builds the step, changed if it is to be."""

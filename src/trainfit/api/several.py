@@ -26,6 +26,12 @@ class AskedStep:
     request: Request
     largest: bool = False
 
+    def single(self) -> Request:
+        """Return the step, where looking for the largest makes no sense."""
+        if self.largest:
+            raise OptionError("--batch max does not look for steps with --compile; name a batch.")
+        return self.request
+
 
 def estimate_asked(asked: AskedStep) -> Estimate:
     """Estimate a step, or the one with the largest batch that fits."""

@@ -10,6 +10,7 @@ from trainfit.api.predict import estimate_step
 from trainfit.api.request import Request
 from trainfit.basics.doing import as_part_of, unheard
 from trainfit.costs.estimates import Estimate
+from trainfit.costs.pipeline_times import is_pipeline
 from trainfit.costs.pricing import price_trace
 from trainfit.costs.schedule import schedule
 from trainfit.costs.table import CostTable
@@ -149,6 +150,8 @@ class SizeJudge:
         seconds: float | None,
         added: float | None = None,
     ) -> SizeRow:
+        # What stages of a pipeline wait for each other, no stage of its own says: better no rate than that.
+        seconds = None if is_pipeline(trace) else seconds
         # A function of the user's own may not say how many samples its step has: the batch is what it is.
         samples = trace.samples or (size if self.question.name == "batch" else trace.settings.batch)
         rates = [count / seconds if count and seconds else None for count in (samples, trace.tokens)]

@@ -9,6 +9,7 @@ In the order in which a step passes through them:
 - `execution.py` is what each thread runs at the moment, the only state that steers regions;
 - `region.py` runs one call of a region under `torch.utils.checkpoint`;
 - `recording.py` is its forward, which follows the plan (`following.py`) and leaves a record (`records.py`);
+- `quick_recording.py` compares it with what calls before it did (`courses.py`), and describes what differs;
 - `replaying.py` computes it again in backward, with the `call_arguments.py` that it was called with, or with
   what the region before it computes again (`chaining.py`);
 - `offloaded_results.py` has results in the host's memory between the two, where the plan offloads them;

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import nn
 
-from trainfit.applying.following import followed_ops
+from trainfit.applying.courses import Courses
+from trainfit.applying.following import followed_inputs, followed_ops
 from trainfit.applying.planned_forward import (
-    FORWARD,
     PART,
     ROOT,
     STAGE,
@@ -118,8 +118,7 @@ def attach_plan(model: nn.Module, plan: Plan, *, promise: Promise | None = None)
     for name, module in {root_name: root, **stages, **around, **beside, **regions}.items():
         part = ROOT if module is root else STAGE if name in stages else PART
         own = (calls.get(name, {}), planned_model, part, watched.get(name, frozenset()))
-        planned = PlannedForward(module, name, *own)
-        object.__setattr__(module, FORWARD, planned)
+        PlannedForward(module, name, *own).hide(module)
     return model
 
 
@@ -243,7 +242,7 @@ def _root(model: nn.Module, plan: Plan) -> tuple[nn.Module, str]:
 
 def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Calls]:
     found: dict[str, Calls] = {}
-    kinds = [followed_ops(kind.ops) for kind in plan.kinds]
+    kinds = [(followed_ops(kind), followed_inputs(kind), Courses()) for kind in plan.kinds]
     for region, following in zip(plan.regions, (*plan.regions[1:], None)):
         if region.module not in modules:
             raise _other_model(f"it has a region {region.module}", modules)
@@ -253,8 +252,8 @@ def _calls_of_modules(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Ca
         if region.call in calls:
             raise PlanError(f"the plan is broken: it has call {region.call} of {region.module} twice.")
         continued = following is not None and following.continues
-        decided = kinds[region.kind]
+        decided, inputs, courses = kinds[region.kind]
         calls[region.call] = PlannedCall(
-            region.call, decided, region.continues, continued, region.whole, region.beside
+            region.call, decided, region.continues, continued, region.whole, region.beside, inputs, courses
         )
     return found

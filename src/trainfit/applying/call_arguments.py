@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from trainfit.applying.chaining import Link, was_passed_on
+from trainfit.applying.execution import execution
+from trainfit.applying.offloaded_results import HostCopy
 from trainfit.applying.op_results import TensorLayout, can_be_absent, has_storage
 from trainfit.applying.python_objects import copy_structure
 from trainfit.capturing.hollow import absent_storage
 
 _TENSOR = object()
+_storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 
 
 def without_untouched(arguments: Any, is_touched: Callable[[torch.Tensor], bool]) -> Any:
@@ -21,10 +24,15 @@ def without_untouched(arguments: Any, is_touched: Callable[[torch.Tensor], bool]
     def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if not has_storage(tensor) or is_touched(tensor) or not can_be_absent(tensor):
             return tensor
-        storage = absent_storage(tensor.untyped_storage().nbytes(), tensor.device)
-        return TensorLayout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)
+        return over_absent(tensor)
 
     return copy_structure(arguments, of_tensor)
+
+
+def over_absent(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like another one, without memory."""
+    storage = absent_storage(tensor.untyped_storage().nbytes(), tensor.device)
+    return TensorLayout.of(tensor).over(storage).requires_grad_(tensor.requires_grad)
 
 
 class CallArguments:
@@ -50,15 +58,56 @@ class CallArguments:
             else self._others
         )
         self._first = True
+        self._on_host: dict[int, HostCopy] = {}
+        """What is in the host's memory, by the identity of the tensor without memory in its place."""
 
     def forget_untouched(self, is_touched: Callable[[torch.Tensor], bool]) -> None:
         """Let go of tensors that the region never looks at, such as the keys of other layers in a cache."""
         self._before = without_untouched(self._before, is_touched)
         self.linked = None
 
+    def leave_on_host(self, copies: Mapping[int, HostCopy]) -> None:
+        """Let go of tensors that are in the host's memory, by the numbers of their storages."""
+
+        def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
+            copy = copies.get(_storage_id(tensor)) if has_storage(tensor) else None
+            if copy is None:
+                return tensor
+            if id(tensor) not in placed:
+                absent = over_absent(tensor)
+                # An argument that is there twice is the same tensor again.
+                placed[id(tensor)] = absent
+                self._on_host[id(absent)] = copy
+            return placed[id(tensor)]
+
+        placed: dict[int, torch.Tensor] = {}
+        self._before = copy_structure(self._before, of_tensor)
+
+    def _fetched(self) -> Any:
+        """Return copies of the arguments, with what is in the host's memory on the device again."""
+        if not self._on_host:
+            return copy_structure(self._before)
+        storages: dict[HostCopy, torch.UntypedStorage] = {}
+        fetched: dict[int, torch.Tensor] = {}
+
+        def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
+            copy = self._on_host.get(id(tensor))
+            if copy is None:
+                return tensor
+            if copy not in storages:
+                storages[copy] = copy.taken().untyped_storage()
+            if id(tensor) not in fetched:
+                here = TensorLayout.of(tensor).over(storages[copy])
+                fetched[id(tensor)] = here.requires_grad_(tensor.requires_grad)
+            return fetched[id(tensor)]
+
+        # No op of the region: whoever replays those is not to see it.
+        with execution.unwatched():
+            return copy_structure(self._before, of_tensor)
+
     def call(self, function: Callable[..., Any], tensors: tuple[Any, ...]) -> Any:
         """Call `function`: the first time with the arguments, then with copies of what they were."""
-        others = self._others if self._first else copy_structure(self._before)
+        others = self._others if self._first else self._fetched()
         self._first, self._others = False, []
         given = iter(tensors)
         values = [next(given) if value is _TENSOR else value for value in others]

@@ -88,6 +88,8 @@ class RegionMode(TorchDispatchMode):
         """Begin to listen when entered."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._level = 0
+        self.saw_subclasses = False
+        """Whether there were tensors that are not plain ones, such as distributed ones."""
 
     def __enter__(self) -> Any:
         """Listen to what runs in this recomputation, or in none, but not in those nested in it."""
@@ -100,6 +102,7 @@ class RegionMode(TorchDispatchMode):
         """Handle one operator call."""
         if types and not all(map(is_plain, types)):
             # A tensor subclass unwraps itself, and its parts come back here.
+            self.saw_subclasses = True
             return NotImplemented
         kwargs = kwargs or {}
         if execution.level != self._level:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
-import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +16,9 @@ from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circ
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.sharded_modules import has_distributed_weights
+from trainfit.changes.hidden_forward import FORWARD, HiddenForward
 from trainfit.plans.plan import NamedCall
 
-FORWARD = "forward"
-"""The attribute of a module that hides its class's."""
 Calls = dict[int, PlannedCall]
 ROOT, STAGE, PART = ("root", "stage", "part")
 """What a module is to the model: the model itself, a part of one that is never called, anything else."""
@@ -31,7 +28,7 @@ _NOT_COMPILED = (
 )
 
 
-class PlannedForward:
+class PlannedForward(HiddenForward):
     """Takes the place of a module's `forward`: runs the calls that are regions under the plan."""
 
     def __init__(
@@ -43,12 +40,11 @@ class PlannedForward:
         part: str = PART,
         watched: frozenset[int] = frozenset(),
     ) -> None:
-        """Remember what the module's own `forward` is, if it has one that is not its class's.
+        """Prepare the calls of one module.
 
         Beside the calls in `watched` results of other regions are copied to the host and back.
         """
-        # Weak, so that the module does not keep itself alive.
-        self._module = weakref.ref(module)
+        super().__init__(module)
         self._name = name
         self._calls = calls
         self._planned_model = planned_model
@@ -57,39 +53,11 @@ class PlannedForward:
         # Not the root for its own sake: that would keep the compiler from blocks without regions.
         self._distributed = has_distributed_weights(module)
         self._eager = (part != ROOT or bool(calls)) and self._distributed
-        self._own = vars(module).get(FORWARD)
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
-        self.removed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles refer to their own module."""
-        return {**vars(self), "_module": self._module(), "_known": defaultdict(KnownCalls)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Undo `__getstate__`."""
-        vars(self).update(state)
-        self._module = weakref.ref(state["_module"])
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The module's original `forward`; what asks for a signature finds it here."""
-        if self._own is not None:
-            own: Callable[..., Any] = self._own
-            return own
-        module = self._module()
-        assert module is not None, "a module's attribute outlives the module"
-        return types.MethodType(type(module).forward, module)
-
-    def restore(self, module: nn.Module) -> None:
-        """Give the module its `forward` back."""
-        self.removed = True
-        if vars(module).get(FORWARD) is not self:
-            # Someone has wrapped it, and calls it still: it stays, and does nothing of its own.
-            return
-        if self._own is not None:
-            object.__setattr__(module, FORWARD, self._own)
-        else:
-            object.__delattr__(module, FORWARD)
+        """Copies and pickles know nothing yet of their calls."""
+        return {**super().__getstate__(), "_known": defaultdict(KnownCalls)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""

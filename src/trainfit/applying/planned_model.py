@@ -16,6 +16,7 @@ from torch import nn
 
 from trainfit.applying.offloaded_results import HostMemory
 from trainfit.applying.sharding_check import other_sharding
+from trainfit.applying.torch_changes import noticed_reads
 from trainfit.plans.plan import ModulePart, Plan
 from trainfit.plans.plan_origin import device_kind, other_device, other_sizes
 from trainfit.traces.ranks import Cluster
@@ -60,6 +61,7 @@ class PlannedModel:
         self._calls: Counter[str] = Counter()
         """How often each module was called in this step."""
         self._roots_running = 0
+        self._held: contextlib.ExitStack | None = None
         self._warned = False
         self._said: set[str] = set()
         self.host_memory = HostMemory()
@@ -79,6 +81,23 @@ class PlannedModel:
         finally:
             with self._lock:
                 self._roots_running -= 1
+                held = None if self._roots_running else self._held
+                self._held = self._held if self._roots_running else None
+            if held is not None:
+                held.close()
+
+    def noticing_reads(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which a region's reads without an operator are noticed.
+
+        Where the root runs, the change to torch is made once for all of its regions, and undone with its end.
+        """
+        with self._lock:
+            if not self._roots_running:
+                return noticed_reads.used()
+            if self._held is None:
+                self._held = contextlib.ExitStack()
+                self._held.enter_context(noticed_reads.used())
+        return contextlib.nullcontext()
 
     def step_ends(self) -> None:
         """Count calls anew: backward has begun, or the root, unless that is running."""
@@ -136,13 +155,17 @@ class PlannedModel:
             if text:
                 warnings.warn(text, stacklevel=2)
 
+    def waits_for_sizes(self, name: str, call: int) -> bool:
+        """Return whether the sizes of this call are to be compared with the plan's."""
+        return self._promise is not None and not self._knows_sizes and self._promise.first == (name, call)
+
     def sizes_seen(self, name: str, call: int, larger: str | None) -> None:
         """Say that a region works on more than the plan was made for: what is `larger`, in words.
 
         Only of the plan's first region when it runs first: its sizes show the batch. Later passes of a step
         may have other sizes, and share their decisions.
         """
-        if self._promise is None or self._knows_sizes or self._promise.first != (name, call):
+        if self._promise is None or not self.waits_for_sizes(name, call):
             return
         self._knows_sizes = True
         if larger is not None:

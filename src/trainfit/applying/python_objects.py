@@ -21,13 +21,17 @@ import torch
 from torch import nn
 
 from trainfit.applying.sharded_modules import has_own_hooks, is_distributed
+from trainfit.changes.hidden_forward import FORWARD
 
 _NEVER_CHANGED = (
     *(int, float, complex, str, bytes, type(None), type, enum.Enum, torch.Tensor, torch.dtype, torch.device),
     *(torch.Size, torch.Generator, nn.Module, types.ModuleType, types.FunctionType, types.MethodType),
 )
+_SIMPLE = frozenset((int, float, bool, str, type(None)))
+"""The most frequent of these."""
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
-_OF_TORCH = frozenset(vars(nn.Module())) - {"training"} | {"forward"}
+_FIRST = list(vars(nn.Module()))
+_OF_TORCH = frozenset(_FIRST) - {"training"} | {FORWARD}
 """The attributes that torch itself gives a module: parameters, submodules, hooks; and a plan's `forward`."""
 _DEEPEST = 4
 """How deep to look into the attributes of a module: `self.a.b["c"].d` is at depth 4."""
@@ -50,6 +54,11 @@ def copy_structure(value: Any, of_tensor: OfTensor | None = None, memo: dict[int
         return memo[id(value)]
     if isinstance(value, tuple):
         return _tuple(value, of_tensor, memo)
+    if type(value) is list or type(value) is dict:
+        plain: Any = value.copy()
+        memo[id(value)] = plain
+        _copy_items(plain, of_tensor, memo)
+        return plain
     contains = isinstance(value, _CONTAINERS)
     if not contains and not hasattr(value, "__dict__") and not _slots(type(value)):
         return value
@@ -112,15 +121,19 @@ class ModuleAttributes:
 
     def __init__(self, module: nn.Module) -> None:
         """Remember the attributes as they are now."""
-        self._rows = [(each, dict(vars(each)), dict(vars(each)["_buffers"])) for each in module.modules()]
+        self._rows = [
+            (each, vars(each).copy(), vars(each)["_buffers"].copy()) for each in _with_inner(module)
+        ]
         self._own: list[list[tuple[str, Any]]] = []
         """The attributes of each module without those that torch sets, which are not replaced."""
         self._held: list[tuple[Any, Any]] = []
         seen: set[int] = set()
         for _, attributes, _ in self._rows:
-            self._own.append([(name, value) for name, value in attributes.items() if name not in _OF_TORCH])
-            for _, value in self._own[-1]:
-                self._hold(value, seen, _DEEPEST)
+            own = _own_items(attributes)
+            self._own.append(own)
+            for _, value in own:
+                if type(value) not in _SIMPLE:
+                    self._hold(value, seen, _DEEPEST)
 
     def _hold(self, value: Any, seen: set[int], depth: int) -> None:
         # What FSDP remembers on its units is its own business: it changes when parameters are gathered.
@@ -170,6 +183,28 @@ class ModuleAttributes:
             _put(now, held_now)
 
 
+def _own_items(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the attributes of a module without those that torch gives it."""
+    if list(attributes)[: len(_FIRST)] == _FIRST:
+        # As a rule torch's come first.
+        own = list(attributes.items())[len(_FIRST) :]
+        own.append(("training", attributes["training"]))
+        return own if FORWARD not in attributes else [item for item in own if item[0] != FORWARD]
+    return [(name, value) for name, value in attributes.items() if name not in _OF_TORCH]
+
+
+def _with_inner(module: nn.Module) -> Iterable[nn.Module]:
+    """Return a module and those below it, each once, in torch's order: quicker than `modules`."""
+    found: dict[nn.Module, None] = {}
+    pending = [module]
+    while pending:
+        each = pending.pop()
+        if each not in found:
+            found[each] = None
+            pending += [inner for inner in reversed(vars(each)["_modules"].values()) if inner is not None]
+    return found
+
+
 def _put(rows: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]], held: list[tuple[Any, Any]]) -> None:
     of_modules = [(vars(module), attributes) for module, attributes, _ in rows]
     of_buffers = [(vars(module)["_buffers"], buffers) for module, _, buffers in rows]
@@ -199,5 +234,7 @@ def has_hooks_inside(modules: Iterable[nn.Module]) -> bool:
         return True
     inside = itertools.islice(modules, 1, None)
     return any(
-        has_own_hooks((*each._forward_hooks.values(), *each._forward_pre_hooks.values())) for each in inside
+        has_own_hooks((*each._forward_hooks.values(), *each._forward_pre_hooks.values()))
+        for each in inside
+        if each._forward_hooks or each._forward_pre_hooks
     )

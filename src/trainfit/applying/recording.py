@@ -8,7 +8,7 @@ read and wrote and what autograd saved: a plan decides what is kept, it cannot m
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,16 +31,18 @@ from trainfit.applying.op_results import (
     tensors_in,
 )
 from trainfit.applying.randomness import generator_of, state_of
-from trainfit.applying.records import VALUE, VIEW, CountedTensor, OpRecord, OutsideArgument, Record
+from trainfit.applying.records import VALUE, VIEW, CountedTensor, LastDraw, OpCall, OpRecord, Record
 from trainfit.capturing.exchanges import outputs_of
 from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.schemas import Operator, aten
 from trainfit.operators.collectives import fills_outputs
 from trainfit.plans.decisions import Decision
-from trainfit.plans.recomputation import NOBODY, copied_before_write, rerun, starts_stream
+from trainfit.plans.recomputation import NOBODY, Rerun, copied_before_write, rerun, starts_stream
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
+_NO_SIZE = (0, torch.device("cpu"))
+"""Of what was there before the region: it is never made again."""
 
 
 class RegionRecorder(RegionMode):
@@ -57,8 +59,10 @@ class RegionRecorder(RegionMode):
         self._number_of: dict[int, int] = {}
         self._uninitialised: set[int] = set()
         self._was_read: set[tuple[int, int]] = set()
+        """What was read, up to some op and some need; asked only where something outside is written to."""
+        self._looked_at = (0, 0)
         self._needs: list[tuple[tuple[int, int], weakref.ref[Any] | None]] = []
-        self._draws: dict[torch.Generator, tuple[int, int, Decision]] = {}
+        self._draws: dict[torch.Generator, LastDraw] = {}
         self._for_host: set[int] = set()
 
     # Storages -------------------------------------------------------------------------------------------
@@ -76,7 +80,8 @@ class RegionRecorder(RegionMode):
     def _enter(self, tensor: torch.Tensor, maker: int) -> int:
         number = self.record.flow.storage(maker)
         self._number_of[_storage_id(tensor)] = number
-        self.record.sizes.append((tensor.untyped_storage().nbytes(), tensor.device))
+        size = _NO_SIZE if maker == NOBODY else (tensor.untyped_storage().nbytes(), tensor.device)
+        self.record.sizes.append(size)
         return number
 
     def _is_permanent(self, number: int, tensor: torch.Tensor) -> bool:
@@ -95,10 +100,22 @@ class RegionRecorder(RegionMode):
     def _read(self, tensor: torch.Tensor) -> tuple[int, int]:
         number = self._storage(tensor)
         version = (number, self.record.flow.version(number))
-        self._was_read.add(version)
         if number in self._uninitialised and version[1] == 0 and tensor.numel():
             self.record.flow.unseen_writes = True
         return version
+
+    def _count(self, tensor: torch.Tensor) -> int:
+        """Return torch's count of writes to what was there before the region, unless it is an input."""
+        uncounted = _storage_id(tensor) in self._inputs or tensor.is_inference()
+        return -1 if uncounted else tensor._version
+
+    def _is_read_so_far(self, version: tuple[int, int]) -> bool:
+        ops, needs = self._looked_at
+        for row in self.record.ops[ops:]:
+            self._was_read.update(row.reads)
+        self._was_read.update(need for need, _ in self._needs[needs:])
+        self._looked_at = len(self.record.ops), len(self._needs)
+        return version in self._was_read
 
     def _keep(self, number: int, tensor: torch.Tensor) -> None:
         if number not in self.record.kept and self.record.flow.makers[number][0] != NOBODY:
@@ -114,7 +131,7 @@ class RegionRecorder(RegionMode):
             value = func(*args, **kwargs)
             self._append(OpRecord(func=func, kind=VALUE, result=Constant(value)))
             return value
-        operator = facts.operator
+        operator, storages_before = facts.operator, len(self.record.flow.makers)
         cast = is_weight_cast(func, args, kwargs)
         decision = self.follower.decision(operator.name, weight_cast=cast)
         if operator.is_view:
@@ -130,8 +147,13 @@ class RegionRecorder(RegionMode):
             row.must_run = True
             written = list(filter(has_storage, outputs_of(func, args)))
         self._note_reads(row, facts, tensors, written)
+        for argument in self.follower.host_inputs:
+            self._note_host_input(tensors, argument)
+        draw_before = None
         if facts.draws:
-            self._note_draw(row, decision, generator_of(args, kwargs, tensors))
+            generator = generator_of(args, kwargs, tensors)
+            draw_before = self._draws.get(generator)
+            self._note_draw(row, decision, generator)
         out = func(*args, **kwargs)
         self.follower.made(func, out)
         if written:
@@ -140,10 +162,9 @@ class RegionRecorder(RegionMode):
         if decision.behaviour.restored:
             self._save(row, out, written, decision.behaviour.on_host)
         if cast:
-            # Autocast puts the result into its cache, also when it is recomputed: it must have values.
-            row.weight = _storage_id(args[0])
-            self._needs.extend(((storage, 0), None) for storage in row.creates)
-        self._append(row)
+            row.cast = True
+            self._note_cast(row, args[0])
+        self._append(row, OpCall(facts, args, kwargs, tensors, out, decision, storages_before, draw_before))
         return out
 
     def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,9 +184,14 @@ class RegionRecorder(RegionMode):
                     self._number_of.pop(_storage_id(tensor), None)
         return out
 
-    def _append(self, row: OpRecord) -> None:
+    def _append(self, row: OpRecord, call: OpCall | None = None) -> None:
+        """Add an op; with the call, if it is one that computes."""
         self.record.ops.append(row)
-        self.record.flow.ops.append(row)
+
+    def _note_cast(self, row: OpRecord, weight: torch.Tensor) -> None:
+        self.record.weights[len(self.record.ops)] = _storage_id(weight)
+        # Autocast puts the result into its cache, also when it is recomputed: it must have values.
+        self._needs.extend(((storage, 0), None) for storage in row.creates)
 
     def _note_reads(
         self, row: OpRecord, facts: Facts, tensors: list[torch.Tensor], written: list[torch.Tensor]
@@ -180,8 +206,7 @@ class RegionRecorder(RegionMode):
             identity = _storage_id(tensor)
             number = self._storage(tensor)
             if flow.makers[number][0] == NOBODY and not facts.reads_metadata_only:
-                counter = -1 if identity in self._inputs or tensor.is_inference() else tensor._version
-                row.outside.append(OutsideArgument(argument, number, flow.version(number), counter))
+                row.outside.append(self.record.outside(argument, number, self._count(tensor)))
             if identity in written_ids:
                 self._before_write(number, flow.version(number), tensor, facts.operator)
             elif not facts.reads_metadata_only:
@@ -190,12 +215,19 @@ class RegionRecorder(RegionMode):
                 self.record.left[id(tensor)] = CountedTensor(tensor, number)
         row.reads = list(reads)
 
+    def _note_host_input(self, tensors: list[torch.Tensor], argument: int) -> None:
+        """Remember an input that the plan has in the host's memory until backward."""
+        tensor = tensors[argument] if argument < len(tensors) else None
+        if tensor is not None and has_storage(tensor) and _storage_id(tensor) in self._inputs:
+            self.record.inputs_for_host.add(self._storage(tensor))
+
     def _before_write(self, number: int, version: int, tensor: torch.Tensor, operator: Operator) -> None:
         """Keep a copy of what lies outside and is about to be overwritten, where an op may need it again."""
         if not self._is_permanent(number, tensor):
             return
         makes_more = any(argument is None for argument in operator.returned)
-        if copied_before_write(was_read=(number, version) in self._was_read, makes_more=makes_more):
+        was_read = self._is_read_so_far((number, version))
+        if copied_before_write(was_read=was_read, makes_more=makes_more):
             whole = tensor.untyped_storage().nbytes() // tensor.element_size()
             self.record.snapshots[number, version] = tensor.as_strided((whole,), (1,), 0).clone()
 
@@ -210,13 +242,19 @@ class RegionRecorder(RegionMode):
         row.writes = list(writes.items())
 
     def _note_draw(self, row: OpRecord, decision: Decision, generator: torch.Generator) -> None:
-        position = len(self.record.ops)
-        stream, before, decision_before = self._draws.get(generator, (len(self._draws), NOBODY, None))
+        last = self._draws.get(generator) or LastDraw(len(self._draws), NOBODY, None)
+        stream, before, decision_before = last
         row.stream, row.draw_before, row.generator = stream, before, generator
         row.starts_stream = starts_stream(decision, decision_before)
+        self._draw(row, decision)
+
+    def _draw(self, row: OpRecord, decision: Decision) -> None:
+        """Remember the generator's state before a draw, if it starts a stream."""
+        assert row.generator is not None
+        position = len(self.record.ops)
         if row.starts_stream:
-            row.state = state_of(generator)
-        self._draws[generator] = (stream, position, decision)
+            self.record.states[position] = state_of(row.generator)
+        self._draws[row.generator] = LastDraw(row.stream, position, decision)
 
     def _describe(self, row: OpRecord, operator: Operator, value: Any, tensors: list[torch.Tensor]) -> Result:
         """Describe what an op returned, entering the storages that it made."""
@@ -263,7 +301,26 @@ class RegionRecorder(RegionMode):
 
     # What is needed later -------------------------------------------------------------------------------
 
-    def packed(self, tensor: torch.Tensor, holder: Any) -> None:
+    def noting(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        """Return `pack`, which autograd calls with what it saves, so that it is noted."""
+        numbers, makers = self._number_of, self.record.flow.makers
+        needs, uninitialised = self._needs, self._uninitialised
+
+        def pack_and_note(tensor: torch.Tensor) -> Any:
+            holder = pack(tensor)
+            try:
+                number = numbers.get(_storage_id(tensor))
+            except NotImplementedError:  # a sparse tensor has no storage of its own
+                number = None
+            if number is None or number in uninitialised:
+                self._note_saved(tensor, holder)
+            else:
+                needs.append(((number, len(makers[number]) - 1), weakref.ref(holder)))
+            return holder
+
+        return pack_and_note
+
+    def _note_saved(self, tensor: torch.Tensor, holder: Any) -> None:
         """Autograd has saved a tensor, for as long as `holder` lives."""
         plain = is_plain(type(tensor)) and has_storage(tensor)
         for part in (tensor,) if plain else strided_parts(tensor):
@@ -286,9 +343,12 @@ class RegionRecorder(RegionMode):
         record.flow.needed = [need for need, alive in self._needs if alive is None or alive() is not None]
         if complete:
             record.flow.needed += [(n, record.flow.version(n)) for n in range(len(record.flow.makers))]
-        record.rerun = rerun(record.flow, record.kept)
+        record.rerun = self._rerun()
         record.kept = {n: kept for n, kept in record.kept.items() if n in record.rerun.restored}
         record.for_host = [number for number in record.kept if number in self._for_host]
         for counted in (*record.kept.values(), *record.left.values()):
             counted.writes = counted.tensor._version
         return record
+
+    def _rerun(self) -> Rerun:
+        return rerun(self.record.flow, self.record.kept)

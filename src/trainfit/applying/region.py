@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,23 +16,27 @@ from torch.utils.checkpoint import checkpoint
 
 from trainfit.applying.call_arguments import CallArguments
 from trainfit.applying.chaining import pass_on
+from trainfit.applying.courses import Courses
 from trainfit.applying.execution import execution
 from trainfit.applying.following import Follower
-from trainfit.applying.op_results import parts_of
+from trainfit.applying.offloaded_results import HostCopy
+from trainfit.applying.op_results import can_be_absent, parts_of
 from trainfit.applying.plain_checkpoint import OnFollowed
 from trainfit.applying.planned_model import PlannedModel
 from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
+from trainfit.applying.quick_recording import QuickRecorder
 from trainfit.applying.randomness import drawn_again
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
 from trainfit.applying.sharded_modules import is_unit
-from trainfit.applying.torch_changes import noticed_reads, ordinary_paths, quiet_propagation, quiet_units
+from trainfit.applying.torch_changes import ordinary_paths, quiet_distribution
 from trainfit.capturing.random_stream import HostRandomState
 from trainfit.plans.plan import NamedCall, OpDecision
 from trainfit.plans.recomputation import rerun
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 _UNIT_IN_A_ROW = "it is an FSDP unit, whose input is held and not computed again by the block before it"
 _keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph
 
@@ -52,6 +56,10 @@ class PlannedCall:
     """Whether nothing is kept, so that torch alone may compute it again."""
     beside: NamedCall | None = None
     """The call beside which results are copied to the host; None if they are copied at once."""
+    host_inputs: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Inputs that are copied to the host: arguments of ops, by the op's number."""
+    courses: Courses = field(default_factory=Courses, compare=False, repr=False)
+    """What calls with the same decisions did before."""
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -63,6 +71,14 @@ def inside_checkpoint() -> bool:
     """Whether an outer `torch.utils.checkpoint` is running, in forward or again."""
     hooks = _top_hooks(False)
     return hooks is not None and getattr(hooks[0], "__module__", "") == checkpoint.__module__
+
+
+def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif value is not None and not isinstance(value, int | float | str):
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 @dataclass(eq=False, repr=False)
@@ -77,7 +93,9 @@ class RegionCall:
     _on_followed: OnFollowed | None = None
     """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
     _record: Record | None = None
-    _recorder: RegionRecorder | None = None
+    _recorder: QuickRecorder | None = None
+    _distributed: bool = True
+    """Whether there may be tensors that are not plain ones."""
     _used_up: bool = False
     _given: list[torch.Tensor] = field(default_factory=list)
     _holds_inputs: bool = False
@@ -89,9 +107,8 @@ class RegionCall:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         # Of a distributed tensor, operators see what this rank has of it.
-        self._given = [part for leaf in leaves for part in parts_of(leaf)]
+        self._given = [part for leaf in _tensors_in(args, kwargs) for part in parts_of(leaf)]
         # Someone else may want to know what is kept for backward: an outer checkpoint, or offloading.
         # Then torch keeps the inputs. Else we do: torch would refuse one that the region itself writes to.
         self._holds_inputs = _top_hooks(False) is None
@@ -115,24 +132,15 @@ class RegionCall:
     @contextlib.contextmanager
     def _in_forward(self) -> Iterator[None]:
         pack, unpack = _top_hooks(False)
-        recorder = self._recorder = RegionRecorder(self._follower(), self._given, self._module)
-
-        def pack_and_note(tensor: torch.Tensor) -> Any:
-            holder = pack(tensor)
-            recorder.packed(tensor, holder)
-            return holder
-
+        recorder = self._recorder = self._new_recorder()
         attributes, host_random = ModuleAttributes(self._module), HostRandomState()
-        hooks = saved_tensors_hooks(pack_and_note, unpack)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(execution.forward(recorder.value_read))
-            stack.enter_context(ordinary_paths(self._planned.names))
-            for change in (noticed_reads.used(), quiet_propagation(), quiet_units()):
-                stack.enter_context(change)
-            stack.enter_context(hooks)
-            stack.enter_context(recorder)
+        hooks = saved_tensors_hooks(recorder.noting(pack), unpack)
+        ordinary, reads = ordinary_paths(self._planned.names), self._planned_model.noticing_reads()
+        quiet = quiet_distribution(expected=recorder.expects_subclasses)
+        with execution.forward(recorder.value_read), ordinary, reads, quiet, hooks, recorder:
             yield
-        self._record = recorder.finish(complete=has_hooks_inside(self._module.modules()))
+        self._distributed = recorder.saw_subclasses
+        self._record = recorder.finish(complete=has_hooks_inside(attributes.modules))
         self._attributes = attributes
         if not host_random.is_present():
             self._host_random = host_random
@@ -141,21 +149,37 @@ class RegionCall:
         self._arguments.forget_untouched(
             lambda tensor: any(recorder.number_of(part) >= 0 for part in parts_of(tensor))
         )
+        moved = self._inputs_on_host(recorder, linked)
+        if moved:
+            self._arguments.leave_on_host(moved)
         self._arguments = None
         if self._holds_inputs:
             self._record.inputs = [
                 CountedTensor(tensor, recorder.number_of(tensor), tensor._version)
                 for tensor in self._given
                 if recorder.number_of(tensor) >= 0 and not tensor.is_inference() and tensor is not linked
+                if _storage_id(tensor) not in moved
             ]
         self._recorder, self._given = None, []
-        self._offload(self._record)
+        self._offload(self._record, moved.values())
         self._tell(attributes, recorder)
 
-    def _offload(self, record: Record) -> None:
-        """Copy what the plan offloads to the host's memory."""
+    def _inputs_on_host(self, recorder: RegionRecorder, linked: torch.Tensor | None) -> dict[int, HostCopy]:
+        """Copy inputs that the plan offloads; not if someone else holds them, or the region wrote to them."""
+        wanted = recorder.record.inputs_for_host - recorder.record.flow.permanent
+        found: dict[int, HostCopy] = {}
+        for tensor in self._given if wanted and self._holds_inputs else ():
+            if recorder.number_of(tensor) not in wanted or tensor is linked or not can_be_absent(tensor):
+                continue
+            if _storage_id(tensor) not in found:
+                copy = HostCopy(self._planned_model.host_memory, tensor.untyped_storage())
+                found[_storage_id(tensor)] = copy
+        return found
+
+    def _offload(self, record: Record, inputs: Iterable[HostCopy]) -> None:
+        """Copy results that the plan offloads; their memory, and that of inputs, is free after the copies."""
         memory = self._planned_model.host_memory
-        copies = record.offload(memory)
+        copies = [*record.offload(memory), *inputs]
         if copies and self._planned.beside is not None:
             memory.copied_beside(self._planned.beside, copies)
             return
@@ -178,8 +202,13 @@ class RegionCall:
     def _differs(self, difference: str) -> None:
         self._planned_model.warn(self._name, self._module, difference)
 
-    def _follower(self) -> Follower:
-        return Follower(self._planned.ops)
+    def _new_recorder(self) -> QuickRecorder:
+        planned, follower = self._planned, Follower(self._planned.ops, self._planned.host_inputs)
+        # Sizes are compared with the plan's, and inputs for the host are found, where an op is described.
+        waits_for_sizes = self._planned_model.waits_for_sizes(self._name, planned.number)
+        describes_all = waits_for_sizes or bool(planned.host_inputs)
+        courses = planned.courses
+        return QuickRecorder(follower, self._given, self._module, courses, describes_all=describes_all)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -191,7 +220,8 @@ class RegionCall:
             try:
                 ordinary = ordinary_paths(self._planned.names)
                 drawn = drawn_again(self._host_random)
-                with ordinary, quiet_propagation(), quiet_units(), as_in_forward, drawn, mode:
+                quiet = quiet_distribution(expected=self._distributed)
+                with ordinary, quiet, as_in_forward, drawn, mode:
                     yield
             finally:
                 mode.finish()
@@ -213,7 +243,7 @@ class RegionCall:
         record = self._record
         if record is None or record.rerun is None:
             # Backward inside of the region's own forward, which is not over yet.
-            return RunAll(self._recorder.record.ops if self._recorder is not None else ())
+            return RunAll(self._recorder.record if self._recorder is not None else Record())
         if not self._used_up:
             record.fetch()
         modified = any(kept.is_modified for kept in record.kept.values())

@@ -7,20 +7,25 @@ one of those: the recorder has worked out what each of them needs, and it is che
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from trainfit.applying.modes import Facts, RegionMode, is_weight_cast
-from trainfit.applying.op_results import Constant, make, tensors_in, with_tensors
+from trainfit.applying.execution import execution
+from trainfit.applying.modes import Facts, RegionMode, facts_of, is_weight_cast
+from trainfit.applying.op_results import Constant, Created, make, tensors_in, with_tensors
 from trainfit.applying.randomness import Draws
 from trainfit.applying.records import VALUE, VIEW, OpRecord, OutsideArgument, Record, modified_error
 from trainfit.capturing.hollow import absent_storage, is_absent
+from trainfit.capturing.schemas import aten
 from trainfit.plans.recomputation import NOBODY, Rerun
 
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
+_function_modes: Any = torch._C._len_torch_function_stack
+_detach, _to_copy = aten.detach.default, aten._to_copy.default
+_END = OpRecord()
+"""What comes after the last op."""
 _set_versions: Any = torch._C._autograd._unsafe_set_version_counter
 
 
@@ -34,6 +39,8 @@ class Replayer(RegionMode):
         self._record = record
         self._rerun = rerun
         self._release = release
+        self._runs = (*rerun.runs, False)
+        self._ops: tuple[OpRecord, ...] = (*record.ops, _END)
         self._next = 0
         self._draws = Draws()
         self._versions = [(left.tensor, left.tensor._version) for left in record.left.values()]
@@ -46,20 +53,62 @@ class Replayer(RegionMode):
         for tensor, version in self._versions:
             _set_versions((tensor,), (version,))
 
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Handle one operator call: at once, if it is plainly the op that comes next."""
+        number = self._next
+        if types or type(func) is not OpOverload or execution.level != self._level or _function_modes():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _detach:
+            # Torch detaches what autograd saves; it is no op of the region.
+            return func._op(*args)
+        row = self._ops[number]
+        if row.func is not func or func is _to_copy or not args or getattr(args[0], "is_meta", True):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self._next = number + 1
+        if row.kind is VIEW:
+            return func._op(*args, **kwargs) if kwargs else func._op(*args)
+        return self._answer(number, row, args, kwargs or {})
+
     def handle(self, facts: Facts, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer one op."""
         number = self._find(func, args, kwargs)
         if number == NOBODY:
             return func(*args, **kwargs)
-        row = self._record.ops[number]
+        return self._answer(number, self._ops[number], args, kwargs)
+
+    def _answer(self, number: int, row: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the results of an op of forward."""
         if row.kind is VIEW:
-            return func(*args, **kwargs)
+            return row.func(*args, **kwargs)
         if row.kind is VALUE:
             assert isinstance(row.result, Constant)
             return row.result.value
-        if self._rerun.runs[number]:
-            return self._run(number, facts, args, kwargs)
-        return make(row.result, tensors_in(args, kwargs), self._storage)
+        if self._runs[number]:
+            return self._run(number, row, args, kwargs)
+        result = row.result
+        if type(result) is Created and self._release:
+            kept = self._record.kept.get(result.storage)
+            if kept is not None and self._is_result(kept.tensor, result):
+                del self._record.kept[result.storage]
+                return kept.tensor
+        return make(result, tensors_in(args, kwargs), self._storage)
+
+    def _is_result(self, kept: torch.Tensor, result: Created) -> bool:
+        """Whether a kept tensor is a result as it was, and may be returned itself.
+
+        Torch counts writes to it together with those to the original, also of ops that do not run again.
+        """
+        layout, number = result.layout, result.storage
+        return (
+            number in self._rerun.restored
+            and len(self._record.flow.makers[number]) == 1
+            and kept.dtype is layout.dtype
+            and kept.shape == layout.size
+            and kept.stride() == layout.stride
+            and kept.storage_offset() == layout.offset
+        )
 
     def handle_unknown(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator again."""
@@ -70,11 +119,11 @@ class Replayer(RegionMode):
         """Return the number of the op in forward; none for a cast that autocast's cache held there."""
         ops, number = self._record.ops, self._next
         if isinstance(func, OpOverload) and is_weight_cast(func, args, kwargs):
-            if number >= len(ops) or ops[number].weight != _storage_id(args[0]):
+            if self._record.weights.get(number) != _storage_id(args[0]):
                 return NOBODY
             self._next = number + 1
             return number
-        while number < len(ops) and ops[number].weight != NOBODY:
+        while number < len(ops) and ops[number].cast:
             number += 1
         if number >= len(ops) or ops[number].func is not func:
             expected = ops[number].func if number < len(ops) else "nothing more"
@@ -94,21 +143,23 @@ class Replayer(RegionMode):
         self.absent.append(weakref.ref(storage))
         return storage
 
-    def _run(self, number: int, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        row, tensors = self._record.ops[number], tensors_in(args, kwargs)
-        replacements = {
-            outside.argument: replacement
-            for outside in row.outside
-            if (replacement := self._as_in_forward(row, outside, tensors[outside.argument])) is not None
-        }
-        if facts.statistics:
-            replacements.update(_spared_statistics(facts, args, tensors))
-        if replacements:
-            args, kwargs = with_tensors(args, kwargs, replacements)
-        if not facts.reads_metadata_only and any(map(is_absent, tensors)):
+    def _run(self, number: int, row: OpRecord, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        facts, tensors = facts_of(row.func), tensors_in(args, kwargs)
+        if row.outside or facts.statistics:
+            replacements = {
+                outside.argument: replacement
+                for outside in row.outside
+                if (replacement := self._as_in_forward(row, outside, tensors[outside.argument])) is not None
+            }
+            if facts.statistics:
+                replacements.update(_spared_statistics(facts, args, tensors))
+            if replacements:
+                args, kwargs = with_tensors(args, kwargs, replacements)
+        if self.absent and not facts.reads_metadata_only and any(map(is_absent, tensors)):
             raise AssertionError(f"{row.func} in {self._name} would read what was not recomputed")
         if row.generator is not None:
-            self._draws.repeat(row.generator, row.state, number, row.draw_before)
+            state = self._record.states.get(number)
+            self._draws.repeat(row.generator, state, number, row.draw_before)
         return row.func(*args, **kwargs)
 
     def _as_in_forward(
@@ -126,8 +177,9 @@ class Replayer(RegionMode):
             snapshot = self._record.snapshots[outside.storage, outside.version]
             then = snapshot.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
             return then.clone() if written else then
-        counted = flow.version(outside.storage) == 0 and outside.counter >= 0 and not tensor.is_inference()
-        if counted and tensor._version != outside.counter:
+        count = self._record.counts[outside.place]
+        counted = flow.version(outside.storage) == 0 and count >= 0 and not tensor.is_inference()
+        if counted and tensor._version != count:
             reader = f"{row.func} in {self._name}"
             raise modified_error(f"a tensor of shape {list(tensor.shape)} that {reader} needs to run again")
         return None
@@ -136,10 +188,15 @@ class Replayer(RegionMode):
 class RunAll(RegionMode):
     """Computes everything again, with the random numbers of forward."""
 
-    def __init__(self, rows: Iterable[OpRecord]) -> None:
+    def __init__(self, record: Record) -> None:
         """Repeat the draws of the ops that have run so far."""
         super().__init__()
-        self._states = [(row.generator, row.state) for row in rows if row.generator and row.draw_before < 0]
+        rows = enumerate(record.ops)
+        self._states = [
+            (row.generator, record.states[number])
+            for number, row in rows
+            if row.generator and row.draw_before < 0
+        ]
         self._draws = Draws()
         self._begun = False
         self.absent: list[weakref.ref[torch.UntypedStorage]] = []

@@ -177,6 +177,16 @@ def quiet_units() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def quiet_distribution(*, expected: bool) -> Iterator[None]:
+    """Let neither propagation nor units be seen, where tensors are distributed or expected to be."""
+    if not expected and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        yield
+        return
+    with quiet_propagation(), quiet_units():
+        yield
+
+
 _quiet_units = _SharedChange(_install_quiet_units)
 _quiet_propagation = _SharedChange(_install_quiet_propagation)
 _ordinary_paths = _SharedChange(_install_ordinary_paths)

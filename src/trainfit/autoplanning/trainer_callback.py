@@ -7,22 +7,19 @@ is loaded when `trainfit.PlanCallback` is first asked for.
 from __future__ import annotations
 
 import sys
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from trainfit.applying import apply, remove, runs_plan
-from trainfit.autoplanning.announcing import announce
 from trainfit.autoplanning.at_hand import Size, Wishes
 from trainfit.autoplanning.autoplan_result import AutoPlan
+from trainfit.autoplanning.callback_plan import CallbackPlan
 from trainfit.autoplanning.plan_here import fit_here, refuse_several_processes
 from trainfit.autoplanning.trainer_step import refuse_other_backends, trainer_above, update_step
 from trainfit.devices.device_table import Device
-from trainfit.errors import MissingExtra, OptionError, PlanError
+from trainfit.errors import MissingExtra, PlanError
 from trainfit.plans.plan import Plan
-from trainfit.plans.plan_store import load_plan
 
 _INSTALL_LINE = "pip install -c constraints.txt 'trainfit[hf]'"
 _FETCHES = "get_batch_samples"
@@ -68,18 +65,7 @@ class PlanCallback(TrainerCallback):
         """Take a plan, or the file that holds it, which is read now; without one, what to plan for."""
         if _MISSING:
             raise MissingExtra(f"PlanCallback needs transformers, which is not installed:\n  {_INSTALL_LINE}")
-        if plan is not None and not isinstance(plan, Plan | str | Path):
-            raise PlanError(
-                f"PlanCallback takes a plan or the name of its file, not a {type(plan).__name__}."
-            )
-        self._wishes = Wishes(budget, device, reserve)
-        if plan is not None and self._wishes != Wishes():
-            raise OptionError(
-                "a plan is made for its own budget: give PlanCallback a plan, or a budget, device or reserve "
-                "to make one for."
-            )
-        self._plan = load_plan(plan) if isinstance(plan, str | Path) else plan
-        self._planned: weakref.ref[nn.Module] | None = None
+        self._plan = CallbackPlan("PlanCallback", plan, Wishes(budget, device, reserve))
         self._waiting: tuple[Any, Any] | None = None
         """The Trainer whose first batches are waited for, and what it had of its own to fetch them."""
         self.result: AutoPlan | None = None
@@ -100,10 +86,7 @@ class PlanCallback(TrainerCallback):
                 "callback out."
             )
         self._take_off()
-        if self._plan is not None:
-            apply(model, self._plan)
-            self._planned = weakref.ref(model)
-        else:
+        if not self._plan.apply_given(model):
             self._wait(trainer_above(self, sys._getframe(1)))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -132,10 +115,8 @@ class PlanCallback(TrainerCallback):
     def _fit(self, trainer: Any, batches: Any, items: Any) -> None:
         roots = [("trainer", trainer), ("batch", batches), ("num_items_in_batch", items)]
         data = (trainer.train_dataset, trainer.eval_dataset)
-        self.result = fit_here(update_step(trainer, batches, items), roots, self._wishes, data)
-        if self.result.plan is not None:
-            self._planned = weakref.ref(trainer.model)
-        announce(self.result.text)
+        found = fit_here(update_step(trainer, batches, items), roots, self._plan.wishes, data)
+        self.result = self._plan.made(trainer.model, found)
 
     def _stop_waiting(self) -> None:
         if self._waiting is None:
@@ -147,12 +128,8 @@ class PlanCallback(TrainerCallback):
             setattr(trainer, _FETCHES, own)
 
     def _take_off(self) -> None:
-        """Remove the plan from the model that this callback put it on, if it is still there."""
         self._stop_waiting()
-        model = self._planned() if self._planned is not None else None
-        self._planned = None
-        if model is not None and runs_plan(model):
-            remove(model)
+        self._plan.take_off()
 
 
 def _word_for_checkpointing(thing: Any, name: str) -> str:

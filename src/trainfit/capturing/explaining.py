@@ -18,7 +18,7 @@ from trainfit.errors import CaptureError, UserCodeError
 if TYPE_CHECKING:
     from trainfit.capturing.session import Session
 
-_TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
+_TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
 def user_code(session: Session, function: Callable[[], Any], doing: str) -> Any:

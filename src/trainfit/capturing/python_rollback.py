@@ -44,7 +44,7 @@ _LEFT_ALONE = frozenset(
 """Packages whose objects are not followed: others work on them meanwhile, or they hold no state of a step."""
 _MOST_COPIED_BYTES = 64 << 20
 """Larger arrays are not copied, but may not be written to."""
-_OUR_FOLDER = str(Path(__file__).resolve().parents[1])
+_OUR_FOLDER = str(Path(__file__).parents[1])
 _ABSENT = object()
 _Undo = Callable[[], None]
 

@@ -26,11 +26,11 @@ _PATIENCE = 100
 _INTEGER_LIMIT = 1 << 20
 _FLOAT_LIMIT = 1 << 16
 _ARRAY_LIMIT = 1 << 12
-_OUR_FOLDER = str(Path(__file__).resolve().parents[1])
-_STANDARD_LIBRARY = str(Path(traceback.__file__).resolve().parent)
-_TORCH_FOLDER = str(Path(torch.__file__).resolve().parent)
+_OUR_FOLDER = str(Path(__file__).parents[1])
+_STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
+_TORCH_FOLDER = str(Path(torch.__file__).parent)
 _UNKNOWN_LINE = "unknown line"
-_INITIALISATION = str(Path(torch.nn.init.__file__).resolve())
+_INITIALISATION = str(Path(torch.nn.init.__file__))
 
 
 class Values:

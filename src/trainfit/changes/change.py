@@ -33,8 +33,15 @@ class StepChange:
     """The processes that the step is divided among, if that is the change."""
     copies: int = 1
     """How many of them train on different samples."""
+    least_copied_bytes: int = 0
+    """What is copied over the link at least, whatever else is changed; nothing overlaps with these copies."""
     refused_by: Callable[[Trace], str | None] = lambda trace: None
     """Why it cannot be made after all, as the trace of the changed step shows; None if it can."""
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether the step stays the same, and only something around it is set otherwise."""
+        return self.make is None and not self.options and self.cluster is None
 
     @property
     def kind(self) -> str:

@@ -9,9 +9,7 @@ Copies run on the queue of the kernels, so nothing overlaps with them.
 
 from __future__ import annotations
 
-import types
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +19,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from trainfit.changes.change import NotPossible
+from trainfit.changes.hidden_forward import HiddenForward
 from trainfit.changes.host_memory import arrived, to_device, to_host
 from trainfit.changes.step_in_parts import add_mover, drop_mover, refuse_coupled, size_of
 
-_SMALL_SHARE = 1e-3
+SMALL_SHARE = 1e-3
 """Of all parameters: what is smaller stays on the device, because a copy has a least time."""
-_FORWARD = "forward"
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
@@ -60,7 +58,7 @@ def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
         if together:
             inside.update(module.modules())  # it uses the weights of the modules in it without calling them
         own = module.parameters(recurse=together)
-        large = [parameter for parameter in own if size_of(parameter) >= _SMALL_SHARE * whole]
+        large = [parameter for parameter in own if size_of(parameter) >= SMALL_SHARE * whole]
         if large:
             yield module, large
 
@@ -176,7 +174,7 @@ class OffloadedParameters:
     def remove(self) -> None:
         """Put the parameters back to where they were."""
         for forward in self._forwards:
-            forward.restore()
+            forward.leave()
         for optimizer in self._optimizers:
             drop_mover(optimizer, self)
         for traveller in self._travellers.values():
@@ -194,50 +192,23 @@ class OffloadedParameters:
             traveller.go(updated=True)
 
 
-class _BringingForward:
+class _BringingForward(HiddenForward):
     """Takes the place of a module's `forward`: its parameters are on the device meanwhile."""
 
     def __init__(self, module: nn.Module, travellers: list[_Traveller]) -> None:
-        # Weak, so that the module does not keep itself alive.
-        self._module = weakref.ref(module)
+        super().__init__(module)
         self._travellers = travellers
-        self._own = vars(module).get(_FORWARD)
-        self._removed = False
-        object.__setattr__(module, _FORWARD, self)
+        self.hide(module)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles refer to their own module."""
-        return {**vars(self), "_module": self._module()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Undo `__getstate__`."""
-        vars(self).update(state)
-        self._module = weakref.ref(state["_module"])
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The module's original `forward`; what asks for a signature finds it here."""
-        if self._own is not None:
-            own: Callable[..., Any] = self._own
-            return own
+    def leave(self) -> None:
+        """Give the module its `forward` back, if there is still a module."""
         module = self._module()
-        assert module is not None, "a module's attribute outlives the module"
-        return types.MethodType(type(module).forward, module)
-
-    def restore(self) -> None:
-        """Give the module its `forward` back."""
-        module, self._removed = self._module(), True
-        # If someone has wrapped it, and calls it still, it stays, and does nothing of its own.
-        if module is None or vars(module).get(_FORWARD) is not self:
-            return
-        if self._own is not None:
-            object.__setattr__(module, _FORWARD, self._own)
-        else:
-            object.__delattr__(module, _FORWARD)
+        if module is not None:
+            self.restore(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
-        if self._removed:
+        if self.removed:
             return self.__wrapped__(*args, **kwargs)
         for traveller in self._travellers:
             traveller.come()

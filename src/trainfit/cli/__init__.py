@@ -7,6 +7,7 @@ amount_options   those that say how much of it is shown
 completions      what a shell offers when Tab is pressed
 cli_options      every other option once, in objects
 solver_options   those that say how a plan is found
+compile_options  those about torch.compile
 grid_options     those of several steps at once
 list_options     those that take several values
 cli_running      the one way in which a command runs: errors, progress, output
@@ -16,6 +17,7 @@ device_commands  those about machines and devices
 fit_commands     the command that looks for what to change
 grid_commands    those about several steps
 scale_commands   those about what only a cluster decides
+compile_commands what plan and verify do with a compiled step
 size_commands    max-batch, max-seq, and lists of batches and devices
 commands         the other commands
 """

@@ -21,6 +21,7 @@ from trainfit.cli.plain_option import option
 if TYPE_CHECKING:
     from trainfit.api.request import Request
     from trainfit.models.recipe import StepOptions
+    from trainfit.plans.compiled_plan import CompiledPlan
 
 _DTYPES = ("fp32", "bf16", "bf16-autocast", "fp16-autocast")
 _OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-fused", "adamw-for-loop", "sgd", "none")
@@ -237,6 +238,9 @@ class VerifyFlags:
     way: Annotated[
         str | None, option("FILE", "Run the step with this way, which fit -o wrote, and without it.")
     ] = None
+    budget: Annotated[
+        str | None, option("SIZE", "With --compile: plan for this much memory, and run that plan.")
+    ] = None
     costs: Costs = "measured"
     refresh: Refresh = False
     force: Annotated[
@@ -255,10 +259,20 @@ class VerifyFlags:
         ),
     ] = None
 
-    def request(self, target: str) -> Request:
+    def compiled_plan(self) -> CompiledPlan | None:
+        """Return the plan for torch.compile that is named, if one is."""
+        from trainfit.plans.compiled_plan import CompiledPlan
+        from trainfit.plans.plan_store import load_plan
+
+        if self.plan is None or "{rank}" in self.plan:
+            return None
+        plan = load_plan(self.plan)
+        return plan if isinstance(plan, CompiledPlan) else None
+
+    def request(self, target: str, costs: str | None = None) -> Request:
         """Return the request that the API takes."""
         cluster = ClusterFlags(mesh=self.mesh).cluster()
-        rest = (self.steps, self.costs, self.refresh, "default", *cluster)
+        rest = (self.steps, costs or self.costs, self.refresh, "default", *cluster)
         return self.step.request(target, None, *rest)
 
     def arguments(self) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from trainfit import __version__
 from trainfit.basics.doing import doing
 from trainfit.cli import cli_options as given
 from trainfit.cli.cli_running import command, present, working
+from trainfit.cli.compile_commands import compiled_plan, verify_compiled
+from trainfit.cli.compile_options import CompileFlags, refuse_with_compile, refuse_without_compile
 from trainfit.cli.device_commands import calibrate, devices
 from trainfit.cli.fit_commands import fit
 from trainfit.cli.grid_commands import add_grid_commands
@@ -59,6 +61,7 @@ def trainfit(
 def estimate(
     target: given.Target,
     asked: ListedRequestFlags,
+    compiling: CompileFlags,
     outputs: given.StepOutputFlags,
     save_trace: given.SaveTrace = None,
 ) -> None:
@@ -74,6 +77,7 @@ def estimate(
       trainfit estimate train.py:build --world-size 64 --device h100
       trainfit estimate llama-3-70b --mesh dp=8,tp=8 --device h100
       trainfit estimate gpt2 --batch 8,16,max --device a100-40gb,h100
+      trainfit estimate gpt2 --device h100 --compile
 
     --batch, --seq, --image-size, --dtype and --optimizer set the step of
     built-in and hf: models. A function of your own gets those that you give as
@@ -82,6 +86,9 @@ def estimate(
     logging in them happen, except that no tensors are written and no older
     files are removed.
     """
+    compiled = compiling.asked()
+    if compiled:
+        refuse_with_compile(lists=asked.has_lists)
     if asked.has_lists:
         several_estimates(target, asked, outputs, save_trace)
         return
@@ -93,7 +100,12 @@ def estimate(
 
         step = asked.asked(target)[0]
         outputs.check_speed(step.request)
-        result = estimate_asked(step)
+        if compiled:
+            from trainfit.api.compiled_steps import estimate_compiled_step
+
+            result = estimate_compiled_step(step.single(), **compiling.arguments())
+        else:
+            result = estimate_asked(step)
         if save_trace is not None:
             doing("saving the trace")
             store.save_trace(result.trace, save_trace)
@@ -106,6 +118,7 @@ def plan(
     *,
     budget: given.Budget = None,
     asked: ListedRequestFlags,
+    compiling: CompileFlags,
     solver: SolverFlags,
     output: given.Output = None,
     outputs: given.StepOutputFlags,
@@ -120,12 +133,17 @@ def plan(
       trainfit plan gpt2 --batch 32 --budget 24GiB --device a100-40gb -o plan.json
       trainfit plan gpt2 --batch 32 --device rtx-4090 --offload
       trainfit plan llama-3-70b --mesh dp=16,tp=4 --device h100
+      trainfit plan gpt2 --batch 32 --device rtx-4090 --compile -o plan.json
       trainfit plan llama-3-8b --solver modules --ac-unit "blocks.*" \\
           --fsdp-unit "blocks.*" --world-size 8 --device h100
 
     A training script needs two lines: plan = trainfit.load_plan("plan.json") and
-    trainfit.apply(model, plan).
+    trainfit.apply(model, plan). With --compile the plan is for torch.compile,
+    before or after which it is applied.
     """
+    if compiling.asked():
+        compiled_plan(target, budget, asked, compiling, solver, outputs, output)
+        return
     if asked.has_lists:
         several_plans(target, asked, budget, solver, outputs, output)
         return
@@ -177,13 +195,19 @@ register_size_commands(app)
 
 
 @command(app)
-def verify(target: given.Target, asked: given.VerifyFlags, outputs: given.OutputFlags) -> None:
+def verify(
+    target: given.Target,
+    asked: given.VerifyFlags,
+    compiling: CompileFlags,
+    outputs: given.OutputFlags,
+) -> None:
     """Run the real step on this machine and compare measured peak memory and time with the predicted ones.
 
     On a CPU the measure is every allocation that the profiler sees, on a GPU
     the statistics of torch's allocator. A step that may not fit into the free
     memory of this machine is refused; --force runs it all the same.
-    A compiled step runs compiled, and is compared with the predicted eager one.
+    A compiled step runs compiled, and is compared with the predicted eager one;
+    with --compile, or a plan for torch.compile, with the predicted compiled one.
 
     [bold]Examples[/bold]
 
@@ -192,11 +216,16 @@ def verify(target: given.Target, asked: given.VerifyFlags, outputs: given.Output
       trainfit verify resnet-18 --batch 4 --dtype bf16-autocast
       trainfit verify gpt2-tiny --plan plan.json
       trainfit verify gpt2-tiny --way way.json
+      trainfit verify gpt2-tiny --compile --budget 40MiB
       torchrun --nproc-per-node 4 -m trainfit verify train.py:build
 
     Under torchrun every process is a rank: each is predicted and measured, on
     the CPU, and all are compared by phase.
     """
+    if compiling.asked() or asked.compiled_plan() is not None:
+        verify_compiled(target, asked, compiling, outputs)
+        return
+    refuse_without_compile(budget=asked.budget)
     with working(outputs):
         from trainfit.api import prove
         from trainfit.report.rank_report import rank_verification_data, rank_verification_view

@@ -9,14 +9,14 @@ import typer
 from trainfit.cli import cli_options as given
 from trainfit.cli import grid_options as of_grid
 from trainfit.cli.cli_running import command, present, working
-from trainfit.cli.output_options import TableOutputFlags
+from trainfit.cli.output_options import OutputFlags, TableOutputFlags
 
 
 def compare(
     target: given.Target,
     asked: of_grid.DevicesFlags,
     run: of_grid.RunFlags,
-    outputs: TableOutputFlags,
+    outputs: OutputFlags,
 ) -> None:
     """Compare devices: where a step fits, with which plan, how fast it is, what a whole run costs.
 
@@ -28,6 +28,7 @@ def compare(
       trainfit compare gpt2 --devices h100,a100-80gb,rtx-4090,l40s
       trainfit compare llama-3-8b --tokens 10B --price h100=2.99/h --price b200=5
       trainfit compare resnet-50 --epochs 90 --samples 1.28M --prices prices.toml
+      trainfit compare gpt2 --devices h100,l40s --report compared.html
 
     Prices are yours, per hour and device, in any currency; none is built in.
     """

@@ -17,4 +17,13 @@ In the order in which a graph passes through them:
 - `graph_probe`: which graphs a model has, before it is compiled
 - `standing_memory`: parameters, buffers and optimizer state
 - `compiled_model`: `compile`
+- `value_names`: values of a graph by what computes them
+- `carried_plan`: plans made before, carried out by torch.compile
+- `step_graphs`: the joint graphs of a step, without running it
+- `kernel_calls`: the kernels that inductor makes of a graph, and their buffers
+- `node_calls`: the same of a graph that runs node by node
+- `graph_runs`: forward and backward of a divided graph so
+- `compiled_parts`: where compiled modules are called in a step
+- `compiled_trace`: the trace of a compiled step
+- `compiled_step`: what a compiled step needs and takes, as torch divides it or within a budget
 """

@@ -27,7 +27,7 @@ from trainfit.compiling.graph_probe import GraphProbe, nothing_changed
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.planned_partitioner import PlannedPartitioner, too_small
 from trainfit.compiling.recompute_problem import GraphLimits
-from trainfit.compiling.standing_memory import model_bytes, optimizer_bytes
+from trainfit.compiling.standing_memory import device_of, model_bytes, optimizer_bytes
 from trainfit.compiling.step_shares import shared, smallest_peak
 from trainfit.devices.device_table import Device, find_device
 from trainfit.errors import OptionError, StepError, TrainfitError
@@ -60,7 +60,7 @@ def compile(
         raise OptionError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}.")
     if not isinstance(model, nn.Module):
         raise StepError(f"compile takes a model (torch.nn.Module), got {type(model).__name__}.")
-    found = device if isinstance(device, Device) else find_device(device or _device_of(model))
+    found = device if isinstance(device, Device) else find_device(device or device_of(model))
     standing = model_bytes(model) + optimizer_bytes(optimizer) + _bytes(other, found)
     plan = CompilePlan(_bytes(budget, found), standing)
     parts = tuple(only)
@@ -209,8 +209,3 @@ def _bytes(size: int | str, device: Device) -> int:
             raise OptionError(f"a size in bytes is not negative, got {size}.")
         return size
     return parse_size(size, device.usable_bytes)
-
-
-def _device_of(model: nn.Module) -> str:
-    kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
-    return "cuda" if "cuda" in kinds else "cpu"

@@ -7,7 +7,7 @@ than the limits, or much less, the limits of the search are moved by the differe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,10 +77,15 @@ class GraphPlanner:
         if not self.problem.backward_nodes:
             raise CannotPlan("it has no backward")
         self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
-        self._workspaces = _workspaces(self.problem, self._nodes)
+        self._workspaces = problem_workspaces(self.problem, self._nodes)
         self.search = PartitionSearch(self.problem)
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of the joint graph, in the order of the problem's."""
+        return self._nodes
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -178,12 +183,16 @@ def _moved(asked: GraphLimits, limits: GraphLimits, found: DividedGraph) -> Grap
     )
 
 
-def _workspaces(problem: RecomputeProblem, nodes: Sequence[Node]) -> dict[str, int]:
+def workspaces_by_name(pairs: Iterable[tuple[int, Node]]) -> dict[str, int]:
     """Return the bytes that kernels need inside by the names of nodes; by operator the most of all calls."""
     found: dict[str, int] = {}
-    for number, node in enumerate(nodes):
-        inside = problem.nodes[number].workspace_bytes
+    for inside, node in pairs:
         if isinstance(node.target, torch._ops.OpOverload):
             found[node.name] = inside
             found[str(node.target)] = max(found.get(str(node.target), 0), inside)
     return found
+
+
+def problem_workspaces(problem: RecomputeProblem, nodes: Sequence[Node]) -> dict[str, int]:
+    """Return the same of the nodes of a problem."""
+    return workspaces_by_name((entry.workspace_bytes, node) for entry, node in zip(problem.nodes, nodes))

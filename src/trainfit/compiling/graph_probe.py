@@ -46,9 +46,9 @@ class GraphProbe:
     def __call__(self, gm: GraphModule, example_inputs: Any, **_: Any) -> Callable[..., Any]:
         """Compile one of Dynamo's graphs."""
         before = len(self.planners)
-        tables = {"decompositions": select_decomp_table()} if self._backend == "inductor" else {}
+        options = tracing_options(self._backend)
         compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=self._divide, **tables
+            fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=self._divide, **options
         )(gm, example_inputs)
         if len(self.planners) == before:
             return compiled  # nothing in it has a gradient
@@ -71,10 +71,7 @@ class GraphProbe:
         ]
 
     def _divide(self, gm: GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        if self._backend == "inductor":
-            values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-            with V.set_fake_mode(detect_fake_mode(values)):
-                gm = _recursive_joint_graph_passes(gm, skip_invoke_subgraph=True)
+        gm = as_divided(gm, self._backend)
         outputs = kwargs["num_fwd_outputs"]
         static = kwargs.get("static_lifetime_input_indices") or ()
         try:
@@ -87,6 +84,23 @@ class GraphProbe:
         self.planners.append(planner)
         least = min(planner.search.partitions, key=lambda partition: partition.held_bytes)
         return planner.split_only(least)
+
+
+def as_divided(gm: GraphModule, backend: Backend) -> GraphModule:
+    """Return a joint graph as a backend's partitioner gets it: inductor has its own passes before that."""
+    if backend != "inductor":
+        return gm
+    values = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    device = next((value.device for value in values if isinstance(value, torch.Tensor)), None)
+    with V.set_fake_mode(detect_fake_mode(values)):
+        return _recursive_joint_graph_passes(gm, skip_invoke_subgraph=True, input_device=device)
+
+
+def tracing_options(backend: Backend) -> dict[str, Any]:
+    """Return what a backend tells AOTAutograd: which operators it wants in parts, and writes in graphs."""
+    if backend != "inductor":
+        return {}
+    return {"decompositions": select_decomp_table(), "keep_inference_input_mutations": True}
 
 
 @contextlib.contextmanager

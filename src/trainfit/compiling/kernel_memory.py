@@ -6,9 +6,12 @@ code has it (`order_fronts/scheduler_memory.py`, `reuse.py`). The graph that is 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
@@ -44,7 +47,20 @@ def kernel_peak(
     `donated` are placeholders that backward may write over; `workspaces` the bytes that kernels of operators
     need inside, by the node's name, and by the operator's for nodes that inductor has made.
     """
-    module = copy.deepcopy(module)
+    with lowered(module, backward=backward, donated=donated) as graph:
+        return _counted(graph, workspaces or {})
+
+
+def copied(module: GraphModule) -> GraphModule:
+    """Return a copy of a graph; torch warns about itself when it copies what Dynamo notes in one."""
+    with warnings.catch_warnings(action="ignore"):
+        return copy.deepcopy(module)
+
+
+@contextlib.contextmanager
+def lowered(module: GraphModule, *, backward: bool, donated: Sequence[str] = ()) -> Iterator[GraphLowering]:
+    """Lower a copy of a graph up to inductor's final list of kernels, which can be asked in the block."""
+    module = copied(module)
     placeholders = module.graph.find_nodes(op="placeholder")
     inputs = [node.meta["val"] for node in placeholders]
     fake_mode = detect_fake_mode(inputs)
@@ -65,7 +81,7 @@ def kernel_peak(
             graph.run(*inputs)
             graph.init_wrapper_code()
             graph._update_scheduler()
-            return _counted(graph, workspaces or {})
+            yield graph
 
 
 def _counted(graph: GraphLowering, workspaces: dict[str, int]) -> int:
@@ -75,11 +91,11 @@ def _counted(graph: GraphLowering, workspaces: dict[str, int]) -> int:
     alive = live_bytes_with_reuse(
         planned, precise_graph(nodes, planned, in_this_order=True), steps, *kinds_of_buffers(nodes)
     )
-    inside = [
-        max(
-            (workspaces.get(name, workspaces.get(called, 0)) for name, called in kernel_names(node)),
-            default=0,
-        )
-        for node in nodes
-    ]
+    inside = [inside_bytes(node, workspaces) for node in nodes]
     return max((bytes_ + extra for bytes_, extra in zip(alive, inside)), default=0)
+
+
+def inside_bytes(node: Any, workspaces: dict[str, int]) -> int:
+    """Return what the kernels of a scheduler's node need inside."""
+    found = (workspaces.get(name, workspaces.get(called, 0)) for name, called in kernel_names(node))
+    return max(found, default=0)

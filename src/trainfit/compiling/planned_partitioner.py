@@ -64,7 +64,7 @@ class PlannedPartitioner(CustomPartitionerFn):
         device = self._costs.device.name
         shares = tuple((s.forward_bytes, s.held_bytes, s.backward_bytes) for s in self.shares)
         plan = self.plan
-        return (_code_hash(), self._backend, device, plan.budget_bytes, plan.standing_bytes, shares)
+        return (code_hash(), self._backend, device, plan.budget_bytes, plan.standing_bytes, shares)
 
     def _divided(
         self,
@@ -147,7 +147,7 @@ def _described(divided: DividedGraph, planner: GraphPlanner, limits: GraphLimits
 
 
 @functools.cache
-def _code_hash() -> str:
+def code_hash() -> str:
     """Hash the code that decides: compiled code is used again as long as that does not change."""
     package = Path(__file__).parent.parent
     hasher = hashlib.sha256()

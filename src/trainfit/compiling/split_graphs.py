@@ -140,12 +140,12 @@ def graph_peak(
     counted = problem_of(graph)
     alive = step_bytes(counted, range(counted.count))
     called = {node.name: node for node in module.graph.nodes}
-    inside = [_inside(called[node.name], workspaces or {}) for node in graph.nodes]
+    inside = [node_workspace(called[node.name], workspaces or {}) for node in graph.nodes]
     states = sum(node.target in _WITH_STATES for node in called.values()) * torch.get_rng_state().nbytes
     return states + max([counted.initial_bytes, *(here + extra for here, extra in zip(alive, inside))])
 
 
-def _inside(node: Node, workspaces: Mapping[str, int]) -> int:
+def node_workspace(node: Node, workspaces: Mapping[str, int]) -> int:
     """Return what a node's kernel needs inside, also that of an operator that is given a random state."""
     if node.target in _WITH_STATES:
         run = [value for value in node.args if isinstance(value, torch._ops.OpOverload)]

@@ -28,6 +28,12 @@ def model_bytes(model: nn.Module) -> int:
     return bytes_of((*model.parameters(), *model.buffers()))
 
 
+def device_of(model: nn.Module) -> str:
+    """Return the kind of device that a model is on."""
+    kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    return "cuda" if "cuda" in kinds else "cpu"
+
+
 def optimizer_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     """Return the bytes of an optimizer's state; before its first step those that it will have."""
     if optimizer is None:

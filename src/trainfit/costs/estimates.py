@@ -55,6 +55,8 @@ class Estimate(ShownInNotebooks):
     """The step with 16-bit parameters, where it was captured to say what that would save."""
     ranks: tuple[RankPeak, ...] = ()
     """Where the worst rank of a cluster was asked for: those that were looked at, this one among them."""
+    notes: tuple[str, ...] = ()
+    """What else to know about the figures."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
 
@@ -84,7 +86,8 @@ class Estimate(ShownInNotebooks):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What had to be assumed, and what went wrong while costs were measured."""
-        return self.trace.warnings + self._about_memory + (self.costs.warnings if self.costs else ())
+        priced = self.costs.warnings if self.costs else ()
+        return self.trace.warnings + self._about_memory + priced + self.notes
 
     @property
     def _about_memory(self) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,10 @@ class Diff:
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""
-        from trainfit.report.tables import show
+        from trainfit.report.tables import as_text
         from trainfit.report.text_diffs import diff_view
 
-        text = io.StringIO()
-        show(diff_view(self.data), text)
-        return text.getvalue()
+        return as_text(diff_view(self.data))
 
     @property
     def peak_share(self) -> float | None:

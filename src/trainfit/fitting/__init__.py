@@ -2,6 +2,7 @@
 
 - `fit_results`: `FitResult`, what leaves
 - `way_candidates`: one combination of changes, captured, and planned if it has to be
+- `guessed_times`: how long a step with several changes may take
 - `way_search`: which combinations are looked at, and in which order
 - `way_ranking`: which of those that fit are worth showing
 """

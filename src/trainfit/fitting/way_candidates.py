@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.changes.accumulation import CAPTURED_PASSES
 from trainfit.changes.change import StepChange
 from trainfit.changes.kinds.allocator_segments import EXPANDABLE
+from trainfit.costs.host_link import link_seconds
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
+from trainfit.fitting.guessed_times import StepParts
 from trainfit.planning.certify import promised_peak
 from trainfit.planning.host_copies import HostLink
 from trainfit.planning.planner import Planner
@@ -20,6 +25,14 @@ from trainfit.plans.plan import Plan
 from trainfit.plans.ways import Way
 from trainfit.traces.simulate import simulate
 from trainfit.traces.trace import Trace
+
+_GAP_SHARE = 5e-4
+"""Of the step's time: ways that are less apart are not told apart (`way_ranking.py`)."""
+_LEAST_COMPUTED = 0.8
+"""Of forward and backward: what they take at least when something in them is changed, such as the loss."""
+_NOT_PLANNED = ("parameter", "buffer", "gradient", "optimizer_state")
+_MOST_PLANNERS = 6
+"""How many are kept: each has all curves of a step."""
 
 Capture = Callable[[Sequence[StepChange]], tuple[Trace, CostTable] | None]
 """Captures and prices the step with changes; None if they cannot be made."""
@@ -35,6 +48,8 @@ class Candidates:
     budget_for: Callable[[Device], int] | None = None
     """The budget on a device of which something else takes a part, as NCCL does."""
     _traces: dict[tuple[str, ...], tuple[Trace, CostTable] | None] = field(default_factory=dict)
+    _parts: dict[tuple[str, ...], StepParts] = field(default_factory=dict)
+    _planners: dict[tuple[str, ...], Planner] = field(default_factory=dict)
 
     def know(self, changes: Sequence[StepChange], trace: Trace, costs: CostTable) -> None:
         """Remember what was captured elsewhere."""
@@ -51,18 +66,23 @@ class Candidates:
         reserve = promised_peak(trace, timeline, has_regions=False) - timeline.peak_bytes
         needed = memory.smallest_bytes + reserve + self._taken(costs)
         peak = timeline.peak_bytes + reserve
-        return _way(changes, schedule(trace, costs), peak, needed)
+        times = schedule(trace, costs)
+        self._parts[_key(_own(changes))] = StepParts.of(times, _runs_of_ops(times, _repeats(changes)))
+        return _way(changes, times, peak, needed)
+
+    def parts(self, changes: Sequence[StepChange]) -> StepParts:
+        """Return what a step takes that was asked for without a plan, part by part."""
+        return self._parts[_key(_own(changes))]
 
     def planned(self, changes: Sequence[StepChange], seconds_limit: float) -> Way | None:
         """Return the step with changes and the fastest plan that fits; None if none does."""
         found = self._captured(changes)
         if found is None:
             return None
-        trace, costs = found
-        # A CPU computes in the host's memory: there is nowhere else to copy to.
-        link = HostLink.of(costs.device) if costs.device.pcie_bytes_per_second else None
-        planner = Planner(trace, costs, self._allocator(changes), link)
-        taken = self._taken(costs)
+        taken = self._taken(found[1])
+        if least_planned_bytes(found[0]) > self.budget_bytes - taken:
+            return None
+        planner = self._planner(changes, *found).with_allocator(self._allocator(changes))
         certified = planner.plan(self.budget_bytes - taken, seconds_limit=seconds_limit)
         if not certified.fits:
             return None
@@ -70,17 +90,42 @@ class Candidates:
         kept = plan if plan.regions else None
         return _way(changes, certified.times, plan.peak_bytes, plan.memory_bytes + taken, kept)
 
+    def _planner(self, changes: Sequence[StepChange], trace: Trace, costs: CostTable) -> Planner:
+        """Return the planner of a captured step, which all settings of the allocator have in common."""
+        key = _key(_own(changes))
+        if key not in self._planners:
+            # A CPU computes in the host's memory: there is nowhere else to copy to.
+            link = HostLink.of(costs.device) if costs.device.pcie_bytes_per_second else None
+            while len(self._planners) >= _MOST_PLANNERS:
+                self._planners.pop(next(iter(self._planners)))
+            self._planners[key] = Planner(trace, costs, self.allocator, link, _GAP_SHARE)
+        return self._planners[key]
+
     def _taken(self, costs: CostTable) -> int:
         """Return what communication takes of the memory that the budget is of."""
         return 0 if self.budget_for is None else max(self.budget_bytes - self.budget_for(costs.device), 0)
+
+    def least_seconds(self, changes: Sequence[StepChange]) -> dict[str, float]:
+        """Return what a step takes at least with a change, by its name, whatever else is changed.
+
+        Nothing overlaps with what is copied over the link; and where no other format of numbers is offered,
+        forward and backward take no less than they do.
+        """
+        found = self._captured(())
+        assert found is not None, "the step as it is"
+        trace, costs = found
+        seconds = schedule(trace, costs).phase_seconds
+        computes = _LEAST_COMPUTED * (seconds["forward"] + seconds["backward"])
+        computes *= all(change.kind != "dtype" for change in changes)
+        copied = [(change.name, change.least_copied_bytes) for change in changes if change.least_copied_bytes]
+        return {name: link_seconds(costs.device, size) + computes for name, size in copied}
 
     def fits(self, way: Way) -> bool:
         """Whether it runs within the budget."""
         return way.memory_bytes <= self.budget_bytes
 
     def _captured(self, changes: Sequence[StepChange]) -> tuple[Trace, CostTable] | None:
-        # The allocator's setting changes nothing about the step itself.
-        own = [change for change in changes if change.made.value != EXPANDABLE]
+        own = _own(changes)
         key = _key(own)
         if key not in self._traces:
             self._traces[key] = self.capture(own)
@@ -91,6 +136,21 @@ class Candidates:
         if self.allocator is None or not expandable:
             return self.allocator
         return replace(self.allocator, expandable_segments=True)
+
+
+def least_planned_bytes(trace: Trace) -> int:
+    """Return what no plan changes: parameters, gradients and the optimizer's state when its step begins."""
+    begins = next((n for n, op in enumerate(trace.ops) if op.phase == "optimizer"), len(trace.ops))
+    return sum(
+        trace.occupied_at(number, begins)
+        for number, storage in enumerate(trace.storages)
+        if storage.category in _NOT_PLANNED and storage.alive_at(begins)
+    )
+
+
+def _own(changes: Sequence[StepChange]) -> list[StepChange]:
+    """Return the changes of the step itself: the allocator's setting is not one."""
+    return [change for change in changes if not change.is_setting]
 
 
 def _key(changes: Sequence[StepChange]) -> tuple[str, ...]:
@@ -111,7 +171,7 @@ def _way(
         plan=plan,
         peak_bytes=peak_bytes,
         memory_bytes=memory_bytes,
-        step_seconds=_whole_step(times, _repeats(changes)),
+        step_seconds=float((times.op_seconds * _runs_of_ops(times, _repeats(changes))).sum()),
         samples=_times(times.trace.samples, changes),
         tokens=_times(times.trace.tokens, changes),
     )
@@ -129,12 +189,13 @@ def _times(count: int | None, changes: Sequence[StepChange]) -> int | None:
     return count * copies if repeats == 1 else count * copies * repeats // CAPTURED_PASSES
 
 
-def _whole_step(times: Schedule, repeats: int) -> float:
-    """Return the time of a step in which forward and backward run so often."""
-    if repeats <= CAPTURED_PASSES:
-        return times.step_seconds
-    phases = [op.phase for op in times.trace.ops]
-    first_backward = phases.index("backward")
-    second = phases.index("forward", first_backward)
-    end = len(phases) - phases[::-1].index("backward")
-    return times.step_seconds + (repeats - CAPTURED_PASSES) * float(times.op_seconds[second:end].sum())
+def _runs_of_ops(times: Schedule, repeats: int) -> NDArray[np.float64]:
+    """Return how often each op of a captured step runs in one in which forward and backward run so often."""
+    runs = np.ones(len(times.trace.ops))
+    if repeats > CAPTURED_PASSES:
+        phases = [op.phase for op in times.trace.ops]
+        first_backward = phases.index("backward")
+        second = phases.index("forward", first_backward)
+        end = len(phases) - phases[::-1].index("backward")
+        runs[second:end] += repeats - CAPTURED_PASSES
+    return runs

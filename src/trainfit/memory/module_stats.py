@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,6 +80,14 @@ def module_stats(timeline: Timeline) -> tuple[ModuleStats, ...]:
             whole_parameter_bytes=wholes[number],
         )
         for number, module in enumerate(trace.modules)
+    )
+
+
+def with_seconds(timeline: Timeline, seconds: Sequence[tuple[float, float]]) -> tuple[ModuleStats, ...]:
+    """Sum up every module, with its seconds of forward and backward."""
+    return tuple(
+        replace(module, forward_seconds=forward, backward_seconds=backward)
+        for module, (forward, backward) in zip(module_stats(timeline), seconds)
     )
 
 

@@ -7,7 +7,7 @@ for the whole graph. In between it stays allocated, which a timeline of lifetime
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from trainfit.ordering.graph import BufferGraph
 from trainfit.ordering.order_timeline import order_timeline
@@ -25,14 +25,30 @@ def live_bytes_with_reuse(
     `planned` is the graph as inductor counts it, `precise` with what the code allocates. `allocated` are the
     buffers that the code allocates itself, `released` those that it may hand on, each with its kind.
     """
+    live = list(order_timeline(precise, steps).after_alloc)
+    for _, between, size in kept_for_later(planned, precise, steps, allocated, released):
+        for place in between:
+            live[place] += size
+    return live
+
+
+def kept_for_later(
+    planned: BufferGraph,
+    precise: BufferGraph,
+    steps: Sequence[int],
+    allocated: Mapping[str, Hashable],
+    released: Mapping[str, Hashable],
+) -> Iterator[tuple[str, range, int]]:
+    """Yield the buffers that stay allocated for a later one, the steps in between, and the bytes.
+
+    The arguments are those of `live_bytes_with_reuse`.
+    """
     counted = list(order_timeline(planned, steps).live_bytes)
     most = max(counted)
-    found = order_timeline(precise, steps)
-    live = list(found.after_alloc)
     starting: list[list[str]] = [[] for _ in steps]
     ending: list[list[str]] = [[] for _ in steps]
     size = {}
-    for life in found.lifetimes:
+    for life in order_timeline(precise, steps).lifetimes:
         if life.size_free:
             size[life.buffer] = life.size_free
             if life.end is not None:
@@ -45,14 +61,13 @@ def live_bytes_with_reuse(
             waiting = pool.get(allocated.get(name))
             if not waiting:
                 continue
-            since, _ = waiting[-1]
+            since, before = waiting[-1]
             between = range(since + 1, step)
             if all(counted[place] + size.get(name, 0) <= most for place in between):
                 waiting.pop()
                 for place in between:
                     counted[place] += size.get(name, 0)
-                    live[place] += size.get(name, 0)
+                yield before, between, size.get(name, 0)
         for name in ending[step]:
             if name in released:
                 pool.setdefault(released[name], []).append((step, name))
-    return live

@@ -6,7 +6,8 @@ calls may be regions, `regions.py` what is inside of one, `groups.py` which of i
 `weight_casts.py` what autocast casts again with it, and `region_flow.py` what the executor will run again;
 `minimum_cut.py` and `curves.py` find the trade-off of a region, `full_recompute.py` which of its points torch
 alone can carry out, `offload_curves.py` the points with copies to the host, which `host_copies.py` has the
-places and times of; `effects.py` is what a point changes in memory, edit by edit (`edits.py`);
+places and times of; `effects.py` is what a point changes in memory, edit by edit (`edits.py`), and
+`byte_changes.py` how many bytes; `region_inputs.py` says which inputs can be on the host;
 `renumbering.py` says where ops are then, `rewrite.py` writes the trace that a choice results in, and
 `replay.py` has its memory and time.
 `options.py` lists what can be chosen, `master.py` is the program that chooses, `planner.py` asks it, and

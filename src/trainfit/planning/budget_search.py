@@ -23,7 +23,7 @@ from trainfit.planning.uniform_choices import Combination, UniformChoices
 
 _FIRST_GAP_SHARE = 5e-3
 """Of the step's time: good enough to see whether the allocator runs it."""
-_FINE_GAP_SHARE = 1e-4
+FINE_GAP_SHARE = 1e-4
 """Closer than this to the bound there is nothing to look for."""
 _FIRST_SECONDS = 15.0
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 6.0
@@ -56,6 +56,7 @@ class BudgetSearch:
     """How many budgets the solver is asked for."""
     gap_share: float = 1e-3
     """Of the step's time: good enough for a plan to begin trials with."""
+    fine_gap_share: float = FINE_GAP_SHARE
     _remembered: list[tuple[float, Combination]] = field(default_factory=list)
     """What was the fastest for other budgets, and the step's seconds: it may be for the next one, too."""
     _answers: dict[tuple[int, float], Solution] = field(default_factory=dict)
@@ -63,16 +64,14 @@ class BudgetSearch:
     _first_took: dict[int, float] = field(default_factory=dict)
     """Seconds, by budget: what the machine and the step make of them is a measure for the next answers."""
 
+    def with_allocator(self, allocator: AllocatorOptions | None) -> BudgetSearch:
+        """Return a search with another setting of the allocator; what the solver answered is remembered."""
+        return replace(self, step=replace(self.step, allocator=allocator), _remembered=[])
+
     def rough(self, allocator: AllocatorOptions) -> BudgetSearch:
         """Return a search with another setting of the allocator that takes less time, and finds less."""
-        return replace(
-            self,
-            step=replace(self.step, allocator=allocator),
-            most_trials=_FEW_TRIALS,
-            most_answers=3,
-            gap_share=_FIRST_GAP_SHARE,
-            _remembered=[],
-        )
+        search = self.with_allocator(allocator)
+        return replace(search, most_trials=_FEW_TRIALS, most_answers=3, gap_share=_FIRST_GAP_SHARE)
 
     def search(self, budget_bytes: int, deadline: float, solver: Solver) -> Certified | None:
         """Return the fastest plan that was found to run within the budget; None if there is none."""
@@ -85,7 +84,7 @@ class BudgetSearch:
         if not answers:
             pass  # the solver ran out of time: trials need none of its answers
         elif trials.run(answers[0].effects, budget_bytes):
-            if first.seconds - bound > _FINE_GAP_SHARE * self.step.step_seconds:
+            if first.seconds - bound > self.fine_gap_share * self.step.step_seconds:
                 best = solver(modelled, max(deadline - time.monotonic(), 1.0))
                 if best.feasible:
                     answers, bound = [self._combination(best), *answers], max(best.bound, bound)

@@ -250,7 +250,7 @@ def _kind(trace: Trace, effect: Effect, call: int) -> RegionKind:
         signature = trace.signatures[trace.ops[number].signature]
         shapes = tuple(spec.shape for spec in signature.outputs)
         decisions.append(OpDecision(signature.name, shapes, effect.decision(number), signature.random))
-    return RegionKind(tuple(decisions))
+    return RegionKind(tuple(decisions), effect.choice.host_inputs)
 
 
 def _region(trace: Trace, effect: Effect, call: int, places: dict[int, int], kind: int) -> Region:

@@ -1,7 +1,7 @@
 """Edits: the changes to a trace that a region with its decisions makes, one by one. Plain data.
 
 A region's `Effect` is a tuple of them. The replay writes the trace that results from them (`rewrite.py`,
-`planned_columns.py`), the master problem counts the bytes that they change (`byte_changes`).
+`planned_columns.py`), the master problem counts the bytes that they change (`byte_changes.py`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ position within the segment.
 - A kept result is held until the segment, where it takes the place of its recomputation.
 - A repeated op makes its results again; they live as they did in forward, and those that autograd saved
   until it releases them.
-- A result that is copied to the host is held until the copy is done, and made again, by a copy, where it is
-  fetched (`host_copies.py`); from the segment on it is like one that was kept.
+- A result or an input that is copied to the host is held until the copy is done, and made again, by a copy,
+  where it is fetched (`host_copies.py`); from the segment on a result is like one that was kept, and an input
+  is freed with autograd, or after the segment.
 - Units of FSDP inside are gathered in the segment, by ops that have moved there from the backward
   (`unit_gathers.py`).
 - What the executor needs besides is held as long as the inputs are: states of random generators, and copies
@@ -21,7 +22,7 @@ position within the segment.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,6 +45,7 @@ from trainfit.planning.groups import values_read
 from trainfit.planning.host_copies import CopyWindow, HostCopies, HostLink
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.model_calls import forward_ops
+from trainfit.planning.region_inputs import input_at
 from trainfit.planning.regions import RegionGraph, end_without_saves
 from trainfit.planning.unit_gathers import BEFORE_ALL, Gathers, Place
 from trainfit.planning.weight_casts import with_casts
@@ -157,25 +159,21 @@ def effect_of(
     segment, places = _segment(trace, region, repeated)
     forward = [op for op in segment if op < region.first_unpack]
     read = {storage for op in forward for storage in values_read(trace, op)}
-    kept, on_host = (
-        {
-            storage: None
-            for number in sorted(groups)
-            for storage in region.groups[number].storages
-            if storage in region.saved or storage in read
-        }
-        for groups in (choice.kept, choice.offloaded)
-    )
+    kept, on_host = (_needed_of(region, groups, read) for groups in (choice.kept, choice.offloaded))
     made_again = {s for op in forward for s in trace.ops[op].creates}
     position_of = {op: position for position, op in enumerate(segment)}
     released = {
         n: _release(trace, region, n, places) for n in {**kept, **on_host} | dict.fromkeys(made_again)
     }
+    for number, moment in _inputs_on_host(trace, region, choice):
+        released[number], on_host[number] = moment, None
     until = dict.fromkeys(region.inputs, Moment(region.release))
     until |= {number: released[number] for number in kept}
-    insert = region.first_unpack
-    edits: list[Edit] = [InsertOps(insert, InsertedPart.SEGMENT, COMPUTE, segment)]
-    made = {number: Moment(insert, position_of[trace.storages[number].producer]) for number in made_again}
+    edits: list[Edit] = [InsertOps(region.first_unpack, InsertedPart.SEGMENT, COMPUTE, segment)]
+    made = {
+        number: Moment(region.first_unpack, position_of[trace.storages[number].producer])
+        for number in made_again
+    }
     edits += [MakeAgain(number, at, released[number]) for number, at in made.items()]
     host = None
     if on_host:
@@ -225,48 +223,6 @@ def _moved(gathers: Gathers, position_of: dict[int, int], places: list[Place]) -
         ends={storage: bisect_left(places, place) for storage, place in gathers.ends.items()},
         filled={which: bisect_left(places, place) for which, place in gathers.filled.items()},
     )
-
-
-def byte_changes(trace: Trace, effect: Effect) -> Iterator[tuple[Moment, int]]:
-    """Yield when a region allocates on the device, or frees what it would not have, negative, and how much.
-
-    What is fetched where the region is recomputed is there before the segment.
-    """
-    occupied, end_of_step = trace.occupied_bytes, Moment(len(trace.ops))
-    for number, at in effect.ends.items():
-        storage = trace.storages[number]
-        yield end_of_step if storage.end is None else Moment(storage.end), occupied[number]
-        yield end_of_step if at is None else max(at, Moment(storage.start + 1)), -occupied[number]
-    for edit in effect.edits:
-        if isinstance(edit, MakeAgain):
-            size, at = occupied[edit.storage], edit.at
-            if at == Moment(effect.insert):
-                at = Moment(effect.insert, 0)
-            yield at, size
-            # It is there for one op at least, and what is freed before it was made is there for all of them.
-            until = max(edit.until, Moment(at.time, at.position + 1 if at.position >= 0 else -1))
-            yield until if edit.until > Moment(at.time) else Moment(at.time, SEGMENT_END), -size
-        elif isinstance(edit, HoldBytes):
-            yield edit.since, trace.memory.occupied(edit.bytes)
-            yield min(edit.until, end_of_step), -trace.memory.occupied(edit.bytes)
-    yield from _moved_bytes(trace, effect)
-
-
-def _moved_bytes(trace: Trace, effect: Effect) -> Iterator[tuple[Moment, int]]:
-    """Yield what is allocated or freed in the segment instead of in backward."""
-    moved, insert = effect.moved, effect.insert
-    for number, position in moved.starts.items():
-        yield Moment(insert, position), trace.occupied_bytes[number]
-        yield Moment(trace.storages[number].start), -trace.occupied_bytes[number]
-    for number, position in moved.ends.items():
-        end = trace.storages[number].end
-        assert end is not None
-        yield Moment(insert, max(position, moved.starts.get(number, -1) + 1)), -trace.occupied_bytes[number]
-        yield Moment(end), trace.occupied_bytes[number]
-    for (number, time), position in moved.filled.items():
-        size = trace.memory.occupied(dict(trace.storages[number].resizes)[time])
-        yield Moment(insert, position), size
-        yield Moment(time), -size
 
 
 def _ends(trace: Trace, region: RegionGraph, until: dict[int, Moment]) -> dict[int, Moment | None]:
@@ -330,6 +286,21 @@ def _held_again(
             persistent = {s for s in trace.ops[op].reads if trace.storages[s].category == "buffer"}
             size = sum(trace.storages[s].bytes for s in persistent)
             yield HoldBytes(size, Moment(insert, position), Moment(insert, position + 1))
+
+
+def _needed_of(region: RegionGraph, groups: Iterable[int], read: set[int]) -> dict[int, None]:
+    """Return what groups make that backward needs, or what runs again reads, in order."""
+    made = (storage for number in sorted(groups) for storage in region.groups[number].storages)
+    return {storage: None for storage in made if storage in region.saved or storage in read}
+
+
+def _inputs_on_host(trace: Trace, region: RegionGraph, choice: Choice) -> Iterator[tuple[int, Moment]]:
+    """Yield inputs that are copied, and when they are freed again: with autograd, else after the segment."""
+    for place in choice.host_inputs:
+        number = input_at(trace, region, place)
+        if number is not None:
+            again = Moment(region.first_unpack, SEGMENT_END)
+            yield number, Moment(region.released[number]) if number in region.released else again
 
 
 def _release(trace: Trace, region: RegionGraph, number: int, places: list[Place]) -> Moment:

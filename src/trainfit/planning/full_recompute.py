@@ -27,7 +27,7 @@ def full_recompute(region: RegionGraph) -> Choice:
 
 def is_full_recompute(trace: Trace, region: RegionGraph, choice: Choice) -> bool:
     """Whether a choice is one that torch alone carries out, with the results of the step without a plan."""
-    if choice.restored or choice.repeated != full_recompute(region).repeated:
+    if choice.restored or choice.host_inputs or choice.repeated != full_recompute(region).repeated:
         return False
     return torch_can_recompute(trace, region)
 

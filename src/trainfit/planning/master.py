@@ -32,7 +32,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.planning.effects import Effect, byte_changes
+from trainfit.planning.byte_changes import byte_changes
+from trainfit.planning.effects import Effect
 from trainfit.planning.highs import Answer, Program, Term
 from trainfit.traces.simulate import Timeline
 

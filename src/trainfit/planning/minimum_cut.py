@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from trainfit.basics.maximum_flow import UNLIMITED, FlowNetwork
 from trainfit.planning.groups import Group
+from trainfit.plans.plan import InputPlace
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,13 @@ class Choice:
     seconds: float
     """What the step takes longer: recomputation, and copies as far as they do not overlap with anything."""
     offloaded: frozenset[int] = frozenset()
+    host_inputs: tuple[InputPlace, ...] = ()
+    """Inputs of the region that are copied to the host (`region_inputs.py`)."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether anything is copied to the host."""
+        return bool(self.offloaded or self.host_inputs)
 
     @property
     def restored(self) -> frozenset[int]:

@@ -1,5 +1,7 @@
 """The trade-off of one region whose results may be copied to the host: kept, recomputed or offloaded.
 
+Its inputs, which are needed whatever is recomputed, are kept or offloaded (`region_inputs.py`).
+
 What a copy costs depends on all copies of the region together: up to a point they run beside the computation
 and cost nothing. So points are found one by one, each as the fastest choice within so many bytes.
 
@@ -44,7 +46,11 @@ def offloading_points(
     groups: Sequence[Group], hull: Sequence[Choice], offloading: Offloading, window: CopyWindow
 ) -> list[Choice]:
     """Return choices with copies to the host that no point of the hull beats."""
-    found = [with_copies(groups, point, _copyable(groups, point), offloading, window) for point in hull]
+    found = [
+        with_copies(groups, point, copied, offloading, window)
+        for point in hull
+        for copied in (_copyable(groups, point), _inputs(groups))
+    ]
     if sum(len(group.sizes) for group in groups) <= _MOST_VALUES:
         most = max((point.bytes for point in hull), default=0)
         limits = [most * number // _POINTS for number in range(_POINTS)]
@@ -61,6 +67,11 @@ def offloading_points(
 
 def _copyable(groups: Sequence[Group], point: Choice) -> frozenset[int]:
     return frozenset(number for number in point.kept if can_be_offloaded(groups[number]))
+
+
+def _inputs(groups: Sequence[Group]) -> frozenset[int]:
+    """Return the groups that stand for inputs (`region_inputs.py`)."""
+    return frozenset(number for number, group in enumerate(groups) if not group.ops)
 
 
 def with_copies(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainfit.costs.schedule import Schedule, Seconds
 from trainfit.planning.curves import curve_of, with_points_between
 from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.full_recompute import full_recompute, torch_can_recompute
-from trainfit.planning.host_copies import HostLink, Offloading
+from trainfit.planning.host_copies import CopyWindow, HostLink, Offloading
 from trainfit.planning.master import Option
 from trainfit.planning.minimum_cut import Choice, choice_of
 from trainfit.planning.model_calls import block_families, calls_in_pass, candidate_calls
 from trainfit.planning.offload_curves import offloading_points, with_copies
+from trainfit.planning.region_inputs import HostInput, inputs_for_host, with_inputs, without_inputs
 from trainfit.planning.regions import RegionGraph, chain_graph
 from trainfit.planning.replay import executor_seconds
 from trainfit.traces.trace import Trace
@@ -36,7 +37,7 @@ def options_of(
 ) -> tuple[list[Option], list[list[int]]]:
     """Return the options of a step with this peak, and those of which at most one may be chosen.
 
-    With a `link` results may be copied to the host.
+    With a `link` results and inputs may be copied to the host.
     """
     regions = _regions(step.trace, step.marginal_seconds.tolist(), peak_bytes)
     options = _options(step, regions)
@@ -126,7 +127,7 @@ def _options(step: Schedule, regions: list[Passes]) -> list[Option]:
 
 
 def _offloading_options(step: Schedule, regions: list[Passes], link: HostLink) -> list[Option]:
-    """Return the options that copy results to the host, of regions for whose copies there is a place."""
+    """Return the options that copy results or inputs to the host, if there is a place for the copies."""
     offloading = Offloading(step.trace, link, step.marginal_seconds.tolist())
     occupied = step.occupied_seconds
     curves: dict[object, list[Choice]] = {}
@@ -136,7 +137,8 @@ def _offloading_options(step: Schedule, regions: list[Passes], link: HostLink) -
         narrowest = min((w for w in windows if w is not None), key=lambda w: w.narrowest, default=None)
         if narrowest is None or None in windows:
             continue
-        groups = passes[0].groups
+        inputs = _shared_inputs(step.trace, passes, [w for w in windows if w is not None])
+        groups = with_inputs(passes[0].groups, inputs[0])
         key = (
             tuple((g.sizes, g.seconds, g.saved, g.keepable, g.repeatable, g.reads) for g in groups),
             narrowest.out_seconds,
@@ -145,18 +147,24 @@ def _offloading_options(step: Schedule, regions: list[Passes], link: HostLink) -
         if key not in curves:
             curves[key] = offloading_points(groups, _thinned(curve_of(groups)), offloading, narrowest)
         for choice in curves[key]:
-            effects = tuple(
-                effect_of(
-                    step.trace,
-                    region,
-                    with_copies(region.groups, choice, choice.offloaded, offloading, window),
-                    copying=(window, link),
-                )
-                for region, window in zip(passes, windows)
-                if window is not None
-            )
-            options.append(option_of(step, occupied, number, effects))
+            effects = []
+            for region, window, given in zip(passes, windows, inputs):
+                assert window is not None
+                own = with_inputs(region.groups, given)
+                point = with_copies(own, choice, choice.offloaded, offloading, window)
+                point = without_inputs(point, given, len(region.groups))
+                effects.append(effect_of(step.trace, region, point, copying=(window, link)))
+            options.append(option_of(step, occupied, number, tuple(effects)))
     return options
+
+
+def _shared_inputs(
+    trace: Trace, passes: Passes, windows: Sequence[CopyWindow]
+) -> list[tuple[HostInput, ...]]:
+    """Return the inputs of each pass that can be on the host in all of them."""
+    found = [inputs_for_host(trace, region, window) for region, window in zip(passes, windows)]
+    shared = set.intersection(*({one.place for one in inputs} for inputs in found))
+    return [tuple(one for one in inputs if one.place in shared) for inputs in found]
 
 
 def _thinned(points: list[Choice]) -> list[Choice]:

@@ -14,6 +14,7 @@ from trainfit.planning.effects import Effect, effect_of
 from trainfit.planning.host_copies import CopyWindow, HostLink
 from trainfit.planning.minimum_cut import Choice
 from trainfit.planning.model_calls import calls_in_pass, forward_ops
+from trainfit.planning.region_inputs import input_at
 from trainfit.planning.regions import RegionGraph, chain_graph
 from trainfit.planning.rewrite import rewritten
 from trainfit.planning.unit_gathers import has_units_inside
@@ -55,7 +56,7 @@ def _effects(plan: Plan, trace: Trace) -> Iterator[Effect]:
             if graph is None:
                 raise PlanDoesNotFit(f"{row[0].module} cannot be checkpointed in this step.")
             choice = _choice(plan, trace, graph, row)
-            copying = (_window(trace, graph, row[0], calls), _ANY_LINK) if choice.offloaded else None
+            copying = (_window(trace, graph, row[0], calls), _ANY_LINK) if choice.copies else None
             yield effect_of(trace, graph, choice, by_torch=row[0].whole, copying=copying)
 
 
@@ -113,7 +114,10 @@ def _choice(plan: Plan, trace: Trace, graph: RegionGraph, row: Sequence[Region])
                 kept.add(group)
             elif behaviour.runs_again and not graph.groups[group].free:
                 repeated.add(group)
-    return Choice(frozenset(kept), frozenset(repeated), 0, 0.0, frozenset(offloaded))
+    decided_inputs = plan.kind_of(row[0]).host_inputs
+    if any(input_at(trace, graph, place) is None for place in decided_inputs):
+        raise PlanDoesNotFit(f"{row[0].module} has other inputs in this step.")
+    return Choice(frozenset(kept), frozenset(repeated), 0, 0.0, frozenset(offloaded), decided_inputs)
 
 
 def _first_difference(planned: list[str], here: list[str]) -> str:

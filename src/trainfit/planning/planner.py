@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from trainfit.basics.units import format_seconds
 from trainfit.costs.table import CostTable
 from trainfit.planning import certify, master
 from trainfit.planning.baselines import UsualWay, UsualWays, blocks_of
-from trainfit.planning.budget_search import BudgetSearch
+from trainfit.planning.budget_search import FINE_GAP_SHARE, BudgetSearch
 from trainfit.planning.certify import Certified, Unplanned
 from trainfit.planning.effects import effect_of
 from trainfit.planning.full_recompute import full_recompute
@@ -28,8 +29,8 @@ from trainfit.plans.plan import Plan
 from trainfit.traces.trace import Trace
 
 _MOST_ROUNDS = 8
-_FINE_GAP_SHARE, _COARSE_GAP_SHARE = 1e-4, 2e-3
-"""Of the step's time: what is less is not worth looking for, and what is good enough after a while."""
+_COARSE_GAP_SHARE = 2e-3
+"""Of the step's time: what is good enough after a while."""
 _MOST_TRIALS = 80
 """How many choices are given to the allocator for one budget."""
 _CLEARLY_SHARE = 0.01
@@ -49,6 +50,8 @@ class Planner:
     allocator: AllocatorOptions | None = DEFAULT_OPTIONS
     link: HostLink | None = None
     """Over which results may be copied to the host's memory, instead of being kept or recomputed."""
+    fine_gap_share: float = FINE_GAP_SHARE
+    """Of the step's time: what is less is not worth looking for."""
     problem: MasterProblem = field(init=False)
     step: Unplanned = field(init=False)
     trials: BudgetSearch | None = field(init=False, default=None)
@@ -68,7 +71,21 @@ class Planner:
         if StepMemory(timeline, self.costs.device, self.allocator).is_simulated:
             choices = UniformChoices(self.problem, timeline, times)
             columns = PlannedColumns(self.trace, self.costs.device)
-            self.trials = BudgetSearch(self.problem, self.step, choices, columns, _MOST_TRIALS)
+            self.trials = BudgetSearch(
+                self.problem, self.step, choices, columns, _MOST_TRIALS, fine_gap_share=self.fine_gap_share
+            )
+
+    def with_allocator(self, allocator: AllocatorOptions | None) -> Planner:
+        """Return the planner of the same step with another setting of the allocator.
+
+        The curves, the problem and the solver's answers are the same: only what runs is another question.
+        """
+        other = copy.copy(self)
+        other.allocator, other.step = allocator, replace(self.step, allocator=allocator)
+        other.usual = UsualWays(other.step)
+        if self.trials is not None:
+            other.trials = self.trials.with_allocator(allocator)
+        return other
 
     def plan(self, budget_bytes: int, *, seconds_limit: float = 30.0) -> Certified:
         """Return the fastest plan within the budget, or the one with the smallest peak if none fits."""
@@ -153,7 +170,7 @@ class Planner:
 
     def _solved(self, budget_bytes: int, seconds_limit: float) -> Solution:
         """Solve the master problem: finely if that is quick, else at least well."""
-        coarse, fine = _COARSE_GAP_SHARE * self.step.step_seconds, _FINE_GAP_SHARE * self.step.step_seconds
+        coarse, fine = (share * self.step.step_seconds for share in (_COARSE_GAP_SHARE, self.fine_gap_share))
         if len(self.problem.options) <= _FEW_OPTIONS:
             fine = 0.0
         fine_seconds = min(_FINE_SECONDS, seconds_limit)

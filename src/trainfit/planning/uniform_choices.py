@@ -188,7 +188,7 @@ class UniformChoices:
         """Yield what is like a combination, but recomputes one of its kept values more, or all small ones."""
         points = {option.effects[0].choice: option for option in combination.options}
         for point, example in points.items():
-            if point.offloaded:
+            if point.copies:
                 continue  # what is on the host cuts nothing up
             groups = example.effects[0].region.groups
             for dropped in _drops(groups, point):

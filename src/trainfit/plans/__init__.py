@@ -3,7 +3,8 @@
 decisions        what can be done with the results of an op
 plan             the plan itself
 recomputation    which ops of a region run again in backward, and which results are kept for it
-plan_store       plans on disk
+compiled_plan    what the graphs of a compiled step keep: the plan that torch.compile carries out
+plan_store       plans of both kinds on disk
 ways             a plan with what else is changed in a step
 way_store        those on disk
 sharding_choice  a plan with what is decided about FSDP's units, and its file

@@ -31,11 +31,23 @@ class OpDecision:
     """Whether it draws random numbers: recomputed, it starts from the generator's state of forward."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class InputPlace:
+    """Where an input of a region is first read: names it, whatever the region is called with."""
+
+    op: int
+    """Which of the region's ops, counted from 0."""
+    argument: int
+    """Which of the tensors among the op's arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegionKind:
     """The ops of a region's forward with their decisions; views and bookkeeping ops are among them."""
 
     ops: tuple[OpDecision, ...]
+    host_inputs: tuple[InputPlace, ...] = ()
+    """Inputs that are in the host's memory from forward to backward, instead of being held."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,10 @@ class DeviceComparison:
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""
-        from trainfit.report.tables import show
+        from trainfit.report.tables import as_text
         from trainfit.report.text_compared import comparison_view
 
-        text = io.StringIO()
-        show(comparison_view(self.data), text)
-        return text.getvalue()
+        return as_text(comparison_view(self.data))
 
     @property
     def devices(self) -> tuple[DeviceRow, ...]:
@@ -75,6 +72,12 @@ class DeviceComparison:
     def save_json(self, path: str | Path) -> None:
         """Write that object."""
         write_json(self.json(), str(path))
+
+    def save_report(self, path: str | Path) -> None:
+        """Write a page to look at, as `--report` does."""
+        from trainfit.webpage.saved_report import save_report
+
+        save_report(self, path)
 
     def save_csv(self, folder: str | Path) -> None:
         """Write every table into a folder, each as a CSV file of its own."""

@@ -3,7 +3,8 @@
 `data.py` is what a reader sees of each result, as plain data; `reading.py` makes it from results, with
 `module_rows.py` for the modules worth showing; `calibrations.py` is and does both for calibrations,
 `rank_report.py` for verifications of several ranks, which it also lays out; `way_checked.py` is what those
-of a way have besides; `diff_data.py` is that of diffs,
+of a way have besides; `compiled_plans.py` and `compiled_checks.py` are that of compiled steps;
+`diff_data.py` is that of diffs,
 `ordered_data.py` that of orders, `fit_data.py` that of ways to fit, `compared_data.py` that of one step on
 several devices, `scale_data.py` that of clusters of several sizes, `sharding_data.py` that of settings of
 FSDP, `swept_data.py` that of grids, `sizes_data.py` that of the largest size and of several steps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -30,6 +31,13 @@ Cell = str | Text
 
 _PLAIN_SIGNS = str.maketrans("▁▂▃▄▅▆▇█▏×─┤±", "..::==##|x-|~")
 """What stands for signs that an output without them cannot show."""
+
+
+def as_text(view: RenderableType) -> str:
+    """Return what `show` prints, as plain text."""
+    text = io.StringIO()
+    show(view, text)
+    return text.getvalue()
 
 
 def show(view: RenderableType, file: IO[str] | None = None, *, one_line: bool = False) -> None:

@@ -40,7 +40,7 @@ def _compared_headline(data: ComparisonData) -> Text:
     cheapest, fastest = data.row(data.cheapest), data.row(data.fastest)
     if cheapest is not None:
         line.append(", cheapest on ").append_text(safe(cheapest.name, "bold green"))
-        line.append(_price_words(data, cheapest))
+        line.append(f" ({words})" if (words := price_words(data, cheapest)) else "")
     if fastest is not None:
         line.append(", fastest on ").append_text(safe(fastest.name, "bold green"))
         line.append(f" ({format_seconds(fastest.step_seconds or 0.0)} per step)")
@@ -51,13 +51,14 @@ def _devices(count: int) -> str:
     return f"{count} device{'' if count == 1 else 's'}"
 
 
-def _price_words(data: ComparisonData, row: DeviceRow) -> str:
+def price_words(data: ComparisonData, row: DeviceRow) -> str:
+    """Say what the run costs on a device, or else a million tokens or samples; empty without a price."""
     if row.cost is not None and data.run is not None:
-        return f" ({money(row.cost)} for {data.run.words})"
+        return f"{money(row.cost)} for {data.run.words}"
     if row.cost_per_million_tokens is not None:
-        return f" ({money(row.cost_per_million_tokens)} per million tokens)"
+        return f"{money(row.cost_per_million_tokens)} per million tokens"
     if row.cost_per_million_samples is not None:
-        return f" ({money(row.cost_per_million_samples)} per million samples)"
+        return f"{money(row.cost_per_million_samples)} per million samples"
     return ""
 
 
@@ -78,26 +79,33 @@ def _fits(data: ComparisonData) -> NumberTable:
             _fits_cell(row),
             _seconds(row.step_seconds),
             _span(row.lower_seconds, row.upper_seconds),
-            format_bytes(_runs_in(row)),
+            format_bytes(memory_needed(row)),
             _NOTHING if row.plan_added_share is None else f"{row.plan_added_share:+.1%}",
         )
     return table
 
 
-def _runs_in(row: DeviceRow) -> int:
+def memory_needed(row: DeviceRow) -> int:
     """Return the memory with which it runs: under the plan, if one is needed and found."""
     planned = row.plan_memory_bytes if row.plan == "needed" else None
     return row.smallest_memory_bytes if planned is None else planned
 
 
-def _fits_cell(row: DeviceRow) -> Text:
+_STYLES = {"yes": "green", "with plan": "green", "close": "yellow", "no": "red"}
+
+
+def fits_word(row: DeviceRow) -> str:
+    """Say whether it fits."""
     if row.fits:
-        return Text("yes", "green")
+        return "yes"
     if row.runs:
-        return Text("with plan", "green")
-    if row.plan == "not looked for" and row.verdict == "too close to call":
-        return Text("close", "yellow")
-    return Text("no", "red")
+        return "with plan"
+    return "close" if row.plan == "not looked for" and row.verdict == "too close to call" else "no"
+
+
+def _fits_cell(row: DeviceRow) -> Text:
+    word = fits_word(row)
+    return Text(word, _STYLES[word])
 
 
 def _runs(data: ComparisonData) -> NumberTable:

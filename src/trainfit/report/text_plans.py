@@ -11,6 +11,7 @@ from rich.text import Text
 from trainfit.basics.units import format_bytes, format_count, format_seconds
 from trainfit.report.added_words import SETTING, setting_of_plan, shows_waiting, waiting_name
 from trainfit.report.amounts import Amount, at_most, stage_times, verdict_alone
+from trainfit.report.compiled_plans import METHOD
 from trainfit.report.data import ComparedWay, FrontierData, PlanData, RegionGroup
 from trainfit.report.sparkline import Sparkline
 from trainfit.report.tables import (
@@ -111,6 +112,8 @@ def _plan_headline(data: PlanData) -> Text:
         return line.append("fits as it is", "bold green").append(f": {both} (predicted)")
     line.append(both, "bold green")
     line.append(f" at {format_seconds(data.step_seconds)} per step, {data.added:+.1%} (predicted). ")
+    if data.method == METHOD:
+        return line.append("torch.compile carries it out: trainfit.apply(model, plan).")
     return line.append(f"No plan of this kind is more than {data.gap:.2%} faster.")
 
 

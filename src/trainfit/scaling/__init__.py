@@ -3,9 +3,11 @@
 scale_text        world sizes, a global batch and dimensions as people write them
 mesh_candidates   the meshes that a number of ranks can form, and how the batch is divided among them
 shape_captures    the few captures that all meshes are worked out from: a shallow model, few sizes
+stage_measures    what a step without stages says about those of a pipeline
 depth_figures     bytes and seconds of a step, carried on to the model's whole depth
 checkpoint_curve  what less memory costs in recomputation
-pipeline_steps    the same for the stages of a pipeline, with its bubble
+one_forward_one_backward  when the stages of a pipeline run
+pipeline_steps    memory and time of those stages, with their bubble
 mesh_judge        what one mesh needs and how fast it is, worked out
 mesh_search       the best mesh of one world size, without a look at all of them
 why_slower        why another mesh loses

@@ -8,13 +8,14 @@ the optimizer's step) have peaks of their own, each has its line, and the peak i
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 
 from trainfit.costs.schedule import Schedule, with_device_seconds
-from trainfit.sizing.rank_growth import group_dimensions
+from trainfit.scaling.stage_measures import StageMeasures, collectives_along, stage_measures
 from trainfit.traces.simulate import Timeline
-from trainfit.traces.trace import CATEGORIES, Trace
+from trainfit.traces.trace import CATEGORIES
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,17 @@ class DepthFigures:
     waiting_seconds: float
     """How long the device waits for the host."""
     model_flops: float
+    stage: StageMeasures
+    """What stages of a pipeline would have of it."""
 
     def at(self, other: DepthFigures, depths: tuple[int, int], depth: int) -> DepthFigures:
         """Return the figures of another depth; these are of the first of two, the others of the second."""
         far = (depth - depths[0]) / (depths[1] - depths[0])
-        return DepthFigures(
-            *(
-                getattr(self, field.name) + far * (getattr(other, field.name) - getattr(self, field.name))
-                for field in fields(DepthFigures)
-            )
-        )
+        return _combined(self, other, 1 - far, far)
+
+    def less(self, other: DepthFigures) -> DepthFigures:
+        """Return by how much these are larger than others."""
+        return _combined(self, other, 1.0, -1.0)
 
     @property
     def peak_bytes(self) -> float:
@@ -91,7 +93,23 @@ def figures_of(timeline: Timeline, times: Schedule, model_flops: float) -> Depth
         exposed_tp=exposed["tp"],
         waiting_seconds=times.waiting_share * times.step_seconds,
         model_flops=model_flops,
+        stage=stage_measures(timeline, times),
     )
+
+
+Figures = TypeVar("Figures", DepthFigures, StageMeasures)
+
+
+def _combined(one: Figures, other: Figures, share: float, of_other: float) -> Figures:
+    """Return figures that are each so many times one and so many times the other."""
+    found = {}
+    for field in fields(one):
+        first, second = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(first, StageMeasures):
+            found[field.name] = _combined(first, second, share, of_other)
+        else:
+            found[field.name] = share * first + of_other * second
+    return type(one)(**found)
 
 
 def _exposed(times: Schedule, dimension: str) -> float:
@@ -99,18 +117,8 @@ def _exposed(times: Schedule, dimension: str) -> float:
 
     Parameters that are divided among `fsdp` and `cp` together count as `fsdp`.
     """
-    along = collectives_of(times.trace, dimension)
+    along = collectives_along(times.trace, (dimension,))
     if not along.any():
         return 0.0
     free = np.where(along, 0.0, times.device_seconds)
     return max(times.step_seconds - with_device_seconds(times, free).step_seconds, 0.0)
-
-
-def collectives_of(trace: Trace, dimension: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which ops communicate along a dimension of the mesh."""
-    mesh = () if trace.cluster is None else trace.cluster.mesh
-    inside = [
-        signature.collective is not None and group_dimensions(signature.collective, mesh)[:1] == (dimension,)
-        for signature in trace.signatures
-    ]
-    return np.fromiter((inside[op.signature] for op in trace.ops), dtype=np.bool_, count=len(trace.ops))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,10 @@ class Scale:
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""
-        from trainfit.report.tables import show
+        from trainfit.report.tables import as_text
         from trainfit.report.text_scale import scale_view
 
-        text = io.StringIO()
-        show(scale_view(self.data), text)
-        return text.getvalue()
+        return as_text(scale_view(self.data))
 
     @property
     def sizes(self) -> tuple[SizeOfCluster, ...]:

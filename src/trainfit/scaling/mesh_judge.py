@@ -14,11 +14,15 @@ from trainfit.planning.replay import Replay, replayed
 from trainfit.scaling.checkpoint_curve import CheckpointCurve, curve_of, recomputed
 from trainfit.scaling.depth_figures import DepthFigures, figures_of
 from trainfit.scaling.mesh_candidates import Division, MeshSizes
-from trainfit.scaling.pipeline_steps import PipelineStep, StageFigures, pipeline_of
+from trainfit.scaling.pipeline_steps import PipelinePlace, PipelineStep, StageFigures, pipeline_of
 from trainfit.scaling.shape_captures import Depth, Shape, ShapeCaptures
 
 PARTS = ("compute", "recompute", "fsdp", "replicate", "cp", "tp", "bubble", "sent", "host", "optimizer")
 """What a step's time consists of; `fsdp` to `tp` is what collectives along these dimensions expose."""
+
+_BETTER_KERNELS = 0.02
+"""By how much less a kernel takes per sample, at most, if there are twice as many samples for it and the
+device is busy: what is left of a last wave, and of latencies."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class Judged:
     parts: dict[str, float] = field(hash=False)
     model_flops: float
     """Of a rank."""
-    stage_bytes: tuple[int, int] | None = None
-    """Of a pipeline: what the first stage and the last one need."""
+    stage_bytes: tuple[int, ...] | None = None
+    """Of a pipeline: what each stage needs."""
 
     @property
     def fits(self) -> bool:
@@ -84,7 +88,7 @@ class MeshJudge:
     """The device's peak, of the rate that most products run at."""
     _asked: dict[tuple[MeshSizes, int], _Asked | None] = field(default_factory=dict)
     _full: dict[tuple[MeshSizes, int], tuple[DepthFigures, ...] | None] = field(default_factory=dict)
-    _curves: dict[tuple[Shape, int], CheckpointCurve] = field(default_factory=dict)
+    _curves: dict[tuple[int, int], CheckpointCurve] = field(default_factory=dict)
     _overheads: dict[tuple[Shape, int], int] = field(default_factory=dict)
     _flops: dict[tuple[Shape, int, Depth], float] = field(default_factory=dict)
 
@@ -128,9 +132,34 @@ class MeshJudge:
         flops = kept.model_flops * division.accumulation
         return Judged(sizes, division, int(memory), asked.budget_bytes, share, parts, flops)
 
+    def loses_if_doubled(self, found: Judged, best: float) -> bool:
+        """Whether larger micro-batches are known to lose, without a capture of one.
+
+        `best` is what the fastest mesh takes for a sample. A larger micro-batch has less per sample of what
+        is exchanged or waited for once in each, and its kernels use the device better (`_BETTER_KERNELS`):
+        what is left of the step without all that is a bound. And one that recomputes a share s of what its
+        blocks keep has to recompute at least (1 + s) / 2 of twice as much, as the budget is the same.
+        """
+        parts, share = found.parts, found.recomputed_share
+        kernels = parts["compute"] + parts["tp"] + parts["cp"]
+        if (1 - _BETTER_KERNELS) * kernels / found.samples > best:
+            return True
+        key = (found.sizes, found.division.micro_batch)
+        full, asked = self._full.get(key), self._asked.get(key)
+        if share <= 0 or full is None or asked is None or found.sizes.pp > 1:
+            return False
+        curve = self._curve(found.sizes, found.division.micro_batch)
+        more = curve.cost_of((1 + share) / 2) - curve.cost_of(share)
+        dearest = self._deep(full).pass_seconds - self._deep(asked.kept).pass_seconds
+        once = sum(parts[name] for name in ("fsdp", "replicate", "host"))
+        once += parts["optimizer"] if found.division.accumulation == 1 else 0.0
+        again = more * max(dearest, 0.0) * found.division.accumulation
+        return again > once / 2 + _BETTER_KERNELS * kernels
+
     def _pipeline(self, sizes: MeshSizes, division: Division) -> Judged | None:
         """Judge a pipeline: everything kept or, if that does not fit, every block recomputed."""
-        one = replace(sizes, pp=1)
+        # Copies share once in a step, which is worked out: a micro-batch has nothing of it.
+        one = replace(sizes, pp=1, replicate=1)
         asked = self._ask(one, 1) if self.can_cut else None
         if asked is None or sizes.pp > self.depth:
             return None
@@ -155,7 +184,7 @@ class MeshJudge:
             "sent": kept.sent_seconds,
             "optimizer": kept.optimizer_seconds,
         }
-        stages = (int(found.first_bytes), int(found.last_bytes))
+        stages = tuple(int(size) for size in found.stage_bytes)
         return Judged(sizes, division, memory, asked.budget_bytes, share, parts, kept.model_flops, stages)
 
     def _step_of(
@@ -173,8 +202,11 @@ class MeshJudge:
             # With every block recomputed, what a layer keeps is what it was given.
             last = StageFigures.of(full[0], full[1], (first, second), self.depth).layer
             sent = last.pass_bytes - last.persistent_bytes
-        links = Links.of(device, cluster)
-        return pipeline_of(stage, sizes, by.accumulation, links, cluster.gpus_per_node, max(sent, 0.0))
+        mixed = self.captures.question.options.dtype == "bf16-autocast"
+        place = PipelinePlace(
+            device, Links.of(device, cluster), cluster.gpus_per_node, max(sent, 0.0), 0.5 if mixed else 1.0
+        )
+        return pipeline_of(stage, sizes, by.accumulation, place)
 
     def _deep(self, figures: tuple[DepthFigures, ...]) -> DepthFigures:
         if len(figures) == 1:
@@ -232,8 +264,12 @@ class MeshJudge:
         return self._full[key]
 
     def _curve(self, sizes: MeshSizes, batch: int) -> CheckpointCurve:
-        """Return the curve of a shape: the same for all sizes of it."""
-        key = (Shape.of(sizes), batch)
+        """Return the curve of layers that are divided so.
+
+        It is in shares of what blocks keep and compute. Both grow alike with the micro-batch, and how many
+        copies or shards of the parameters there are changes neither: so one is solved for all of these.
+        """
+        key = (sizes.tp, sizes.cp)
         if key not in self._curves:
             asked = self._ask(sizes, batch)
             assert asked is not None, "asked before"

@@ -8,6 +8,7 @@ whole copies (DDP) where they may fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +17,6 @@ from trainfit.scaling.mesh_candidates import MeshSizes, divisions, meshes
 from trainfit.scaling.mesh_judge import Judged, MeshJudge
 from trainfit.scaling.shape_captures import refusal
 
-_MUCH_AGAIN = 0.7
-"""A micro-batch of which this share is recomputed has no room for a larger one."""
 _EXPOSED = 0.01
 """Of a step: what is exposed less is no reason to look for groups of copies."""
 _MOST_SPLITS = 4
@@ -64,7 +63,8 @@ class MeshSearch:
         for ranks in world_sizes:
             for sizes in self.candidates(ranks):
                 if self.left_out(sizes) is None:
-                    self.judge.captures.look_at(replace(sizes, pp=1))
+                    alone = replace(sizes, pp=1, replicate=1 if sizes.pp > 1 else sizes.replicate)
+                    self.judge.captures.look_at(alone)
 
     def left_out(self, sizes: MeshSizes) -> LeftOut | None:
         """Return a mesh whose state alone is more than the device has; None if it may fit."""
@@ -89,7 +89,7 @@ class MeshSearch:
             if sizes.replicate > 1 and not self._worth_splitting(sizes, plain.get(inner), found):
                 continue
             with as_part_of(sizes.words):
-                judged = list(self._micro_batches(sizes))
+                judged = list(self._micro_batches(sizes, found))
             found += judged
             fitting = [one for one in judged if one.fits]
             if sizes.replicate == 1 and fitting:
@@ -120,15 +120,16 @@ class MeshSearch:
         without = (plain.seconds - plain.parts["fsdp"]) / plain.samples
         return plain.parts["fsdp"] > _EXPOSED * plain.seconds and without < best
 
-    def _micro_batches(self, sizes: MeshSizes) -> Iterator[Judged]:
-        """Yield a mesh with growing micro-batches, until they do not fit or are slower."""
+    def _micro_batches(self, sizes: MeshSizes, others: Sequence[Judged]) -> Iterator[Judged]:
+        """Yield a mesh with growing micro-batches, until they do not fit or cannot win."""
         fastest: float | None = None
+        best = min((one.seconds_per_sample for one in others if one.fits), default=math.inf)
         for division in divisions(sizes, self.global_batch):
             judged = self.judge.judge(sizes, division)
             if judged is None:
                 return
             yield judged
             slower = fastest is not None and judged.seconds_per_sample > fastest
-            if not judged.fits or slower or judged.recomputed_share > _MUCH_AGAIN:
+            if not judged.fits or slower or self.judge.loses_if_doubled(judged, best):
                 return
             fastest = judged.seconds_per_sample

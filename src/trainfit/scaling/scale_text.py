@@ -112,6 +112,11 @@ def parse_dimensions(given: str | Sequence[str] | None) -> tuple[str, ...] | Non
         return None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
     names = ["fsdp" if name == "dp" else name for name in names]
+    if "ep" in names:
+        raise OptionError(
+            f"--dimensions {given!r:.100}: whole experts are not divided among ranks here; tp gives every "
+            "rank a part of every expert, as in fsdp,tp."
+        )
     unknown = next((name for name in names if name not in DIMENSIONS), None)
     if unknown is not None or not names:
         raise OptionError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,10 @@ class ShardingResult:
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""
-        from trainfit.report.tables import show
+        from trainfit.report.tables import as_text
         from trainfit.report.text_sharding import sharding_view
 
-        text = io.StringIO()
-        show(sharding_view(self.data), text)
-        return text.getvalue()
+        return as_text(sharding_view(self.data))
 
     def check(self) -> None:
         """Raise `BudgetTooSmall` if no setting fits."""

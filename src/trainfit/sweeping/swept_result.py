@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,10 @@ class Sweep:
 
     def __str__(self) -> str:
         """What the command line prints, as plain text."""
-        from trainfit.report.tables import show
+        from trainfit.report.tables import as_text
         from trainfit.report.text_swept import sweep_view
 
-        text = io.StringIO()
-        show(sweep_view(self.data), text)
-        return text.getvalue()
+        return as_text(sweep_view(self.data))
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:

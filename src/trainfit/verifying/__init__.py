@@ -4,6 +4,7 @@ plan_comparison  runs a step with and without its plan and compares what both ma
 measuring        runs the real step: what it allocates, how long it takes, whether it was compiled
 verification     real runs, guarded by the memory there is, beside what was predicted
 way_verification  the same for a way that `fit` has found
+compiled_verification  a compiled step, with and without a plan, and with torch's own budget
 
 Several processes, which torchrun has started:
 

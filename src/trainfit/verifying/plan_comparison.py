@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,17 +95,18 @@ def compare_builds(
     names: tuple[str, str] = _RUNS,
     what: str = "the plan",
     agreed: Callable[[bool], bool] = bool,
+    eager: bool = True,
 ) -> SameResults:
     """Run a step and what was made of it from the same seed, and compare the results of the last of `steps`.
 
     `compare_results` says what is done about results that differ by themselves; `names` is what the two are
-    called, and `what` makes the difference between them.
+    called, and `what` makes the difference between them. What they compile runs eagerly, unless not `eager`.
     """
-    first = _results(build, steps)
-    found = _compared(first, _results(changed, steps), names)
+    first = _results(build, steps, eager=eager)
+    found = _compared(first, _results(changed, steps, eager=eager), names)
     builds = 2
     while builds < 2 + _EXTRA_RUNS and agreed(any(match.different for match in found)):
-        by_itself = _compared(first, _results(build, steps), ("first", "second"))
+        by_itself = _compared(first, _results(build, steps, eager=eager), ("first", "second"))
         why = f"two runs without {what} differ too"
         found = [match.apart_from(other, why) for match, other in zip(found, by_itself)]
         builds += 1
@@ -118,10 +120,11 @@ def _compared(first: _Results, second: _Results, names: tuple[str, str]) -> list
     return [compare(one, other, names) for one, other in zip(first, second)]
 
 
-def _results(build: Callable[[], Step], steps: int) -> _Results:
+def _results(build: Callable[[], Step], steps: int, *, eager: bool) -> _Results:
     """Run so many steps; return what the last one made."""
     gradients: dict[str, Contents] = {}
-    with torch.compiler.set_stance("force_eager"), seeded():
+    stance = torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext()
+    with stance, seeded():
         step = build()
         names = parameter_names(step)
         for parameter, name in names.items():

@@ -7,6 +7,7 @@ diff_page        the page of a diff
 calibrated_page  the page of a calibration
 fit_page         the page of ways to fit
 peak_places      what dominates a peak: a category, and which layers or operators have it
+compared_page    the page of one step on several devices
 size_page        the page of the largest size
 page_parts       what a page is put together from: sections, and the pictures and tables in them
 page_answers     the first screen of each kind of result, in words and figures

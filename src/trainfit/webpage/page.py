@@ -10,6 +10,7 @@ from trainfit import __version__
 from trainfit.basics.sealed_files import write_whole
 from trainfit.basics.units import format_count, format_seconds
 from trainfit.report.calibrations import CalibrationData
+from trainfit.report.compared_data import ComparisonData
 from trainfit.report.data import EstimateData, FrontierData, PlanData, Subject, VerificationData
 from trainfit.report.diff_data import DiffData
 from trainfit.report.fit_data import FitData
@@ -18,7 +19,15 @@ from trainfit.report.rank_report import RankVerificationData
 from trainfit.report.sizes_data import SizeData
 from trainfit.traces.simulate import Timeline, simulate
 from trainfit.traces.trace import Trace
-from trainfit.webpage import calibrated_page, diff_page, fit_page, page_answers, page_sections, size_page
+from trainfit.webpage import (
+    calibrated_page,
+    compared_page,
+    diff_page,
+    fit_page,
+    page_answers,
+    page_sections,
+    size_page,
+)
 from trainfit.webpage.embedding import asset, content_policy, embedded_json, escaped, script
 from trainfit.webpage.first_screen import first_screen_html
 from trainfit.webpage.page_answers import FirstScreen
@@ -38,6 +47,7 @@ _ANSWERS: dict[type, Callable[..., FirstScreen]] = {
     DiffData: diff_page.diff_answer,
     FitData: fit_page.fit_answer,
     SizeData: size_page.size_answer,
+    ComparisonData: compared_page.comparison_answer,
 }
 _SAY_WHAT_DOMINATES = (EstimateData, PlanData, FrontierData)
 _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
@@ -51,6 +61,7 @@ _SECTIONS: dict[type, Callable[[Any, Any, Strings], list[Section]]] = {
     DiffData: diff_page.diff_sections,
     FitData: fit_page.fit_sections,
     SizeData: size_page.size_sections,
+    ComparisonData: compared_page.comparison_sections,
 }
 
 
@@ -166,6 +177,8 @@ def _how_found(data: Any) -> str:
         return calibrated_page.calibration_footer(data)
     if isinstance(data, DiffData):
         return diff_page.diff_footer(data)
+    if isinstance(data, ComparisonData):
+        return compared_page.comparison_footer(data)
     about: Subject | OrderData = data if isinstance(data, OrderData) else data.subject
     what = "nodes" if isinstance(about, OrderData) else "ops"
     took = format_seconds(about.seconds.get("total", 0.0))

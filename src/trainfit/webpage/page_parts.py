@@ -10,7 +10,7 @@ Part = dict[str, Any]
 
 KINDS_OF_COLUMNS = (
     *("text", "bytes", "seconds", "count", "share", "added", "error", "large"),
-    *("bytes_change", "seconds_change", "figure"),
+    *("bytes_change", "seconds_change", "money", "figure"),
 )
 """How values are written and compared; a `figure` is written already, where the rows have several units."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "Verification": reading.verification_data,
     "OrderResult": reading.order_data,
     "MaxSize": size_data,
+    "DeviceComparison": attrgetter("data"),
 }
 """By the name of the result's class: some of the classes come with torch, which nothing here needs."""
 
@@ -29,14 +31,15 @@ def data_of(result: Any) -> Any:
     reader = _READERS.get(type(result).__name__)
     if reader is None:
         raise OptionError(
-            "a report is made of what trainfit.estimate, frontier, verify or max_batch returns, got "
+            "a report is made of what trainfit.estimate, frontier, verify, max_batch or compare "
+            "returns, got "
             f"{type(result).__name__}; for a plan or an order use --report on the command line."
         )
     return reader(result)
 
 
 def save_report(result: Any, path: str | Path) -> None:
-    """Write what `estimate`, `frontier`, `verify` or `max_batch` returned as a page, as `--report` does."""
+    """Write what `estimate`, `frontier`, `verify`, `max_batch` or `compare` returned as a page."""
     data = data_of(result)
     json_result.check_destination(str(path), "save_report")
     write_page(data, result, path)

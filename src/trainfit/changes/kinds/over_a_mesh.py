@@ -63,7 +63,9 @@ def _over(step: UnchangedStep, cluster: Cluster) -> StepChange:
     if batch is None or batch % copies:
 
         def refuse(step: Step) -> Step:
-            raise NotPossible(f"{batch or 'its'} samples cannot be divided among {copies} copies")
+            said = "its samples" if batch is None else f"{batch} sample{'s' * (batch != 1)}"
+            multiple = f": a multiple of {copies} can, as in --batch {copies}"
+            raise NotPossible(f"{said} cannot be divided among {copies} copies{multiple}")
 
         return StepChange(made, make=refuse)
     return StepChange(
@@ -78,20 +80,22 @@ def _over(step: UnchangedStep, cluster: Cluster) -> StepChange:
 def _code(trace: Trace, cluster: Cluster, dimensions: MeshDimensions) -> str:
     """Return what the user writes: it takes as many processes, which `apply` does not start."""
     nodes = f"--nnodes {cluster.nodes} " if cluster.nodes > 1 else ""
-    started = f"torchrun {nodes}--nproc-per-node {cluster.local_world_size} ..."
-    divided = "parallelize_module(block, mesh['tp'], {...}); " if dimensions.size("tp") > 1 else ""
+    started = f"  # torchrun {nodes}--nproc-per-node {cluster.local_world_size} ..."
+    calls: list[str] = []
+    if dimensions.size("tp") > 1:
+        calls.append(f"[parallelize_module(m, mesh['tp'], {{...}}) for m in {_blocks(trace)}]")
     if dimensions.size("fsdp") > 1:
         part = ", mesh=mesh" if len(cluster.mesh) > 1 else ""
-        each = f"fully_shard(block{part})"
-        return f"for block in {_blocks(trace)}: {divided}{each}; then fully_shard(model{part})  # {started}"
-    if dimensions.size("replicate") > 1 and not divided:
-        return f"model = DistributedDataParallel(model)  # {started}"
-    copied = "replicate(block, mesh=mesh['replicate'])" if dimensions.size("replicate") > 1 else ""
-    return f"for block in {_blocks(trace)}: {divided}{copied}".rstrip("; ") + f"  # {started}"
+        calls += [f"[fully_shard(m{part}) for m in {_blocks(trace)}]", f"fully_shard(model{part})"]
+    elif dimensions.size("replicate") > 1 and calls:
+        calls.append(f"[replicate(m, mesh=mesh['replicate']) for m in {_blocks(trace)}]")
+    elif dimensions.size("replicate") > 1:
+        calls.append("model = DistributedDataParallel(model)")
+    return "; ".join(calls) + started
 
 
 def _blocks(trace: Trace) -> str:
-    """Return what gives the model's repeated layers: the outermost modules of one class in a list."""
+    """Return what a comprehension goes over: the model's repeated layers, of one class in a list."""
     found: dict[str, list[int]] = {}
     for number in trace.in_model:
         module = trace.modules[number]
@@ -102,4 +106,4 @@ def _blocks(trace: Trace) -> str:
     if not repeated:
         return "model.children()"
     name = min(repeated, key=lambda name: (min(repeated[name]), -len(repeated[name]), name))
-    return f"[m for m in model.modules() if isinstance(m, {name})]"
+    return f"model.modules() if isinstance(m, {name})"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from trainfit.changes.change import PLAN, StepChange
 from trainfit.changes.kinds.state_on_host import OTHER_OPTIMIZERS
-from trainfit.changes.offloaded_parameters import keep_parameters_on_host
+from trainfit.changes.least_copies import least_updated_bytes
+from trainfit.changes.offloaded_parameters import SMALL_SHARE, keep_parameters_on_host
 from trainfit.changes.step_in_parts import BY_PARAMETER
 from trainfit.changes.unchanged_step import UnchangedStep
 from trainfit.plans.ways import APPLIED_WITH_OPTIMIZER, BIT_EQUAL, ChangeMade
@@ -18,6 +19,8 @@ from trainfit.steps.step import Step
 from trainfit.traces.trace import Trace
 
 PARAMETERS_ON_HOST = "on the host"
+_LEAST_COPIES = 3
+"""Of what gets a gradient: in for forward, in for the update, and out again. Not all need it in backward."""
 _EXCLUDED = OTHER_OPTIMIZERS | {"loss", PLAN}
 """A head whose loss is in chunks uses its weights after its forward; and what a plan computes again would
 need parameters that its replay does not know to be away."""
@@ -28,7 +31,10 @@ def changes(step: UnchangedStep) -> Iterator[StepChange]:
     if step.optimizers and set(step.optimizers) <= set(BY_PARAMETER):
         code = APPLIED_WITH_OPTIMIZER
         made = ChangeMade("parameters", PARAMETERS_ON_HOST, code, BIT_EQUAL, by_apply=True)
-        yield StepChange(made, make=_on_host, excludes=_EXCLUDED, refused_by=_used_away)
+        least = _LEAST_COPIES * least_updated_bytes(step, SMALL_SHARE)
+        yield StepChange(
+            made, make=_on_host, excludes=_EXCLUDED, refused_by=_used_away, least_copied_bytes=least
+        )
 
 
 def _on_host(step: Step) -> Step:

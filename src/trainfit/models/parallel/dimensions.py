@@ -25,6 +25,8 @@ MEANINGS = {
 """The known names, in the order in which they are nested: what communicates most is innermost."""
 _ORDER = ("pp", "replicate", "fsdp", "cp", "tp")
 _ALIASES = {"dp": "fsdp"}
+_EXPERTS = "ep"
+"""What others call the dimension along which each rank has experts of its own."""
 
 Sizes = tuple[tuple[str, int], ...]
 
@@ -40,6 +42,12 @@ class MeshDimensions:
         """Refuse names that mean nothing, and orders in which torch cannot nest them."""
         text = ",".join(f"{name}={size}" for name, size in self.mesh)
         for name, _ in self.mesh:
+            if name == _EXPERTS:
+                raise OptionError(
+                    f"--mesh {text}: whole experts are not divided among ranks here. tp gives every rank a "
+                    "part of every expert, and fsdp divides all parameters; a function of your own may "
+                    "exchange tokens among ranks that have experts of their own."
+                )
             if name not in MEANINGS:
                 close = difflib.get_close_matches(name, MEANINGS, n=1)
                 meant = f" Did you mean {close[0]}?" if close else ""

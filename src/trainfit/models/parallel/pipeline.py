@@ -100,7 +100,13 @@ def pipeline_step(
     def run() -> Tensor | None:
         losses: list[Tensor] = []
         with around():
-            schedule.step(*((given,) if is_first else ()), target=labels if is_last else None, losses=losses)
+            # The logits of all micro-batches, put together, are nothing that training needs.
+            schedule.step(
+                *((given,) if is_first else ()),
+                target=labels if is_last else None,
+                losses=losses,
+                return_outputs=False,
+            )
         add_up()
         if optimizer is not None:
             optimizer.step()

@@ -38,6 +38,12 @@ function formatLarge(count) {
   return power ? `${threeDigits(count / 1000 ** power)} ${signs[power]}` : String(count);
 }
 
+// An amount without a currency: two decimals, or three digits where that is too few.
+function formatMoney(amount) {
+  if (amount === 0 || amount >= 0.995) return amount.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  return String(Number(amount.toPrecision(3)));
+}
+
 // Enough digits to show that it is not zero.
 const notNothing = (percent) => (percent >= 0.01 ? percent.toFixed(2) : percent.toExponential(0));
 
@@ -53,6 +59,7 @@ const FORMATS = {
   added: formatAdded,
   error: (share) => (share === 0 ? "exact" : `${share < 0 ? "-" : "+"}${notNothing(Math.abs(100 * share))}%`),
   large: formatLarge,
+  money: formatMoney,
   figure: String, // already written
   bytes_change: (size) => formatChange(size, formatBytes),
   seconds_change: (seconds) => formatChange(seconds, formatSeconds),
