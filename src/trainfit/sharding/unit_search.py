@@ -28,7 +28,7 @@ _MODEL_ERROR = 0.01
 _AHEAD = 2
 
 
-class Settings(Protocol):
+class UnitSettings(Protocol):
     """What the search asks: how a setting does, and which units to keep."""
 
     def trial(self, setting: Setting) -> Trial:
@@ -51,7 +51,7 @@ class BestSetting:
 Found = Mapping[Setting, Trial]
 
 
-def search(settings: Settings, grains: Sequence[Grain | None]) -> BestSetting:
+def search(settings: UnitSettings, grains: Sequence[Grain | None]) -> BestSetting:
     """Try settings, the usual ones first; return the fastest that fits or, if none does, the smallest."""
     found: dict[Setting, Trial] = {}
 
