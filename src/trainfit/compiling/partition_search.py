@@ -6,7 +6,7 @@
 3. What is computed again is kept after all where that fits, most seconds per byte first; and what is kept
    and not worth its bytes is let go.
 
-Every candidate is judged by `partition_of`, never by what the cut believes. The same problem and limits give
+Every candidate is judged by `PartitionMemory`, never by what the cut believes. The same problem and limits give
 the same partition on every machine: the effort is counted, not timed.
 """
 
@@ -17,14 +17,16 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
-from trainfit.compiling.partition_cuts import PartitionCuts, crossing_values, divided, places_to_divide
-from trainfit.compiling.partition_memory import FUSED_SHARE, partition_of
+from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts, divided, places_to_divide
+from trainfit.compiling.partition_memory import FUSED_SHARE, PartitionMemory
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 
-_PRICES = 7
-"""How often a price is halved between the two that are known to be too low and high enough."""
+_PRICES = 31
+"""Prices per byte that are looked at, each a constant times the one before; those of all limits are the same."""
 _PRICE_RANGE = 1e4
 """How far prices per byte are looked for from what computing all of forward again takes per byte."""
+_MIXED = 2
+"""In large graphs, of how many ways to divide forward the stretches take different prices."""
 _ROUNDS = 6
 """How often as many values as fit are kept at once."""
 _MOST_MOVES, _LEAST_MOVES = 60, 6
@@ -43,11 +45,16 @@ class PartitionSearch:
         """Begin with choices that others have made (`also`): what is found is never worse than those."""
         self.problem = problem
         self._cuts = PartitionCuts(problem, FUSED_SHARE)
+        self._is_large = len(problem.useful) > _LARGE
         # What one move takes grows with the graph.
         self._moves = max(_LEAST_MOVES, min(_MOST_MOVES, 60 * _LARGE // 2 // max(len(problem.useful), 1)))
         seconds = sum(problem.nodes[n].seconds for n in problem.useful)
         size = sum(problem.own_bytes[n] for n in problem.useful)
-        self._usual_price = max(seconds, 1e-12) / max(size, 1)
+        usual = max(seconds, 1e-12) / max(size, 1)
+        self._prices = [usual * _PRICE_RANGE ** (2 * n / (_PRICES - 1) - 1) for n in range(_PRICES)]
+        self._memory = PartitionMemory(problem)
+        self._values = CrossingValues(problem)
+        self._crossings: dict[tuple[int, ...], frozenset[int]] = {}
         self._known: dict[frozenset[int], Partition] = {}
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
@@ -95,8 +102,10 @@ class PartitionSearch:
 
     def fastest(self, limits: GraphLimits) -> Partition | None:
         """Return the fastest partition found within the limits; None if none is."""
-        for places in self._divisions():
-            self._bisect(places, limits)
+        found = [(self._bisect(places, limits), places) for places in self._divisions()]
+        able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
+        for _, places, ends in able[:_MIXED] if self._is_large else able:
+            self._mix(places, *ends, limits)
         best = self._best(limits)
         if best is None:
             best = self._smaller(limits)
@@ -113,20 +122,19 @@ class PartitionSearch:
     def _divisions(self) -> list[tuple[int, ...]]:
         """Return the ways in which forward is divided, from not at all to at every place."""
         ways: list[tuple[int, ...]] = [()]
-        large = len(self.problem.useful) > _LARGE
-        for places in self._places[:2] if large else self._places:
+        for places in self._places[:2] if self._is_large else self._places:
             most = len(places) + 1
             count = 2.0
             while count < most:
                 ways.append(tuple(divided(self.problem, places, round(count))))
-                count *= 3.0 if large else 1.5
+                count *= 3.0 if self._is_large else 1.5
             ways.append(tuple(places))
         return list(dict.fromkeys(ways))
 
     def _judge(self, chosen: Collection[int]) -> Partition | None:
         key = frozenset(chosen)
         if key not in self._known:
-            found = partition_of(self.problem, key)
+            found = self._memory.partition(key)
             if found is None:
                 return None
             self._known[key] = found
@@ -143,24 +151,26 @@ class PartitionSearch:
         return self._answers[places, price]
 
     def _crossing(self, places: tuple[int, ...]) -> frozenset[int]:
-        return frozenset().union(*(crossing_values(self.problem, place) for place in places))
+        if places not in self._crossings:
+            self._crossings[places] = self._values.at(places)
+        return self._crossings[places]
 
-    def _bisect(self, places: tuple[int, ...], limits: GraphLimits) -> None:
-        """Look for the lowest price that keeps the limits, and let stretches take different prices."""
+    def _bisect(self, places: tuple[int, ...], limits: GraphLimits) -> tuple[Partition, Partition] | None:
+        """Return the partition at the lowest price that keeps the limits, and the one below that price."""
         fast, small = self._at(places, 0.0), self._at(places, math.inf)
         if fast is None or small is None or fast.excess(limits) <= 0 or small.excess(limits) > 0:
-            return
-        low, high = self._usual_price / _PRICE_RANGE, self._usual_price * _PRICE_RANGE
-        for _ in range(_PRICES if len(self.problem.useful) <= _LARGE else _PRICES - 2):
-            price = math.sqrt(low * high)
-            found = self._at(places, price)
+            return None
+        low, high = -1, _PRICES
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._at(places, self._prices[middle])
             if found is None:
-                return
+                return None
             if found.excess(limits) <= 0:
-                high, small = price, found
+                high, small = middle, found
             else:
-                low, fast = price, found
-        self._mix(places, small, fast, limits)
+                low, fast = middle, found
+        return small, fast
 
     def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: GraphLimits) -> None:
         """Let as many stretches as fit take the faster choice: from the last on, then from the first on."""
@@ -173,7 +183,7 @@ class PartitionSearch:
             return {*given, *chain.from_iterable(taken)}
 
         self._most(len(order), lambda count: mixed(order[:count]), limits)
-        if len(self.problem.useful) <= _LARGE:
+        if not self._is_large:
             self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
 
     def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: GraphLimits) -> int:
@@ -210,7 +220,7 @@ class PartitionSearch:
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
         worth = self._by_worth(best, repeated=True)
-        for _ in range(_ROUNDS if len(self.problem.useful) <= _LARGE else 2):
+        for _ in range(_ROUNDS if not self._is_large else 2):
             kept, waiting = frozenset(best.kept), tuple(worth)
             count = self._most(len(waiting), lambda n, k=kept, w=waiting: k | {*w[:n]}, limits)  # type: ignore[misc]
             if count:
