@@ -20,6 +20,7 @@ from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 from trainfit.compiling.split_graphs import given_away, graph_peak, prepared, split, with_better_order
+from trainfit.compiling.torch_choices import torch_choice
 
 Backend = Literal["inductor", "aot_eager"]
 
@@ -78,7 +79,7 @@ class GraphPlanner:
             raise CannotPlan("it has no backward")
         self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
         self._workspaces = _workspaces(self.problem, self._nodes)
-        self.search = PartitionSearch(self.problem)
+        self.search = PartitionSearch(self.problem, [self.torch_choice()])
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
 
@@ -86,6 +87,12 @@ class GraphPlanner:
     def node_names(self) -> tuple[str, ...]:
         """The names of the joint graph's nodes."""
         return tuple(node.name for node in self._nodes)
+
+    def torch_choice(self, fraction: float = 1.0) -> set[int]:
+        """Return the nodes that torch's own partitioner would keep, without inputs."""
+        number = {node: place for place, node in enumerate(self._nodes)}
+        chosen = torch_choice(self._module, self._forward_outputs, self._static, fraction)
+        return self.problem.behind_views(number[node] for node in chosen)
 
     def gradient_bytes(self) -> int:
         """Return the bytes of what backward returns: the gradients of parameters and inputs."""
