@@ -89,10 +89,16 @@ class GraphPlanner:
         return tuple(node.name for node in self._nodes)
 
     def torch_choice(self, fraction: float = 1.0) -> set[int]:
-        """Return the nodes that torch's own partitioner would keep, without inputs."""
+        """Return the nodes that torch's own partitioner would keep, and those that must not run again.
+
+        Torch runs some of these again all the same, where it does not matter what comes of it.
+        """
         number = {node: place for place, node in enumerate(self._nodes)}
         chosen = torch_choice(self._module, self._forward_outputs, self._static, fraction)
-        return self.problem.behind_views(number[node] for node in chosen)
+        nodes, users = self.problem.nodes, self.problem.users
+        once = {n for n in self.problem.useful if not nodes[n].repeatable}
+        once |= {user for n in once for user in users[n] if nodes[user].picks}
+        return once | self.problem.behind_views(number[node] for node in chosen)
 
     def gradient_bytes(self) -> int:
         """Return the bytes of what backward returns: the gradients of parameters and inputs."""

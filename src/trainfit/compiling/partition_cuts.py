@@ -58,14 +58,22 @@ class PartitionCuts:
         self._parts: dict[frozenset[int], list[tuple[_PricedNetwork, list[int]]]] = {}
 
     def cheapest(
-        self, seconds_per_byte: float, given: frozenset[int] = frozenset()
+        self,
+        seconds_per_byte: float,
+        given: frozenset[int] = frozenset(),
+        once: frozenset[int] = frozenset(),
     ) -> frozenset[int] | None:
-        """Return the nodes to keep at a price, `given` kept for nothing; None if backward cannot have all."""
+        """Return the nodes to keep at a price, `given` kept for nothing; None if backward cannot have all.
+
+        What is in `once` must not run again.
+        """
         if given not in self._parts:
             self._parts[given] = self._divided(given)
         found: list[int] = []
         for network, numbers in self._parts[given]:
-            kept = network.cheapest(seconds_per_byte)
+            # Most parts have none of them, and are known.
+            forbidden = () if once.isdisjoint(numbers) else [n for n, m in enumerate(numbers) if m in once]
+            kept = network.cheapest(seconds_per_byte, tuple(forbidden))
             if kept is None:
                 return None
             found += [numbers[place] for place in kept]
@@ -134,8 +142,11 @@ class _PricedNetwork:
         self._count = count = len(nodes)
         network = FlowNetwork(2 * count + 2, _ROUNDING)
         self._priced: list[tuple[int, int]] = []
+        self._running: list[int] = []
+        """For each node the edge that costs its seconds."""
         for again, (seconds, size, wanted, reads) in enumerate(nodes):
             needed = count + again
+            self._running.append(len(network.heads))
             network.connect(again, 2 * count + 1, seconds + _LEAST_SECONDS)
             if wanted:
                 network.connect(2 * count, needed, UNLIMITED)
@@ -145,25 +156,38 @@ class _PricedNetwork:
             for read in reads:
                 network.connect(again, count + read, UNLIMITED)
         self._filled: list[tuple[float, FlowNetwork]] = [(0.0, network)]
-        self._known: dict[float, tuple[int, ...] | None] = {}
+        self._known: dict[tuple[float, tuple[int, ...]], tuple[int, ...] | None] = {}
 
-    def cheapest(self, seconds_per_byte: float) -> tuple[int, ...] | None:
-        """Return the places of the nodes to keep; None if something that is wanted cannot be had."""
-        if seconds_per_byte in self._known:
-            return self._known[seconds_per_byte]
+    def cheapest(self, seconds_per_byte: float, once: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+        """Return the places of the nodes to keep; None if something that is wanted cannot be had.
+
+        The nodes at the places `once` must not run again.
+        """
+        asked = seconds_per_byte, once
+        if asked not in self._known:
+            network = self._at(seconds_per_byte)
+            if once and network.sent < UNLIMITED:
+                network = network.with_more((self._running[place], UNLIMITED) for place in once)
+                network.fill(2 * self._count, 2 * self._count + 1)
+            kept: tuple[int, ...] | None = None
+            if network.sent < UNLIMITED:
+                reached = network.reached_from(2 * self._count)
+                kept = tuple(n for n in range(self._count) if reached[self._count + n] and not reached[n])
+            self._known[asked] = kept
+        return self._known[asked]
+
+    def _at(self, seconds_per_byte: float) -> FlowNetwork:
+        """Return the network filled at a price, from the one at the next lower price that is known."""
         at = bisect.bisect_right(self._filled, seconds_per_byte, key=lambda filled: filled[0])
         price, network = self._filled[at - 1]
+        if price == seconds_per_byte:
+            return network
         more = seconds_per_byte - price
         network = network.with_more((edge, size * more) for edge, size in self._priced)
-        source, sink = 2 * self._count, 2 * self._count + 1
-        network.fill(source, sink)
-        kept: tuple[int, ...] | None = None
+        network.fill(2 * self._count, 2 * self._count + 1)
         if network.sent < UNLIMITED:
             self._filled.insert(at, (seconds_per_byte, network))
-            reached = network.reached_from(source)
-            kept = tuple(n for n in range(self._count) if reached[self._count + n] and not reached[n])
-        self._known[seconds_per_byte] = kept
-        return kept
+        return network
 
 
 class CrossingValues:

@@ -5,9 +5,10 @@
    stretches as fit take the faster choice, the last ones of forward first (backward lets go of them first).
 3. What is computed again is kept after all where that fits, most seconds per byte first; and what is kept
    and not worth its bytes is let go.
+4. Expensive nodes are forbidden to run again, one by one, where the cut that is cheapest then still fits.
 
-Every candidate is judged by `PartitionMemory`, never by what the cut believes. The same problem and limits give
-the same partition on every machine: the effort is counted, not timed.
+Every candidate is judged by `PartitionMemory`, never by what the cut believes. The same problem and limits
+give the same partition on every machine: the effort is counted, not timed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trainfit.compiling.partition_memory import FUSED_SHARE, PartitionMemory
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 
 _PRICES = 31
-"""Prices per byte that are looked at, each a constant times the one before; those of all limits are the same."""
+"""Prices per byte that are looked at, the same for all limits; each is a constant times the one before."""
 _PRICE_RANGE = 1e4
 """How far prices per byte are looked for from what computing all of forward again takes per byte."""
 _MIXED = 2
@@ -34,6 +35,9 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
 
+
+_END_PRICES = {0.0: 1e-19, math.inf: 1e3}
+"""The two ends: time alone decides, and bytes alone."""
 
 Figures = tuple[float, int, int, int]
 
@@ -106,6 +110,8 @@ class PartitionSearch:
         able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
         for _, places, ends in able[:_MIXED] if self._is_large else able:
             self._mix(places, *ends, limits)
+        for _, places, ends in able[:_MIXED]:
+            self._run_once(places, ends[0], limits)
         best = self._best(limits)
         if best is None:
             best = self._smaller(limits)
@@ -145,8 +151,7 @@ class PartitionSearch:
         """Return the cheapest partition at a price of one way to divide forward."""
         if (places, price) not in self._answers:
             given = self._crossing(places)
-            # The two ends: time alone decides, and bytes alone.
-            chosen = self._cuts.cheapest({0.0: 1e-19, math.inf: 1e3}.get(price, price), given)
+            chosen = self._cuts.cheapest(_END_PRICES.get(price, price), given)
             self._answers[places, price] = None if chosen is None else self._judge(chosen | given)
         return self._answers[places, price]
 
@@ -185,6 +190,32 @@ class PartitionSearch:
         self._most(len(order), lambda count: mixed(order[:count]), limits)
         if not self._is_large:
             self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
+
+    def _run_once(self, places: tuple[int, ...], small: Partition, limits: GraphLimits) -> None:
+        """Forbid expensive nodes one by one to run again, where the cut that then is cheapest still fits."""
+        given = self._crossing(places)
+        price = next(price for (p, price), q in self._answers.items() if p == places and q is small)
+        price = _END_PRICES.get(price, price)
+        nodes = self.problem.nodes
+
+        def cut(once: frozenset[int]) -> Partition | None:
+            chosen = self._cuts.cheapest(price, given, once)
+            found = None if chosen is None else self._judge(chosen | given)
+            return found if found is not None and found.excess(limits) <= 0 else None
+
+        dearest = sorted((n for n in small.repeated if nodes[n].seconds), key=lambda n: -nodes[n].seconds)
+        worth = []
+        for number in dearest[: self._moves]:
+            found = cut(frozenset((number,)))
+            if found is not None and found.seconds < small.seconds:
+                bytes_ = max(found.kept_bytes - small.kept_bytes, 1)
+                worth.append(((small.seconds - found.seconds) / bytes_, number))
+        once: frozenset[int] = frozenset()
+        best = small
+        for _, number in sorted(worth, reverse=True):
+            found = cut(once | {number})
+            if found is not None and found.seconds < best.seconds:
+                once, best = once | {number}, found
 
     def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: GraphLimits) -> int:
         """Return the largest number up to `count` whose choice fits, as far as halving finds it."""
