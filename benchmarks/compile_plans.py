@@ -54,21 +54,22 @@ BUILT_IN = {
     "resnet-tiny": {"batch": 8},
 }
 OWN = (
-    "two-traversals",
-    "llama-style",
     "u-net",
-    "experts",
-    "residual",
-    "encoder-decoder",
-    "dropout",
-    "autocast",
     "dense",
-    "depthwise",
     "mixer",
+    "experts",
+    "two-traversals",
+    "residual",
+    "depthwise",
+    "dropout",
+    "llama-style",
+    "encoder-decoder",
     "recurrent",
+    "autocast",
     "transformer",
 )
 CASES = (*OWN, *BUILT_IN)
+"""Those that are quick first."""
 PARTS = ("budgets", "sweep", "against")
 
 

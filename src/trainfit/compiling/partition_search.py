@@ -5,7 +5,8 @@
    stretches as fit take the faster choice, the last ones of forward first (backward lets go of them first).
 3. What is computed again is kept after all where that fits, most seconds per byte first; and what is kept
    and not worth its bytes is let go.
-4. Expensive nodes are forbidden to run again, one by one, where the cut that is cheapest then still fits.
+4. Expensive nodes are forbidden to run again, one by one, where the cut that is cheapest then still fits; or
+   are kept in the place of others.
 
 Every candidate is judged by `PartitionMemory`, never by what the cut believes. The same problem and limits
 give the same partition on every machine: the effort is counted, not timed.
@@ -115,7 +116,7 @@ class PartitionSearch:
         best = self._best(limits)
         if best is None:
             best = self._smaller(limits)
-        return None if best is None else self._improved(best, limits)
+        return None if best is None else self._improved(self._swapped(best, limits), limits)
 
     def nearest(self, limits: GraphLimits) -> Partition | None:
         """Return what exceeds the limits the least, of all that were looked at."""
@@ -248,6 +249,42 @@ class PartitionSearch:
                 best = found
         return best if best.excess(limits) <= 0 else None
 
+    def _swapped(self, best: Partition, limits: GraphLimits) -> Partition:
+        """Keep what takes long to compute again in the place of as little else as possible."""
+        nodes = self.problem.nodes
+        able = [n for n in best.repeated if nodes[n].keepable]
+        for number in sorted(able, key=lambda n: (-nodes[n].seconds, n))[: max(self._moves // 8, 1)]:
+            more = self._judge({*best.kept, number})
+            if more is None or more.seconds >= best.seconds:
+                continue
+            rest = [n for n in reversed(self._by_worth(more, repeated=False)) if n != number]
+            # The less is kept, the more may be alive at once later: one by one, until it fits.
+            for _ in range(min(len(rest), self._moves // 4)):
+                if more is None or more.excess(limits) <= 0:
+                    break
+                more = self._judge({number, *rest[:-1]})
+                rest.pop()
+            if more is not None and more.excess(limits) <= 0 and more.seconds < best.seconds:
+                best = more
+        return best
+
+    def _seconds_without(self, partition: Partition, number: int) -> float:
+        """Return what would run again as well if a value were not kept; without end if that cannot be."""
+        nodes = self.problem.nodes
+        there = {*partition.kept, *partition.repeated} - {number}
+        total = 0.0
+        pending = [number]
+        while pending:
+            here = pending.pop()
+            if here in there or nodes[here].role is not Role.FORWARD:
+                continue
+            if not nodes[here].repeatable:
+                return math.inf
+            there.add(here)
+            total += nodes[here].seconds
+            pending += nodes[here].reads
+        return total
+
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
         worth = self._by_worth(best, repeated=True)
@@ -276,7 +313,8 @@ class PartitionSearch:
         """Return what could be kept as well, most seconds per byte first; or what is kept, fewest first."""
         nodes, sizes = self.problem.nodes, self.problem.own_bytes
         if not repeated:
-            return sorted(partition.kept, key=lambda n: nodes[n].seconds / max(sizes[n], 1))
+            lost = {n: self._seconds_without(partition, n) for n in partition.kept}
+            return sorted(partition.kept, key=lambda n: lost[n] / max(sizes[n], 1))
         again = set(partition.repeated)
         seconds: dict[int, float] = {}
         for number in partition.repeated:
