@@ -165,6 +165,7 @@ def test_checkpoints_that_share_weights_are_planned() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of copying a graph, torch's own
 def test_never_worse_than_what_torch_keeps() -> None:
     planners: list[GraphPlanner] = []
 
