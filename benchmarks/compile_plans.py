@@ -1,32 +1,51 @@
-"""Compiled steps within a budget in bytes, against torch's `activation_memory_budget`: measured on the CPU.
+"""Compiled steps within a budget in bytes, and against torch's `activation_memory_budget`, on the CPU.
 
-    python benchmarks/compile_plans.py                  all cases
-    python benchmarks/compile_plans.py transformer      some cases
-    python benchmarks/compile_plans.py --fractions 5    fewer points of torch's
+    python benchmarks/compile_plans.py                          what is not among the rows yet
+    python benchmarks/compile_plans.py u-net --backend inductor some cases, with another backend
+    python benchmarks/compile_plans.py --again                  everything anew
 
-Every row is a process of its own: a model compiled without a plan, with one of torch's fractions, or within
-one of our budgets (shares of the way from the smallest peak that is promised to the peak without a plan). The
-peak is that of the profiler's allocation events of forward and backward in a steady step, with parameters,
-buffers and batch. Exit code 1 if a measured peak is above its budget, or more than 2 % from the promise.
+Three parts for each model, each in a process of its own; the rows are kept as they are made, so that a run
+that was stopped goes on.
+
+`budgets`: the model compiled without a plan, and within four budgets (shares of the way from the smallest
+peak that is promised to the peak without a plan). The peak is that of the profiler's allocation events of
+forward and backward in a steady step, with parameters, buffers and batch. Missed if a measured peak is above
+its budget, more than 2 % from the promise, or higher than that of a larger budget.
+
+`sweep`: torch's choices for 20 fractions and each of its solvers, those that are the same once. Each is
+judged by the same model as ours, and a plan of ours is looked for with no higher peak. Missed if that one
+computes again for longer.
+
+`against`: two of torch's fractions measured, and ours with what was measured as its budget. Missed if ours
+has a higher peak, or a step that takes more than 3 % longer (processor time).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import functools
+import importlib.util
+import math
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from own_process import CaseFailed, report, run_one
-from result_files import arguments, write_rows
+from result_files import RESULTS, arguments, write_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
-CASE_SECONDS = 1500
+FRACTIONS = tuple(n / 20 for n in range(20))
+SOLVERS = ("dp", "greedy", "ilp") if importlib.util.find_spec("scipy") else ("dp", "greedy")
+"""Torch's `ilp` needs scipy."""
+AGAINST = (0.5, 0.2)
+STEPS = 5
+CASE_SECONDS = 2400
 BUILT_IN = {
     "gpt2-tiny": {"batch": 4, "seq": 128},
     "llama-tiny": {"batch": 4, "seq": 128},
@@ -34,218 +53,370 @@ BUILT_IN = {
     "vit-tiny": {"batch": 8},
     "resnet-tiny": {"batch": 8},
 }
-CASES = ("transformer", "llama-style", "two-traversals", *BUILT_IN)
+OWN = (
+    "u-net",
+    "dense",
+    "mixer",
+    "experts",
+    "two-traversals",
+    "residual",
+    "depthwise",
+    "dropout",
+    "llama-style",
+    "encoder-decoder",
+    "recurrent",
+    "autocast",
+    "transformer",
+)
+CASES = (*OWN, *BUILT_IN)
+"""Those that are quick first."""
+PARTS = ("budgets", "sweep", "against")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One compiled step."""
+    """One compiled step, or one of torch's choices."""
 
     case: str
+    backend: str
+    part: str
     way: str
-    """`plain`, `torch 0.5` (a fraction) or `budget 0.25` (a share of the way)."""
+    """`plain`, `budget 0.25` (a share of the way), `torch dp 0.50` (a fraction), `ours` (at that peak)."""
     budget_bytes: int = 0
     promised_bytes: int = 0
+    """Of torch's choices what our model says of their peak, above what is there all the time."""
     measured_bytes: int = 0
-    added_seconds: float = 0.0
+    added_seconds: float = math.nan
     """What computing again adds, predicted."""
-    step_seconds: float = 0.0
-    """The fastest of five steps."""
-    compile_seconds: float = 0.0
-    largest_difference: float = 0.0
-    """Of loss and gradients to a float64 run without a compiler, relative to the largest value."""
+    ours_bytes: int = 0
+    """Of a plan of ours with no higher peak than torch's choice."""
+    ours_seconds: float = math.nan
+    step_seconds: float = math.nan
+    compile_seconds: float = math.nan
+    largest_difference: float = math.nan
+    """Of loss and gradients to a float64 run, relative to the loss and to the largest gradient."""
+    good: bool = True
     failure: str = ""
 
-    @property
-    def good(self) -> bool:
-        if self.failure or not self.budget_bytes:
-            return not self.failure
-        close = abs(self.promised_bytes - self.measured_bytes) <= 0.02 * self.measured_bytes
-        return self.measured_bytes <= self.budget_bytes and close
+
+class Model:
+    """One case, built anew, and what calls it."""
+
+    def __init__(self, case: str) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        self.case = case
+        if case in BUILT_IN:
+            self.module, self.call, self.batch = _built_in(case)
+        else:
+            from compile_models import MODELS
+
+            self.module, values = MODELS[case]()
+            self.call = lambda model: model(values)
+            self.batch = [values]
+
+    def standing_bytes(self) -> int:
+        tensors = (*self.module.parameters(), *self.module.buffers(), *self.batch)
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+        return sum(storages.values())
 
 
-def built(case: str) -> tuple[Any, Callable[[Any], Any], list[Any]]:
-    """Return a model, what calls it and returns a loss, and the tensors of the batch."""
+def fresh(case: str) -> Model:
+    """Build a model for a compiler that has forgotten the ones before."""
     import torch
 
-    torch.manual_seed(0)
-    if case in BUILT_IN:
-        from trainfit import StepOptions
-        from trainfit.targets import load
-
-        step = load(case, StepOptions(optimizer="none", **BUILT_IN[case])).build()
-        given: list[Any] = []
-
-        def note(_: Any, args: Any, kwargs: Any) -> None:
-            given[:] = [args, kwargs]
-
-        handle = step.model.register_forward_pre_hook(note, with_kwargs=True)
-        step.run()
-        handle.remove()
-        step.model.zero_grad()
-        args, kwargs = given
-        batch = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-
-        def call(model: Any) -> Any:
-            out = model(*args, **kwargs)
-            loss: Any = getattr(out, "loss", None)
-            loss = out if loss is None else loss
-            return loss if loss.dim() == 0 else loss.square().mean()
-
-        return step.model, call, batch
-    from compile_models import MODELS
-
-    make, values = MODELS[case]()
-    return make, lambda model: model(values), [values]
+    torch._dynamo.reset()
+    return Model(case)
 
 
-def compiled_model(case: str, way: str, budget: int) -> tuple[Any, Any, Callable[[Any], Any], list[Any]]:
+def _built_in(case: str) -> tuple[Any, Callable[[Any], Any], list[Any]]:
     import torch
-    from torch._functorch import config as functorch_config
 
-    import trainfit
+    from trainfit import StepOptions
+    from trainfit.targets import load
 
-    model, call, batch = built(case)
-    kind, _, amount = way.partition(" ")
-    if kind == "torch":
-        functorch_config.activation_memory_budget = float(amount)
-        functorch_config.activation_memory_budget_solver = "dp"
-    if kind == "budget":
-        return model, trainfit.compile(model, budget=budget), call, batch
-    return model, torch.compile(model), call, batch
+    step = load(case, StepOptions(optimizer="none", **BUILT_IN[case])).build()
+    given: list[Any] = []
+
+    def note(_: Any, args: Any, kwargs: Any) -> None:
+        given[:] = [args, kwargs]
+
+    handle = step.model.register_forward_pre_hook(note, with_kwargs=True)
+    step.run()
+    handle.remove()
+    step.model.zero_grad()
+    args, kwargs = given
+
+    def call(model: Any) -> Any:
+        out = model(*args, **kwargs)
+        loss: Any = getattr(out, "loss", None)
+        loss = out if loss is None else loss
+        return loss if loss.dim() == 0 else loss.square().mean()
+
+    return step.model, call, [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
 
 
-def run_case(case: str, way: str, budget: int) -> Result:
-    """Compile, run and measure one case in this process."""
+def measured(result: Result, model: Model, compiled: Any) -> Result:
+    """Run a compiled model and write down what it needs and takes."""
     import torch
 
     import trainfit
     from trainfit.workspace.profiler import no_cycle_collection, profile_allocations
 
-    torch.set_num_threads(1)
-    model, compiled, call, batch = compiled_model(case, way, budget)
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         torch.manual_seed(1)
-        loss = call(compiled)
+        loss = model.call(compiled)
         loss.backward()
     except trainfit.BudgetTooSmall as error:
-        return Result(case, way, budget, failure=str(error))
-    compile_seconds = time.perf_counter() - begin
-    difference = _difference(case, loss, model)
+        return replace(result, failure=str(error), good=False)
+    compile_seconds = time.process_time() - begin
+    difference = _difference(model, loss)
     del loss
-    best = float("inf")
-    for _ in range(5):
-        model.zero_grad()
-        begin = time.perf_counter()
-        call(compiled).backward()
-        best = min(best, time.perf_counter() - begin)
-    model.zero_grad()
+    taken = []
+    for _ in range(STEPS):
+        model.module.zero_grad()
+        begin = time.process_time()
+        model.call(compiled).backward()
+        taken.append(time.process_time() - begin)
+    model.module.zero_grad()
     with no_cycle_collection(), profile_allocations() as log, log.range("step"):
-        call(compiled).backward()
-    standing = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in
-                (*model.parameters(), *model.buffers(), *batch)}  # fmt: skip
-    plan = getattr(compiled, "compile_plan", None) if way.startswith("budget") else None
-    return Result(
-        case,
-        way,
-        budget,
-        (plan.promised_bytes or 0) if plan else 0,
-        sum(standing.values()) + log.usage("step").peak_bytes,
-        sum(graph.seconds for graph in plan.graphs) if plan else 0.0,
-        best,
-        compile_seconds,
-        difference,
+        model.call(compiled).backward()
+    plan = getattr(compiled, "compile_plan", None) if result.budget_bytes else None
+    peak = model.standing_bytes() + log.usage("step").peak_bytes
+    promised = (plan.promised_bytes or 0) if plan else 0
+    return replace(
+        result,
+        promised_bytes=promised,
+        measured_bytes=peak,
+        added_seconds=sum(graph.seconds for graph in plan.graphs) if plan else math.nan,
+        step_seconds=min(taken),
+        compile_seconds=compile_seconds,
+        largest_difference=difference,
+        good=not plan or (peak <= result.budget_bytes and abs(promised - peak) <= 0.02 * peak),
     )
 
 
-def _difference(case: str, loss: Any, model: Any) -> float:
+def _difference(model: Model, loss: Any) -> float:
     """Return how far loss and gradients are from a float64 run; nan where the step is random."""
+    reference = _reference(model.case)
+    if reference is None:
+        return math.nan
+    expected, gradients = reference
+    pairs = [(p.grad, g) for p, g in zip(model.module.parameters(), gradients) if g is not None]
+    largest = max(float(g.abs().max()) for _, g in pairs)
+    apart = max(float((p.double() - g).abs().max()) for p, g in pairs) / largest
+    return max(apart, float((loss.double() - expected).abs() / expected.abs()))
+
+
+@functools.cache
+def _reference(case: str) -> tuple[Any, list[Any]] | None:
+    """Return loss and gradients of a model in float64 without a compiler; None if it is random."""
     import torch
 
-    reference, call, _ = built(case)
-    if any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in reference.modules()):
-        return float("nan")
-    reference.double()
+    model = Model(case)
+    if any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.module.modules()):
+        return None
+    torch.set_default_dtype(torch.float64)
     try:
-        expected = call(reference)
+        model.module.double()
+        for tensor in model.batch:
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.double()
+        loss = model.call(model.module)
     except RuntimeError:
-        return float("nan")  # its batch is float32
-    expected.backward()
-    pairs = [
-        (loss, expected),
-        *((p.grad, q.grad) for p, q in zip(model.parameters(), reference.parameters())),
-    ]
-    return max(
-        float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-30))
-        for a, b in pairs
-        if a is not None and b is not None
-    )
+        return None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.module.parameters()]
 
 
-def smallest_of(case: str) -> int:
-    """Return the smallest peak that is promised for a case."""
+def planned(model: Model, budget: int, backend: Any) -> Any:
     import trainfit
 
-    model, call, _ = built(case)
+    return trainfit.compile(model.module, budget=budget, backend=backend, fullgraph=True)
+
+
+def budgets(case: str, backend: Any) -> Iterator[Result]:
+    """Without a plan, and within four budgets."""
+    import torch
+
+    import trainfit
+
+    model = fresh(case)
+    row = Result(case, backend, "budgets", "plain")
+    plain = measured(row, model, torch.compile(model.module, backend=backend))
+    yield plain
+    model = fresh(case)
     try:
-        call(trainfit.compile(model, budget=1))
+        model.call(planned(model, 1, backend))
+        raise AssertionError("one byte is too small for any model")
     except trainfit.BudgetTooSmall as error:
-        return error.minimum_peak_bytes
-    raise AssertionError("one byte is too small for any model")
+        smallest = error.minimum_peak_bytes
+    most = 0
+    for share in SHARES:
+        budget = round(smallest + share * max(plain.measured_bytes - smallest, 0))
+        model = fresh(case)
+        result = Result(case, backend, "budgets", f"budget {share}", budget)
+        found = measured(result, model, planned(model, budget, backend))
+        if found.measured_bytes < most:
+            found = replace(found, good=False, failure="a larger budget has a lower peak")
+        most = max(most, found.measured_bytes)
+        yield found
 
 
-def one(case: str, way: str, budget: int = 0) -> Result:
-    """Run one row in a process of its own."""
+def sweep(case: str, backend: Any) -> Iterator[Result]:
+    """Judge torch's choices for all fractions and solvers, and look for plans of ours at their peaks."""
+    import torch
+
+    from trainfit.compiling.graph_probe import GraphProbe
+    from trainfit.compiling.node_costs import NodeCosts
+    from trainfit.devices.device_table import find_device
+
+    model = fresh(case)
+    probe = GraphProbe(NodeCosts(find_device("cpu")), backend)
+    model.call(torch.compile(model.module, backend=probe))
+    for planner in probe.planners:
+        if planner is not None:
+            yield from _choices(Result(case, backend, "sweep", ""), planner)
+
+
+def _choices(row: Result, planner: Any) -> Iterator[Result]:
+    from torch._functorch import config
+
+    from trainfit.compiling.partition_memory import partition_of
+    from trainfit.compiling.recompute_problem import GraphLimits
+
+    seen: set[Any] = set()
+    for solver in SOLVERS:
+        config.activation_memory_budget_solver = solver
+        for fraction in (1.0, *reversed(FRACTIONS)):
+            chosen = frozenset(planner.torch_choice(fraction))
+            if chosen in seen or (not chosen and fraction):
+                continue  # the same again, or nothing that torch has an answer for
+            seen.add(chosen)
+            theirs = partition_of(planner.problem, chosen)
+            if theirs is None:
+                continue  # draws random numbers again, which the compiled step would not do either
+            ours = planner.search.fastest(GraphLimits.same(theirs.peak_bytes))
+            yield replace(
+                row,
+                way=f"torch {solver} {fraction:.2f}",
+                promised_bytes=theirs.peak_bytes,
+                added_seconds=theirs.seconds,
+                ours_bytes=0 if ours is None else ours.peak_bytes,
+                ours_seconds=math.nan if ours is None else ours.seconds,
+                good=ours is not None and ours.seconds <= theirs.seconds * (1 + 1e-9),
+            )
+
+
+def against(case: str, backend: Any) -> Iterator[Result]:
+    """Measure some of torch's fractions, and ours with no higher peak."""
+    import torch
+    from torch._functorch import config
+
+    for fraction in AGAINST:
+        model = fresh(case)
+        way = f"torch dp {fraction:.2f}"
+        with config.patch(activation_memory_budget=fraction, activation_memory_budget_solver="dp"):
+            theirs = measured(
+                Result(case, backend, "against", way), model, torch.compile(model.module, backend=backend)
+            )
+        yield theirs
+        model = fresh(case)
+        budget = theirs.measured_bytes
+        result = Result(case, backend, "against", f"ours at {fraction:.2f}", budget)
+        ours = measured(result, model, planned(model, budget, backend))
+        slower = ours.step_seconds > 1.03 * theirs.step_seconds
+        yield replace(ours, good=not ours.failure and ours.measured_bytes <= budget and not slower)
+
+
+def run_part(case: str, backend: str, part: str) -> list[Result]:
+    import torch
+
+    torch.set_num_threads(1)
+    make = {"budgets": budgets, "sweep": sweep, "against": against}[part]
+    return list(make(case, backend))
+
+
+def in_own_process(case: str, backend: str, part: str) -> list[Result]:
     try:
-        return Result(**run_one(__file__, case, "--way", way, "--budget", str(budget), seconds=CASE_SECONDS))
+        rows = run_one(__file__, case, "--backend", backend, "--part", part, seconds=CASE_SECONDS)
     except CaseFailed as error:
-        return Result(case, way, budget, failure=str(error))
+        return [Result(case, backend, part, "failed", good=False, failure=str(error))]
+    return [Result(**row) for row in rows]
+
+
+def kept_rows(path: Path) -> list[Result]:
+    """Return the rows of an earlier run."""
+    if not path.exists():
+        return []
+    kinds = {field.name: str(field.type) for field in fields(Result)}
+    read: dict[str, Callable[[str], Any]] = {
+        "int": lambda text: int(text or 0),
+        "float": lambda text: float(text or "nan"),
+        "bool": lambda text: text == "True",
+        "str": str,
+    }
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Result(**{name: read[kind](row[name]) for name, kind in kinds.items()})
+            for row in csv.DictReader(file)
+        ]
 
 
 def as_line(r: Result) -> str:
-    if r.failure:
-        return f"MISS {r.case:16} {r.way:12} {r.failure}"
-    verdict = "ok  " if r.good else "MISS"
+    start = f"{'ok  ' if r.good else 'MISS'} {r.case:16} {r.backend:9} {r.way:16}"
+    if r.failure and not r.measured_bytes:
+        return f"{start} {r.failure}"
+    if r.part == "sweep":
+        return (
+            f"{start} peak {r.promised_bytes:>12,}, again {1e3 * r.added_seconds:8.2f} ms; ours "
+            f"{r.ours_bytes:>12,}, {1e3 * r.ours_seconds:8.2f} ms"
+        )
     budget = f"budget {r.budget_bytes:>12,} promised {r.promised_bytes:>12,}" if r.budget_bytes else " " * 42
     return (
-        f"{verdict} {r.case:16} {r.way:12} {budget} measured {r.measured_bytes:>12,}, "
-        f"step {1e3 * r.step_seconds:8.1f} ms, again {1e3 * r.added_seconds:7.1f} ms (predicted), compiled "
-        f"in {r.compile_seconds:5.1f} s, off by {r.largest_difference:.1e}"
+        f"{start} {budget} measured {r.measured_bytes:>12,}, step {1e3 * r.step_seconds:8.1f} ms, compiled "
+        f"in {r.compile_seconds:5.1f} s, off by {r.largest_difference:.1e} {r.failure}"
     )
+
+
+def summary(rows: Sequence[Result]) -> str:
+    """Say how many rows of each part keep what they promise, and how much lower our peaks are."""
+    lines = []
+    for part in PARTS:
+        of_part = [r for r in rows if r.part == part and (part == "sweep" or r.budget_bytes or r.failure)]
+        if of_part:
+            good, models = sum(r.good for r in of_part), len({r.case for r in of_part})
+            lines.append(f"{part}: {good} of {len(of_part)} rows of {models} models hold")
+    return "\n".join(lines)
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("names", nargs="*", help="cases to run (default: all)")
-    parser.add_argument("--fractions", type=int, default=4, help="how many fractions of torch's")
+    parser.add_argument("--backend", choices=("aot_eager", "inductor"), default="aot_eager")
+    parser.add_argument("--part", choices=PARTS, help="one part only (default: all)")
+    parser.add_argument("--again", action="store_true", help="forget the rows of earlier runs")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
-    parser.add_argument("--way", default="plain", help=argparse.SUPPRESS)
-    parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
-        if options.way == "smallest":
-            report(asdict(Result(options.run_one, "smallest", measured_bytes=smallest_of(options.run_one))))
-        else:
-            report(asdict(run_case(options.run_one, options.way, options.budget)))
+        report([asdict(row) for row in run_part(options.run_one, options.backend, options.part)])
         return 0
-    results: list[Result] = []
-    for case in options.names or CASES:
-        plain, smallest = one(case, "plain"), one(case, "smallest")
-        rows = [plain]
-        print(as_line(plain), flush=True)
-        for number in range(options.fractions):
-            rows.append(one(case, f"torch {(number + 1) / (options.fractions + 1):.2f}"))
-            print(as_line(rows[-1]), flush=True)
-        for share in SHARES if not plain.failure and not smallest.failure else ():
-            low, high = smallest.measured_bytes, plain.measured_bytes
-            rows.append(one(case, f"budget {share}", round(low + share * (high - low))))
-            print(as_line(rows[-1]), flush=True)
-        results += rows
-    good = sum(result.good for result in results)
-    print(f"{good} of {len(results)} compiled steps keep what they promise")
-    write_rows("compile_plans", [asdict(r) for r in results], options.csv, everything=not options.names)
-    return 0 if good == len(results) else 1
+    path = options.csv or RESULTS / "compile_plans.csv"
+    rows = [] if options.again else kept_rows(path)
+    for part in (options.part,) if options.part else PARTS:
+        for case in options.names or CASES:
+            if any((r.case, r.backend, r.part) == (case, options.backend, part) for r in rows):
+                continue
+            made = in_own_process(case, options.backend, part)
+            print(*map(as_line, made), sep="\n", flush=True)
+            rows += made
+            write_rows("compile_plans", [{**asdict(r), "good": str(r.good)} for r in rows], path)
+    print(summary(rows))
+    return 0 if all(r.good for r in rows) else 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ rounded, so that a network of them says how much counts as nothing (`rounding`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 UNLIMITED = math.inf
 
@@ -30,6 +31,15 @@ class FlowNetwork:
         self.edges[head].append(len(self.heads) + 1)
         self.heads += (head, tail)
         self.room += (capacity, 0)
+
+    def with_more(self, more: Iterable[tuple[int, float]]) -> FlowNetwork:
+        """Return the network with what was sent, and more capacity on some edges: filling it goes on."""
+        found = FlowNetwork(0, self._least)
+        found.edges, found.heads = self.edges, self.heads
+        found.room, found.sent = self.room.copy(), self.sent
+        for edge, capacity in more:
+            found.room[edge] += capacity
+        return found
 
     def fill(self, source: int, sink: int, most_work: float = UNLIMITED) -> None:
         """Send as much as possible, or less if that takes more than `most_work`.

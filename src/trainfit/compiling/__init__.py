@@ -8,6 +8,7 @@ In the order in which a graph passes through them:
 - `partition_memory`: what runs again for a choice, in which order, and the bytes alive
 - `partition_cuts`: the cheapest choice for a price per byte, and where forward is divided
 - `partition_search`: the fastest choice within limits
+- `torch_choices`: what torch's own partitioner would keep
 - `split_graphs`: the graphs of forward and backward that torch compiles
 - `kernel_memory`: what inductor's code of a graph will need
 - `graph_planner`: one graph planned, divided and certified

@@ -20,6 +20,7 @@ from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 from trainfit.compiling.split_graphs import given_away, graph_peak, prepared, split, with_better_order
+from trainfit.compiling.torch_choices import torch_choice
 
 Backend = Literal["inductor", "aot_eager"]
 
@@ -78,7 +79,7 @@ class GraphPlanner:
             raise CannotPlan("it has no backward")
         self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
         self._workspaces = problem_workspaces(self.problem, self._nodes)
-        self.search = PartitionSearch(self.problem)
+        self.search = PartitionSearch(self.problem, [self.torch_choice()])
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
 
@@ -91,6 +92,18 @@ class GraphPlanner:
     def node_names(self) -> tuple[str, ...]:
         """The names of the joint graph's nodes."""
         return tuple(node.name for node in self._nodes)
+
+    def torch_choice(self, fraction: float = 1.0) -> set[int]:
+        """Return the nodes that torch's own partitioner would keep, and those that must not run again.
+
+        Torch runs some of these again all the same, where it does not matter what comes of it.
+        """
+        number = {node: place for place, node in enumerate(self._nodes)}
+        chosen = torch_choice(self._module, self._forward_outputs, self._static, fraction)
+        nodes, users = self.problem.nodes, self.problem.users
+        once = {n for n in self.problem.useful if not nodes[n].repeatable}
+        once |= {user for n in once for user in users[n] if nodes[user].picks}
+        return once | self.problem.behind_views(number[node] for node in chosen)
 
     def gradient_bytes(self) -> int:
         """Return the bytes of what backward returns: the gradients of parameters and inputs."""

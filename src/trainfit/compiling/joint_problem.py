@@ -85,6 +85,13 @@ class _JointReader:
         self._roles: list[Role] = []
         self._changed = _changed_inputs(module)
         """Inputs that have another value once forward is done, and views of them."""
+        self._saved = {
+            _behind_view(node)
+            for node in self._nodes
+            if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE
+        }
+        """What must be kept, if backward needs it. Of a view (of a weight that two checkpoints share, say)
+        what it is a view of: the view itself costs nothing."""
 
     def read(self) -> tuple[RecomputeProblem, tuple[Node, ...]]:
         workspaces = self._costs.workspaces(self._nodes, fuses=self._fuses)
@@ -108,7 +115,6 @@ class _JointReader:
         if is_view and not fresh:
             self._changed.add(node)
         made = tuple(s for s in storages if s >= before)
-        tag = node.meta.get("recompute")
         several = isinstance(node.meta.get("val"), tuple | list)
         return ProblemNode(
             name=node.name,
@@ -118,8 +124,10 @@ class _JointReader:
             makes=made if role in (Role.FORWARD, Role.BACKWARD) else (),
             seconds=0.0 if is_view or role is not Role.FORWARD else self._costs.seconds(node),
             workspace_bytes=workspace,
-            repeatable=fresh and _is_repeatable(node) and tag is not CheckpointPolicy.MUST_SAVE,
-            keepable=_is_keepable(node, is_view) and not several and not _user_repeats(node),
+            repeatable=fresh and _is_repeatable(node) and node not in self._saved,
+            keepable=_is_keepable(node, is_view)
+            and not several
+            and (node in self._saved or not _user_repeats(node)),
             picks=node.target is operator.getitem,
             fusing=self._fusing(node, is_view),
         )
@@ -202,6 +210,12 @@ def _is_view(node: Node) -> bool:
         # A getitem takes one of several results; everything else of Python's is about sizes.
         return target is operator.getitem
     return describe(target).is_view
+
+
+def _behind_view(node: Node) -> Node:
+    while _is_view(node) and node.target is not operator.getitem and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _is_keepable(node: Node, is_view: bool) -> bool:

@@ -12,10 +12,10 @@ where few bytes cross. What crosses is kept, and each stretch is computed again 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from trainfit.basics.maximum_flow import UNLIMITED, FlowNetwork
-from trainfit.compiling.recompute_problem import Fusing, RecomputeProblem, Role
+from trainfit.compiling.recompute_problem import Fusing, RecomputeProblem
 
 _ROUNDING = 1e-16
 """Seconds: less than this is rounding."""
@@ -32,74 +32,191 @@ _MOST_PLACES = 120
 
 
 class PartitionCuts:
-    """Answers for one problem: the cheapest choice at a price, and places at which forward is divided."""
+    """Answers for one problem: the cheapest choice at a price.
+
+    What is given divides the problem into parts that have nothing to do with each other. Parts that are the
+    same (repeated blocks) are solved once, and a higher price goes on from the flow of a lower one.
+    """
 
     def __init__(self, problem: RecomputeProblem, fused_share: float) -> None:
         """Prepare the network; pointwise nodes cost `fused_share` of their seconds."""
-        self.problem = problem
-        self._useful = problem.useful
-        self._number = {node: place for place, node in enumerate(self._useful)}
+        self._problem = problem
+        nodes = problem.nodes
         self._seconds = [
-            problem.nodes[n].seconds * (fused_share if problem.nodes[n].fusing is Fusing.POINTWISE else 1.0)
+            node.seconds * (fused_share if node.fusing is Fusing.POINTWISE else 1.0) for node in nodes
+        ]
+        useful = set(problem.useful)
+        self._stands_for = _what_views_stand_for(problem, useful)
+        self._useful = [n for n in problem.useful if self._stands_for[n] == n]
+        self._reads = {
+            n: tuple(dict.fromkeys(self._stands_for[r] for r in nodes[n].reads if self._stands_for[r] >= 0))
             for n in self._useful
+            if nodes[n].repeatable
+        }
+        self._wanted = {self._stands_for[n] for n in problem.wanted}
+        self._networks: dict[tuple[object, ...], _PricedNetwork] = {}
+        self._parts: dict[frozenset[int], list[tuple[_PricedNetwork, list[int]]]] = {}
+
+    def cheapest(
+        self,
+        seconds_per_byte: float,
+        given: frozenset[int] = frozenset(),
+        once: frozenset[int] = frozenset(),
+    ) -> frozenset[int] | None:
+        """Return the nodes to keep at a price, `given` kept for nothing; None if backward cannot have all.
+
+        What is in `once` must not run again.
+        """
+        if given not in self._parts:
+            self._parts[given] = self._divided(given)
+        found: list[int] = []
+        for network, numbers in self._parts[given]:
+            # Most parts have none of them, and are known.
+            forbidden = () if once.isdisjoint(numbers) else [n for n, m in enumerate(numbers) if m in once]
+            kept = network.cheapest(seconds_per_byte, tuple(forbidden))
+            if kept is None:
+                return None
+            found += [numbers[place] for place in kept]
+        return frozenset(found)
+
+    def _divided(self, given: frozenset[int]) -> list[tuple[_PricedNetwork, list[int]]]:
+        """Return the networks of the parts into which what is given divides the problem, with their nodes."""
+        parent = {n: n for n in self._useful if n not in given}
+
+        def root(number: int) -> int:
+            while parent[number] != number:
+                parent[number] = parent[parent[number]]
+                number = parent[number]
+            return number
+
+        for number in parent:
+            for read in self._reads.get(number, ()):
+                if read in parent:
+                    parent[root(number)] = root(read)
+        parts: dict[int, list[int]] = {}
+        for number in parent:
+            parts.setdefault(root(number), []).append(number)
+        return [
+            (self._network(numbers), numbers)
+            for numbers in parts.values()
+            if not self._wanted.isdisjoint(numbers)
         ]
 
-    def cheapest(self, seconds_per_byte: float, given: Collection[int] = ()) -> frozenset[int] | None:
-        """Return the nodes to keep at a price, `given` kept for nothing; None if backward cannot have all."""
-        count = len(self._useful)
-        source, sink = 2 * count, 2 * count + 1
-        network = FlowNetwork(2 * count + 2, _ROUNDING)
-        wanted = set(self.problem.wanted)
-        for place, number in enumerate(self._useful):
-            node = self.problem.nodes[number]
-            again, needed = place, count + place
-            network.connect(
-                again, sink, self._seconds[place] + _LEAST_SECONDS if node.repeatable else UNLIMITED
+    def _network(self, numbers: list[int]) -> _PricedNetwork:
+        nodes, sizes = self._problem.nodes, self._problem.own_bytes
+        place = {number: at for at, number in enumerate(numbers)}
+        key = tuple(
+            (
+                self._seconds[n] if nodes[n].repeatable else UNLIMITED,
+                sizes[n] if nodes[n].keepable else -1,
+                n in self._wanted,
+                tuple(place[read] for read in self._reads.get(n, ()) if read in place),
             )
-            if number in wanted:
-                network.connect(source, needed, UNLIMITED)
-            price = 0.0 if number in given else self.problem.own_bytes[number] * seconds_per_byte
-            network.connect(needed, again, price if node.keepable else UNLIMITED)
-            if node.repeatable:
-                for read in node.reads:
-                    if read in self._number:
-                        network.connect(again, count + self._number[read], UNLIMITED)
-        network.fill(source, sink)
-        if network.sent == UNLIMITED:
-            return None
-        reached = network.reached_from(source)
-        return frozenset(
-            number
-            for place, number in enumerate(self._useful)
-            if reached[count + place] and not reached[place]
+            for n in numbers
         )
+        if key not in self._networks:
+            self._networks[key] = _PricedNetwork(key)
+        return self._networks[key]
 
 
-def crossing_values(problem: RecomputeProblem, place: int) -> frozenset[int]:
-    """Return the forward nodes before a place that forward nodes after it read: what has to be kept there.
+def _what_views_stand_for(problem: RecomputeProblem, useful: Collection[int]) -> list[int]:
+    """Return for each node the one that is needed when it is: of a view what it is a view of.
 
-    Of a view what it is a view of, and of what cannot be kept what it is computed from.
+    -1 for what is always there.
     """
-    found: set[int] = set()
-    pending = [
-        read
-        for number in problem.useful
-        if number >= place
-        for read in problem.nodes[number].reads
-        if read < place
-    ]
-    seen: set[int] = set()
-    while pending:
-        number = pending.pop()
-        node = problem.nodes[number]
-        if number in seen or node.role is not Role.FORWARD:
+    found: list[int] = []
+    for number, node in enumerate(problem.nodes):
+        if number not in useful:
+            found.append(-1)
             continue
-        seen.add(number)
-        if node.keepable:
-            found.add(number)
-        else:
-            pending += node.reads
-    return frozenset(found)
+        read = {found[r] for r in node.reads} - {-1}
+        looked_through = node.repeatable and not node.keepable and not node.seconds and len(read) <= 1
+        found.append(next(iter(read), -1) if looked_through else number)
+    return found
+
+
+class _PricedNetwork:
+    """One part of the problem: for each node its seconds, bytes, whether it is wanted, and what it reads."""
+
+    def __init__(self, nodes: Sequence[tuple[float, int, bool, tuple[int, ...]]]) -> None:
+        self._count = count = len(nodes)
+        network = FlowNetwork(2 * count + 2, _ROUNDING)
+        self._priced: list[tuple[int, int]] = []
+        self._running: list[int] = []
+        """For each node the edge that costs its seconds."""
+        for again, (seconds, size, wanted, reads) in enumerate(nodes):
+            needed = count + again
+            self._running.append(len(network.heads))
+            network.connect(again, 2 * count + 1, seconds + _LEAST_SECONDS)
+            if wanted:
+                network.connect(2 * count, needed, UNLIMITED)
+            if size >= 0:
+                self._priced.append((len(network.heads), size))
+            network.connect(needed, again, 0.0 if size >= 0 else UNLIMITED)
+            for read in reads:
+                network.connect(again, count + read, UNLIMITED)
+        self._filled: list[tuple[float, FlowNetwork]] = [(0.0, network)]
+        self._known: dict[tuple[float, tuple[int, ...]], tuple[int, ...] | None] = {}
+
+    def cheapest(self, seconds_per_byte: float, once: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+        """Return the places of the nodes to keep; None if something that is wanted cannot be had.
+
+        The nodes at the places `once` must not run again.
+        """
+        asked = seconds_per_byte, once
+        if asked not in self._known:
+            network = self._at(seconds_per_byte)
+            if once and network.sent < UNLIMITED:
+                network = network.with_more((self._running[place], UNLIMITED) for place in once)
+                network.fill(2 * self._count, 2 * self._count + 1)
+            kept: tuple[int, ...] | None = None
+            if network.sent < UNLIMITED:
+                reached = network.reached_from(2 * self._count)
+                kept = tuple(n for n in range(self._count) if reached[self._count + n] and not reached[n])
+            self._known[asked] = kept
+        return self._known[asked]
+
+    def _at(self, seconds_per_byte: float) -> FlowNetwork:
+        """Return the network filled at a price, from the one at the next lower price that is known."""
+        at = bisect.bisect_right(self._filled, seconds_per_byte, key=lambda filled: filled[0])
+        price, network = self._filled[at - 1]
+        if price == seconds_per_byte:
+            return network
+        more = seconds_per_byte - price
+        network = network.with_more((edge, size * more) for edge, size in self._priced)
+        network.fill(2 * self._count, 2 * self._count + 1)
+        if network.sent < UNLIMITED:
+            self._filled.insert(at, (seconds_per_byte, network))
+        return network
+
+
+class CrossingValues:
+    """What has to be kept where forward is divided: what is read after a place and computed before it."""
+
+    def __init__(self, problem: RecomputeProblem) -> None:
+        """Find the first and the last place of each value that can be kept.
+
+        Of a view what it is a view of counts, and of what cannot be kept what it is computed from.
+        """
+        behind: dict[int, frozenset[int]] = {}
+        last: dict[int, int] = {}
+        for number in problem.useful:
+            node = problem.nodes[number]
+            found = frozenset[int]().union(*(behind.get(read, ()) for read in node.reads))
+            for value in found:
+                last[value] = number
+            behind[number] = frozenset((number,)) if node.keepable else found
+        self._last = sorted(last.items())
+
+    def at(self, places: Iterable[int]) -> frozenset[int]:
+        """Return what crosses any of these places, which are in order."""
+        ordered = list(places)
+        found = []
+        for number, last in self._last:
+            following = bisect.bisect_right(ordered, number)
+            if following < len(ordered) and ordered[following] <= last:
+                found.append(number)
+        return frozenset(found)
 
 
 def crossing_bytes(problem: RecomputeProblem) -> list[int]:

@@ -7,11 +7,17 @@ caller's stays.
 A pointwise result that only fused kernels near it read is no memory: whoever reads it reads what it was
 computed from. Near means that no kernel of its own (`Fusing.NOTHING`) runs between the first and the last
 reader, and that it reads few tensors itself: else the compiler writes it to memory.
+
+A search asks for hundreds of choices of one problem, so that what is the same for all of them is found once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainfit.compiling.recompute_problem import Fusing, Partition, RecomputeProblem, Role
 
@@ -19,6 +25,10 @@ _MOST_FUSED_READS = 4
 """A pointwise result that several kernels read and that reads more tensors is written to memory."""
 FUSED_SHARE = 0.05
 """Of the seconds of a pointwise node, where it is computed inside of other kernels."""
+_NEVER = 2**40
+"""A place behind all places."""
+
+Numbers = NDArray[np.int64]
 
 
 def partition_of(problem: RecomputeProblem, chosen: Collection[int]) -> Partition | None:
@@ -26,45 +36,78 @@ def partition_of(problem: RecomputeProblem, chosen: Collection[int]) -> Partitio
 
     Nodes that nobody needs in backward are not kept, even if they are among the chosen.
     """
-    found = needed_again(problem, chosen)
-    if found is None:
-        return None
-    kept, repeated = found
-    nodes = problem.nodes
-    running = _forward_nodes(problem, kept)
-    outputs = problem.output_storages
-    keeping = {storage for n in kept for storage in nodes[n].storages} - problem.input_storages
-    kept_bytes = sum(problem.sizes[storage] for storage in keeping)
-    forward = _GraphRun(problem, running, (*problem.forward_outputs, *kept))
-    forward_peak = forward.peak(set(), outputs | keeping)
-    order = backward_order(problem, repeated)
-    tangents = {s for node in problem.nodes if node.role is Role.TANGENT for s in node.storages}
-    backward = _GraphRun(problem, order, problem.backward_outputs)
-    returned = {storage for n in problem.backward_outputs for storage in nodes[n].storages}
-    # The caller has what forward returned while backward runs.
-    backward_peak = backward.peak(keeping | tangents | outputs, returned | tangents | outputs)
-    seconds = sum(nodes[n].seconds * (FUSED_SHARE if n in backward.fused else 1.0) for n in repeated)
-    return Partition(
-        tuple(sorted(kept)),
-        tuple(sorted(repeated)),
-        tuple(order),
-        seconds,
-        kept_bytes,
-        sum(problem.sizes[storage] for storage in keeping | outputs),
-        forward_peak,
-        backward_peak,
-    )
+    return PartitionMemory(problem).partition(chosen)
+
+
+class PartitionMemory:
+    """Answers for one problem what choices need."""
+
+    def __init__(self, problem: RecomputeProblem) -> None:
+        """Take what does not depend on the choice."""
+        self.problem = problem
+        self._layout = _Layout(problem)
+        nodes = problem.nodes
+        tangents = {s for node in nodes if node.role is Role.TANGENT for s in node.storages}
+        returned = {storage for n in problem.backward_outputs for storage in nodes[n].storages}
+        self._outputs = _mask(len(problem.sizes), problem.output_storages)
+        self._given_to_backward = _mask(len(problem.sizes), tangents) | self._outputs
+        self._staying_in_backward = _mask(len(problem.sizes), returned | tangents) | self._outputs
+        self._ours = ~_mask(len(problem.sizes), problem.input_storages)
+        self._seconds = [node.seconds for node in nodes]
+        self._forward_base = self._forward_nodes(problem.forward_outputs, frozenset())
+
+    def partition(self, chosen: Collection[int]) -> Partition | None:
+        """Return what keeping these nodes means; None if something is needed that cannot run again."""
+        problem, layout = self.problem, self._layout
+        found = needed_again(problem, chosen)
+        if found is None:
+            return None
+        kept, repeated = found
+        count = len(problem.sizes)
+        keeping = _mask(count, (s for n in kept for s in problem.nodes[n].storages)) & self._ours
+        held = keeping | self._outputs
+        running = sorted(self._forward_base | self._forward_nodes(kept, self._forward_base))
+        forward = _GraphRun(layout, running, (*problem.forward_outputs, *kept))
+        order = backward_order(problem, repeated)
+        backward = _GraphRun(layout, order, problem.backward_outputs)
+        seconds, fused = self._seconds, backward.fused
+        return Partition(
+            tuple(sorted(kept)),
+            tuple(sorted(repeated)),
+            tuple(order),
+            sum([seconds[n] * (FUSED_SHARE if n in fused else 1.0) for n in sorted(repeated)]),
+            int(layout.sizes[keeping].sum()),
+            int(layout.sizes[held].sum()),
+            forward.peak(np.zeros(count, dtype=bool), held),
+            # The caller has what forward returned while backward runs.
+            backward.peak(keeping | self._given_to_backward, self._staying_in_backward),
+        )
+
+    def _forward_nodes(self, results: Iterable[int], known: Collection[int]) -> set[int]:
+        """Return what forward runs for these results, without what is known to run."""
+        nodes = self.problem.nodes
+        found: set[int] = set()
+        pending = list(results)
+        while pending:
+            number = pending.pop()
+            if number not in found and number not in known and nodes[number].role is Role.FORWARD:
+                found.add(number)
+                pending += nodes[number].reads
+        return found
 
 
 def needed_again(problem: RecomputeProblem, chosen: Collection[int]) -> tuple[set[int], set[int]] | None:
     """Return which of the chosen nodes backward reads, and which others it has to run again."""
+    nodes = problem.nodes
     kept: set[int] = set()
     repeated: set[int] = set()
     pending = list(problem.wanted)
     while pending:
         number = pending.pop()
-        node = problem.nodes[number]
-        if node.role is not Role.FORWARD or number in kept or number in repeated:
+        if number in repeated or number in kept:
+            continue
+        node = nodes[number]
+        if node.role is not Role.FORWARD:
             continue
         if number in chosen and node.keepable:
             kept.add(number)
@@ -78,132 +121,170 @@ def needed_again(problem: RecomputeProblem, chosen: Collection[int]) -> tuple[se
 
 def backward_order(problem: RecomputeProblem, repeated: Collection[int]) -> list[int]:
     """Return what backward runs: each node computed again just before the first that needs it."""
-    waiting = set(repeated)
-    order: list[int] = []
-    outputs = [n for n in problem.backward_outputs if n in waiting]
-    for number in (*problem.backward_nodes, *outputs):
-        missing: set[int] = set()
-        reads = (number,) if number in waiting else problem.nodes[number].reads
-        pending = [read for read in reads if read in waiting]
-        while pending:
-            read = pending.pop()
-            if read not in missing:
-                missing.add(read)
-                pending += [n for n in problem.nodes[read].reads if n in waiting]
-        order += sorted(missing)
-        waiting -= missing
-        if problem.nodes[number].role is Role.BACKWARD:
-            order.append(number)
-    return order
+    place = {number: at for at, number in enumerate(problem.backward_nodes)}
+    first = {number: len(place) + at for at, number in enumerate(problem.backward_outputs)}
+    needed: dict[int, int] = {}
+    users = problem.users
+    # Whoever reads a node has a higher number, so that it is known by then when it is needed.
+    for number in sorted(repeated, reverse=True):
+        earliest = first.get(number, _NEVER)
+        for user in users[number]:
+            at = place.get(user)
+            if at is None:
+                at = needed.get(user, _NEVER)
+            if at < earliest:
+                earliest = at
+        needed[number] = earliest
+    stride = len(problem.nodes) + 1
+    # A node of backward comes after all that are computed again for it.
+    keys = [at * stride + number for number, at in needed.items()]
+    keys += [at * stride + stride - 1 for at in range(len(place))]
+    keys.sort()
+    own = problem.backward_nodes
+    return [own[key // stride] if key % stride == stride - 1 else key % stride for key in keys]
 
 
-def _forward_nodes(problem: RecomputeProblem, kept: Iterable[int]) -> list[int]:
-    """Return what forward runs, in order: what its outputs and the kept values need."""
-    found: set[int] = set()
-    pending = [*problem.forward_outputs, *kept]
-    while pending:
-        number = pending.pop()
-        if number not in found and problem.nodes[number].role is Role.FORWARD:
-            found.add(number)
-            pending += problem.nodes[number].reads
-    return sorted(found)
+def _mask(count: int, members: Iterable[int]) -> NDArray[np.bool_]:
+    found = np.zeros(count, dtype=bool)
+    found[list(members)] = True
+    return found
+
+
+class _Layout:
+    """A problem as arrays: which storages each node touches and makes."""
+
+    def __init__(self, problem: RecomputeProblem) -> None:
+        nodes = problem.nodes
+        self.problem = problem
+        self.count = len(nodes)
+        self.sizes = np.array(problem.sizes, dtype=np.int64)
+        self.workspaces = np.array([node.workspace_bytes for node in nodes], dtype=np.int64)
+        touched: list[tuple[int, int]] = []
+        made: list[tuple[int, int]] = []
+        for number, node in enumerate(nodes):
+            storages = {*node.storages, *node.makes}
+            if not node.picks:
+                storages.update(s for read in node.reads for s in nodes[read].storages)
+            touched += [(s, number) for s in storages]
+            made += [(s, number) for s in node.makes]
+        touched.sort()
+        pairs = np.array(touched, dtype=np.int64).reshape(-1, 2)
+        self.touching = pairs[:, 1]
+        self.touched, self.starts = np.unique(pairs[:, 0], return_index=True)
+        makes = np.array(made, dtype=np.int64).reshape(-1, 2)
+        self.made, self.makers = makes[:, 0], makes[:, 1]
+        self.ours = ~_mask(len(problem.sizes), problem.input_storages)
+
+    @cached_property
+    def kinds(self) -> list[Fusing]:
+        """What a compiler makes of each node."""
+        return [node.fusing for node in self.problem.nodes]
+
+    @cached_property
+    def own_kernel(self) -> NDArray[np.bool_]:
+        """Whether a node is a kernel of its own."""
+        return np.array([kind is Fusing.NOTHING for kind in self.kinds], dtype=bool)
+
+    @cached_property
+    def fuses(self) -> bool:
+        """Whether any node may be computed inside of others."""
+        return any(kind is Fusing.POINTWISE for kind in self.kinds)
+
+    @cached_property
+    def fusible(self) -> NDArray[np.bool_]:
+        """Whether a node may be computed, or is looked through, inside of the kernels that read it.
+
+        What a kernel of its own reads is memory in any case; if not here, because that one does not run, it
+        is left as memory all the same where it is kept or computed again.
+        """
+        return np.array([kind in (Fusing.POINTWISE, Fusing.VIEW) for kind in self.kinds], dtype=bool)
+
+    @cached_property
+    def many_reads(self) -> list[bool]:
+        """Whether a node reads so many tensors that it is not computed in several kernels."""
+        return [len(set(node.reads)) > _MOST_FUSED_READS for node in self.problem.nodes]
 
 
 class _GraphRun:
     """Nodes that run in an order, as one graph: which of them are fused into others, and the memory."""
 
-    def __init__(self, problem: RecomputeProblem, order: Sequence[int], results: Iterable[int]) -> None:
-        self._problem = problem
-        self._order = order
-        self._results = set(results)
-        self._place = {number: place for place, number in enumerate(order)}
-        self.fused = self._fused() if any(n.fusing is Fusing.POINTWISE for n in problem.nodes) else set()
-        self._sources: dict[int, tuple[int, ...]] = {}
-        """For each fused node, and each view of one, the storages that are read instead of its own."""
+    def __init__(self, layout: _Layout, order: Sequence[int], results: Iterable[int]) -> None:
+        self._layout = layout
+        self._order = np.array(order, dtype=np.int64)
+        self._place = np.full(layout.count, -1, dtype=np.int64)
+        self._place[self._order] = np.arange(len(order))
+        self.fused: set[int] = set()
+        self._last: dict[int, int] = {}
+        """For each node that is read inside of kernels, and each view of one, the last of their places."""
+        if layout.fuses:
+            self._fuse(set(results))
 
-    def peak(self, alive: Set[int], staying: Set[int]) -> int:
+    def peak(self, alive: NDArray[np.bool_], staying: NDArray[np.bool_]) -> int:
         """Return the most bytes alive: `alive` are storages that are there before, `staying` never go."""
-        problem = self._problem
-        sizes = problem.sizes
-        touched = self._touched()
-        last: dict[int, int] = {}
-        for place, storages in enumerate(touched):
-            last.update(dict.fromkeys(storages, place))
-        ending: list[list[int]] = [[] for _ in self._order]
-        for storage, place in last.items():
-            if storage not in staying and storage not in problem.input_storages:
-                ending[place].append(storage)
-        here = set(alive)
-        memory = sum(sizes[storage] for storage in here)
-        most = memory
-        for place, number in enumerate(self._order):
-            node = problem.nodes[number]
-            if number not in self.fused:
-                for storage in node.makes:
-                    if storage not in here:
-                        here.add(storage)
-                        memory += sizes[storage]
-            most = max(most, memory + node.workspace_bytes)
-            for storage in ending[place]:
-                if storage in here:
-                    here.remove(storage)
-                    memory -= sizes[storage]
-        return most
+        layout = self._layout
+        sizes, steps = layout.sizes, len(self._order)
+        begin = int(sizes[alive].sum())
+        if not steps:
+            return begin
+        # What a fused node reads is read where it is computed.
+        ends = self._place.copy()
+        if self._last:
+            ends[list(self._last)] = list(self._last.values())
+        last = np.full(len(sizes), -1, dtype=np.int64)
+        last[layout.touched] = np.maximum.reduceat(ends[layout.touching], layout.starts)
+        born = self._place[layout.makers]
+        if self.fused:
+            written = np.ones(layout.count, dtype=bool)
+            written[list(self.fused)] = False
+            born = np.where(written[layout.makers], born, -1)
+        here = born >= 0
+        made, born = layout.made[here], born[here]
+        change = np.zeros(steps + 1, dtype=np.int64)
+        inside = layout.workspaces[self._order]
+        again = alive[made]
+        # A node with several results makes all of them anew, even those that are there.
+        np.add.at(inside, born[again], sizes[made[again]])
+        np.add.at(change, born[~again], sizes[made[~again]])
+        ending = alive.copy()
+        ending[made] = True
+        ending &= ~staying & layout.ours & (last >= 0)
+        np.add.at(change, last[ending] + 1, -sizes[ending])
+        memory = begin + np.cumsum(change[:-1])
+        return max(begin, int((memory + inside).max()))
 
-    def _touched(self) -> list[list[int]]:
-        """Return for each place the storages that must be there while its node runs."""
-        nodes = self._problem.nodes
-        found: list[list[int]] = []
-        for number in self._order:
-            node = nodes[number]
-            read = node.storages if node.picks else [s for r in node.reads for s in self._read(r)]
-            if number in self.fused:
-                # It is computed by those that read it, and so are views of it.
-                self._sources[number] = tuple(dict.fromkeys(read))
-                found.append([])
-            elif node.fusing is Fusing.VIEW and any(r in self._sources for r in node.reads):
-                self._sources[number] = tuple(dict.fromkeys(read))
-                found.append([])
-            else:
-                found.append([*read, *node.storages, *node.makes])
-        return found
-
-    def _read(self, number: int) -> tuple[int, ...]:
-        return self._sources.get(number, self._problem.nodes[number].storages)
-
-    def _fused(self) -> set[int]:
-        """Return the pointwise nodes that are computed inside of the kernels that read them."""
-        nodes, users = self._problem.nodes, self._problem.users
-        kernels = [0]
-        for number in self._order:
-            kernels.append(kernels[-1] + (nodes[number].fusing is Fusing.NOTHING))
-        fused: set[int] = set()
-        # For each node that may be read inside of kernels: the first and the last place of such kernels.
-        inside: dict[int, tuple[int, int]] = {}
-        for place in range(len(self._order) - 1, -1, -1):
-            number = self._order[place]
-            node = nodes[number]
-            if node.fusing not in (Fusing.POINTWISE, Fusing.VIEW) or number in self._results:
+    def _fuse(self, results: set[int]) -> None:
+        """Find the pointwise nodes that are computed inside of the kernels that read them."""
+        layout = self._layout
+        users, kinds, many = layout.problem.users, layout.kinds, layout.many_reads
+        kernels = np.concatenate(([0], np.cumsum(layout.own_kernel[self._order]))).tolist()
+        place = self._place.tolist()
+        fused, last = self.fused, self._last
+        # For each node that may be read inside of kernels: the first place of such kernels.
+        first: dict[int, int] = {}
+        nothing, view, pointwise = Fusing.NOTHING, Fusing.VIEW, Fusing.POINTWISE
+        for number in reversed(self._order[layout.fusible[self._order]].tolist()):
+            if number in results:
                 continue
-            places: list[int] = []
+            begin, end = _NEVER, -1
             for user in users[number]:
-                at = self._place.get(user)
-                if at is None:
+                at = place[user]
+                if at < 0:
                     continue
-                kind = nodes[user].fusing
-                if kind is Fusing.NOTHING or (kind is Fusing.VIEW and user not in inside):
-                    places = []
+                kind = kinds[user]
+                if kind is nothing:
+                    end = -1
                     break
-                places += inside[user] if kind is Fusing.VIEW or user in fused else (at,)
-            if not places:
+                if user in fused or kind is view:
+                    if user not in first:
+                        end = -1
+                        break
+                    begin, end = min(begin, first[user]), max(end, last[user])
+                else:
+                    begin, end = min(begin, at), max(end, at)
+            if end < 0 or kernels[begin] != kernels[end]:
                 continue
-            first, last = min(places), max(places)
-            if kernels[first] != kernels[last]:
-                continue
-            many = len(set(places)) > 1 and len(set(node.reads)) > _MOST_FUSED_READS
-            if node.fusing is Fusing.POINTWISE and not many:
+            if kinds[number] is pointwise:
+                if begin != end and many[number]:
+                    continue
                 fused.add(number)
-                inside[number] = first, last
-            elif node.fusing is Fusing.VIEW:
-                inside[number] = first, last
-        return fused
+            first[number], last[number] = begin, end

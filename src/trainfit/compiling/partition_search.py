@@ -5,9 +5,11 @@
    stretches as fit take the faster choice, the last ones of forward first (backward lets go of them first).
 3. What is computed again is kept after all where that fits, most seconds per byte first; and what is kept
    and not worth its bytes is let go.
+4. Expensive nodes are forbidden to run again, one by one, where the cut that is cheapest then still fits; or
+   are kept in the place of others.
 
-Every candidate is judged by `partition_of`, never by what the cut believes. The same problem and limits give
-the same partition on every machine: the effort is counted, not timed.
+Every candidate is judged by `PartitionMemory`, never by what the cut believes. The same problem and limits
+give the same partition on every machine: the effort is counted, not timed.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
-from trainfit.compiling.partition_cuts import PartitionCuts, crossing_values, divided, places_to_divide
-from trainfit.compiling.partition_memory import FUSED_SHARE, partition_of
+from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts, divided, places_to_divide
+from trainfit.compiling.partition_memory import FUSED_SHARE, PartitionMemory
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 
-_PRICES = 7
-"""How often a price is halved between the two that are known to be too low and high enough."""
+_PRICES = 31
+"""Prices per byte that are looked at, the same for all limits; each is a constant times the one before."""
 _PRICE_RANGE = 1e4
 """How far prices per byte are looked for from what computing all of forward again takes per byte."""
+_MIXED = 2
+"""In large graphs, of how many ways to divide forward the stretches take different prices."""
 _ROUNDS = 6
 """How often as many values as fit are kept at once."""
 _MOST_MOVES, _LEAST_MOVES = 60, 6
@@ -32,6 +36,9 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
 
+
+_END_PRICES = {0.0: 1e-19, math.inf: 1e3}
+"""The two ends: time alone decides, and bytes alone."""
 
 Figures = tuple[float, int, int, int]
 
@@ -43,11 +50,16 @@ class PartitionSearch:
         """Begin with choices that others have made (`also`): what is found is never worse than those."""
         self.problem = problem
         self._cuts = PartitionCuts(problem, FUSED_SHARE)
+        self._is_large = len(problem.useful) > _LARGE
         # What one move takes grows with the graph.
         self._moves = max(_LEAST_MOVES, min(_MOST_MOVES, 60 * _LARGE // 2 // max(len(problem.useful), 1)))
         seconds = sum(problem.nodes[n].seconds for n in problem.useful)
         size = sum(problem.own_bytes[n] for n in problem.useful)
-        self._usual_price = max(seconds, 1e-12) / max(size, 1)
+        usual = max(seconds, 1e-12) / max(size, 1)
+        self._prices = [usual * _PRICE_RANGE ** (2 * n / (_PRICES - 1) - 1) for n in range(_PRICES)]
+        self._memory = PartitionMemory(problem)
+        self._values = CrossingValues(problem)
+        self._crossings: dict[tuple[int, ...], frozenset[int]] = {}
         self._known: dict[frozenset[int], Partition] = {}
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
@@ -95,12 +107,16 @@ class PartitionSearch:
 
     def fastest(self, limits: GraphLimits) -> Partition | None:
         """Return the fastest partition found within the limits; None if none is."""
-        for places in self._divisions():
-            self._bisect(places, limits)
+        found = [(self._bisect(places, limits), places) for places in self._divisions()]
+        able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
+        for _, places, ends in able[:_MIXED] if self._is_large else able:
+            self._mix(places, *ends, limits)
+        for _, places, ends in able[:_MIXED]:
+            self._run_once(places, ends[0], limits)
         best = self._best(limits)
         if best is None:
             best = self._smaller(limits)
-        return None if best is None else self._improved(best, limits)
+        return None if best is None else self._improved(self._swapped(best, limits), limits)
 
     def nearest(self, limits: GraphLimits) -> Partition | None:
         """Return what exceeds the limits the least, of all that were looked at."""
@@ -113,20 +129,19 @@ class PartitionSearch:
     def _divisions(self) -> list[tuple[int, ...]]:
         """Return the ways in which forward is divided, from not at all to at every place."""
         ways: list[tuple[int, ...]] = [()]
-        large = len(self.problem.useful) > _LARGE
-        for places in self._places[:2] if large else self._places:
+        for places in self._places[:2] if self._is_large else self._places:
             most = len(places) + 1
             count = 2.0
             while count < most:
                 ways.append(tuple(divided(self.problem, places, round(count))))
-                count *= 3.0 if large else 1.5
+                count *= 3.0 if self._is_large else 1.5
             ways.append(tuple(places))
         return list(dict.fromkeys(ways))
 
     def _judge(self, chosen: Collection[int]) -> Partition | None:
         key = frozenset(chosen)
         if key not in self._known:
-            found = partition_of(self.problem, key)
+            found = self._memory.partition(key)
             if found is None:
                 return None
             self._known[key] = found
@@ -137,30 +152,31 @@ class PartitionSearch:
         """Return the cheapest partition at a price of one way to divide forward."""
         if (places, price) not in self._answers:
             given = self._crossing(places)
-            # The two ends: time alone decides, and bytes alone.
-            chosen = self._cuts.cheapest({0.0: 1e-19, math.inf: 1e3}.get(price, price), given)
+            chosen = self._cuts.cheapest(_END_PRICES.get(price, price), given)
             self._answers[places, price] = None if chosen is None else self._judge(chosen | given)
         return self._answers[places, price]
 
     def _crossing(self, places: tuple[int, ...]) -> frozenset[int]:
-        return frozenset().union(*(crossing_values(self.problem, place) for place in places))
+        if places not in self._crossings:
+            self._crossings[places] = self._values.at(places)
+        return self._crossings[places]
 
-    def _bisect(self, places: tuple[int, ...], limits: GraphLimits) -> None:
-        """Look for the lowest price that keeps the limits, and let stretches take different prices."""
+    def _bisect(self, places: tuple[int, ...], limits: GraphLimits) -> tuple[Partition, Partition] | None:
+        """Return the partition at the lowest price that keeps the limits, and the one below that price."""
         fast, small = self._at(places, 0.0), self._at(places, math.inf)
         if fast is None or small is None or fast.excess(limits) <= 0 or small.excess(limits) > 0:
-            return
-        low, high = self._usual_price / _PRICE_RANGE, self._usual_price * _PRICE_RANGE
-        for _ in range(_PRICES if len(self.problem.useful) <= _LARGE else _PRICES - 2):
-            price = math.sqrt(low * high)
-            found = self._at(places, price)
+            return None
+        low, high = -1, _PRICES
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._at(places, self._prices[middle])
             if found is None:
-                return
+                return None
             if found.excess(limits) <= 0:
-                high, small = price, found
+                high, small = middle, found
             else:
-                low, fast = price, found
-        self._mix(places, small, fast, limits)
+                low, fast = middle, found
+        return small, fast
 
     def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: GraphLimits) -> None:
         """Let as many stretches as fit take the faster choice: from the last on, then from the first on."""
@@ -173,8 +189,34 @@ class PartitionSearch:
             return {*given, *chain.from_iterable(taken)}
 
         self._most(len(order), lambda count: mixed(order[:count]), limits)
-        if len(self.problem.useful) <= _LARGE:
+        if not self._is_large:
             self._most(len(order), lambda count: mixed(order[len(order) - count :]), limits)
+
+    def _run_once(self, places: tuple[int, ...], small: Partition, limits: GraphLimits) -> None:
+        """Forbid expensive nodes one by one to run again, where the cut that then is cheapest still fits."""
+        given = self._crossing(places)
+        price = next(price for (p, price), q in self._answers.items() if p == places and q is small)
+        price = _END_PRICES.get(price, price)
+        nodes = self.problem.nodes
+
+        def cut(once: frozenset[int]) -> Partition | None:
+            chosen = self._cuts.cheapest(price, given, once)
+            found = None if chosen is None else self._judge(chosen | given)
+            return found if found is not None and found.excess(limits) <= 0 else None
+
+        dearest = sorted((n for n in small.repeated if nodes[n].seconds), key=lambda n: -nodes[n].seconds)
+        worth = []
+        for number in dearest[: self._moves]:
+            found = cut(frozenset((number,)))
+            if found is not None and found.seconds < small.seconds:
+                bytes_ = max(found.kept_bytes - small.kept_bytes, 1)
+                worth.append(((small.seconds - found.seconds) / bytes_, number))
+        once: frozenset[int] = frozenset()
+        best = small
+        for _, number in sorted(worth, reverse=True):
+            found = cut(once | {number})
+            if found is not None and found.seconds < best.seconds:
+                once, best = once | {number}, found
 
     def _most(self, count: int, chosen: Callable[[int], Collection[int]], limits: GraphLimits) -> int:
         """Return the largest number up to `count` whose choice fits, as far as halving finds it."""
@@ -207,10 +249,46 @@ class PartitionSearch:
                 best = found
         return best if best.excess(limits) <= 0 else None
 
+    def _swapped(self, best: Partition, limits: GraphLimits) -> Partition:
+        """Keep what takes long to compute again in the place of as little else as possible."""
+        nodes = self.problem.nodes
+        able = [n for n in best.repeated if nodes[n].keepable]
+        for number in sorted(able, key=lambda n: (-nodes[n].seconds, n))[: max(self._moves // 8, 1)]:
+            more = self._judge({*best.kept, number})
+            if more is None or more.seconds >= best.seconds:
+                continue
+            rest = [n for n in reversed(self._by_worth(more, repeated=False)) if n != number]
+            # The less is kept, the more may be alive at once later: one by one, until it fits.
+            for _ in range(min(len(rest), self._moves // 4)):
+                if more is None or more.excess(limits) <= 0:
+                    break
+                more = self._judge({number, *rest[:-1]})
+                rest.pop()
+            if more is not None and more.excess(limits) <= 0 and more.seconds < best.seconds:
+                best = more
+        return best
+
+    def _seconds_without(self, partition: Partition, number: int) -> float:
+        """Return what would run again as well if a value were not kept; without end if that cannot be."""
+        nodes = self.problem.nodes
+        there = {*partition.kept, *partition.repeated} - {number}
+        total = 0.0
+        pending = [number]
+        while pending:
+            here = pending.pop()
+            if here in there or nodes[here].role is not Role.FORWARD:
+                continue
+            if not nodes[here].repeatable:
+                return math.inf
+            there.add(here)
+            total += nodes[here].seconds
+            pending += nodes[here].reads
+        return total
+
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
         worth = self._by_worth(best, repeated=True)
-        for _ in range(_ROUNDS if len(self.problem.useful) <= _LARGE else 2):
+        for _ in range(_ROUNDS if not self._is_large else 2):
             kept, waiting = frozenset(best.kept), tuple(worth)
             count = self._most(len(waiting), lambda n, k=kept, w=waiting: k | {*w[:n]}, limits)  # type: ignore[misc]
             if count:
@@ -235,7 +313,8 @@ class PartitionSearch:
         """Return what could be kept as well, most seconds per byte first; or what is kept, fewest first."""
         nodes, sizes = self.problem.nodes, self.problem.own_bytes
         if not repeated:
-            return sorted(partition.kept, key=lambda n: nodes[n].seconds / max(sizes[n], 1))
+            lost = {n: self._seconds_without(partition, n) for n in partition.kept}
+            return sorted(partition.kept, key=lambda n: lost[n] / max(sizes[n], 1))
         again = set(partition.repeated)
         seconds: dict[int, float] = {}
         for number in partition.repeated:
