@@ -24,7 +24,7 @@ from trainfit.api.request import Request
 from trainfit.applying.unit_sharding import set_units, units_of
 from trainfit.devices.device_table import find_device
 from trainfit.models.parallel.unit_grain import Grain, units_are
-from trainfit.planning.joint_problem import JointProblem
+from trainfit.planning.kept_problem import JointProblem
 from trainfit.planning.kept_units import keep_units, unit_keeps
 from trainfit.planning.planner import Planner
 from trainfit.planning.replay import replayed

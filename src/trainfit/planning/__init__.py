@@ -16,7 +16,7 @@ on another rank. Where an allocator hands memory out, `budget_search.py` finds t
 has what the allocator is asked for under a choice, `trials.py` whether that runs, `uniform_choices.py`
 choices to try, and `trial_search.py` tries and mixes them. `baselines.py` replays the usual ways.
 Of a sharded step, `kept_units.py` is the trace with units that stay whole after forward, `queue_model.py` the
-time of queues that wait for each other, `joint_problem.py` the program that chooses both, and
+time of queues that wait for each other, `kept_problem.py` the program that chooses both, and
 `queue_plans.py` plans by that time.
 `plan_results.py` is what leaves, `infeasible.py` the message if nothing fits. `modules/` is PyTorch's
 formulation, by modules; `highs.py` solves the programs of both.

@@ -10,7 +10,7 @@ import time
 
 from trainfit.planning import certify
 from trainfit.planning.certify import Certified
-from trainfit.planning.joint_problem import JointProblem
+from trainfit.planning.kept_problem import JointProblem
 from trainfit.planning.planner import Planner
 
 _MOST_ROUNDS = 4

@@ -1,7 +1,7 @@
 """The fastest setting of FSDP's units within a budget, with one capture for each choice of units.
 
 Which units stay whole after forward trades memory for gathers, and memory is what a plan trades for
-recomputation: both are chosen by one program (`planning/joint_problem.py`), and the choice is replayed with
+recomputation: both are chosen by one program (`planning/kept_problem.py`), and the choice is replayed with
 the fastest plan for it. Which modules are units, and how many are gathered ahead, are few choices, each of
 which is captured. No unit kept and all of them are always tried, so that no uniform setting is faster.
 

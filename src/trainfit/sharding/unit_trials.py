@@ -20,7 +20,7 @@ from trainfit.models.parallel.unit_grain import Grain, units_are
 from trainfit.models.recipe import StepOptions
 from trainfit.planning import certify
 from trainfit.planning.certify import Certified
-from trainfit.planning.joint_problem import JointProblem
+from trainfit.planning.kept_problem import JointProblem
 from trainfit.planning.kept_units import UnitKeep, keep_units, unit_keeps
 from trainfit.planning.planner import Planner
 from trainfit.planning.queue_plans import faster_on_queues
