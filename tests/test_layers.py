@@ -68,7 +68,7 @@ THIRD_PARTIES = {
     ),
     "numpy": (
         "traces memory allocator.step_columns costs fitting planning capturing comparing compat verifying "
-        "webpage scaling",
+        "webpage scaling compiling",
         "",
     ),
     "rich": ("report", ""),

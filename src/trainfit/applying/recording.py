@@ -106,8 +106,7 @@ class RegionRecorder(RegionMode):
 
     def _count(self, tensor: torch.Tensor) -> int:
         """Return torch's count of writes to what was there before the region, unless it is an input."""
-        uncounted = _storage_id(tensor) in self._inputs or tensor.is_inference()
-        return -1 if uncounted else tensor._version
+        return -1 if _storage_id(tensor) in self._inputs or tensor.is_inference() else tensor._version
 
     def _is_read_so_far(self, version: tuple[int, int]) -> bool:
         ops, needs = self._looked_at
@@ -203,8 +202,7 @@ class RegionRecorder(RegionMode):
             if not has_storage(tensor):
                 row.must_run = True
                 continue
-            identity = _storage_id(tensor)
-            number = self._storage(tensor)
+            identity, number = _storage_id(tensor), self._storage(tensor)
             if flow.makers[number][0] == NOBODY and not facts.reads_metadata_only:
                 row.outside.append(self.record.outside(argument, number, self._count(tensor)))
             if identity in written_ids:
@@ -226,8 +224,7 @@ class RegionRecorder(RegionMode):
         if not self._is_permanent(number, tensor):
             return
         makes_more = any(argument is None for argument in operator.returned)
-        was_read = self._is_read_so_far((number, version))
-        if copied_before_write(was_read=was_read, makes_more=makes_more):
+        if copied_before_write(was_read=self._is_read_so_far((number, version)), makes_more=makes_more):
             whole = tensor.untyped_storage().nbytes() // tensor.element_size()
             self.record.snapshots[number, version] = tensor.as_strided((whole,), (1,), 0).clone()
 
@@ -243,18 +240,17 @@ class RegionRecorder(RegionMode):
 
     def _note_draw(self, row: OpRecord, decision: Decision, generator: torch.Generator) -> None:
         last = self._draws.get(generator) or LastDraw(len(self._draws), NOBODY, None)
-        stream, before, decision_before = last
-        row.stream, row.draw_before, row.generator = stream, before, generator
+        row.generator = generator
+        row.stream, row.draw_before, decision_before = last
         row.starts_stream = starts_stream(decision, decision_before)
         self._draw(row, decision)
 
     def _draw(self, row: OpRecord, decision: Decision) -> None:
         """Remember the generator's state before a draw, if it starts a stream."""
         assert row.generator is not None
-        position = len(self.record.ops)
         if row.starts_stream:
-            self.record.states[position] = state_of(row.generator)
-        self._draws[row.generator] = LastDraw(row.stream, position, decision)
+            self.record.states[len(self.record.ops)] = state_of(row.generator)
+        self._draws[row.generator] = LastDraw(row.stream, len(self.record.ops), decision)
 
     def _describe(self, row: OpRecord, operator: Operator, value: Any, tensors: list[torch.Tensor]) -> Result:
         """Describe what an op returned, entering the storages that it made."""

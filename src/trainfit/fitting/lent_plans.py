@@ -56,7 +56,9 @@ class LentPlans:
             if one.plan.added_seconds > _NO_MORE * least:
                 break
             try:
-                effects = effects_of_plan(one.plan, step.trace, step.replay.times.marginal_seconds, link)
+                effects = effects_of_plan(
+                    one.plan, step.trace, step.replay.times.marginal_seconds.tolist(), link
+                )
             except PlanDoesNotFit:
                 continue
             found = certify.certified(step, effects, budget_bytes, 0.0, method=one.plan.method)

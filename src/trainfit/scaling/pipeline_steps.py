@@ -81,7 +81,7 @@ class PipelineStep:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _StagePlace:
     """One stage: how many layers it has, and whether it has an end of the model."""
 
     number: int
@@ -112,7 +112,7 @@ def pipeline_of(
 ) -> PipelineStep:
     """Return the step; `kept` has the activations that checkpoints leave."""
     stages = [
-        _Stage(number, sizes.pp, kept.depth * (number + 1) // sizes.pp - kept.depth * number // sizes.pp)
+        _StagePlace(number, sizes.pp, kept.depth * (number + 1) // sizes.pp - kept.depth * number // sizes.pp)
         for number in range(sizes.pp)
     ]
     hop = _hop(sizes, place)
@@ -144,7 +144,7 @@ def pipeline_of(
     )
 
 
-def _seconds(kept: StageFigures, stage: _Stage, sizes: MeshSizes, place: PipelinePlace) -> StageSeconds:
+def _seconds(kept: StageFigures, stage: _StagePlace, sizes: MeshSizes, place: PipelinePlace) -> StageSeconds:
     """Return what a stage takes for each micro-batch, and once in a step."""
     layer, besides = kept.layer.stage, kept.besides.stage
     forward, backward = stage.layers * layer.forward_seconds, stage.layers * layer.backward_seconds
@@ -168,7 +168,7 @@ def _seconds(kept: StageFigures, stage: _Stage, sizes: MeshSizes, place: Pipelin
 
 
 def _bytes(
-    kept: StageFigures, stage: _Stage, sizes: MeshSizes, micro_batches: int, place: PipelinePlace
+    kept: StageFigures, stage: _StagePlace, sizes: MeshSizes, micro_batches: int, place: PipelinePlace
 ) -> float:
     """Return what a stage needs."""
     layer, besides = kept.layer.stage, kept.besides.stage
