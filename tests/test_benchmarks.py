@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
 SCRIPTS = sorted(FOLDER.rglob("*.py"))
-PAGE_LINES = 150
+PAGE_LINES = 190
 
 sys.path.insert(0, str(FOLDER))
 import result_files  # noqa: E402
