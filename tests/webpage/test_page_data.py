@@ -23,7 +23,8 @@ from trainfit.basics.units import format_bytes
 from trainfit.basics.visible_text import visible
 from trainfit.costs.schedule import schedule
 from trainfit.report import reading
-from trainfit.report.compared_data import ComparisonData, RunData
+from trainfit.report.compared_data import RunData
+from trainfit.report.compiled_checks import CompiledVerificationData
 from trainfit.report.data import Compared
 from trainfit.report.rank_report import RankData, RankVerificationData
 from trainfit.report.scale_data import ScaleData
@@ -163,7 +164,7 @@ def test_every_kind_of_result_has_a_page() -> None:
     ]
     kinds = {kind for one in modules for kind in vars(one).values() if isinstance(kind, type)}
     # Parts of others, and those that have no page.
-    tables = {RankData, RunData, ComparisonData, SweepData, ScaleData, ShardingData}
+    tables = {RankData, RunData, SweepData, ScaleData, ShardingData, CompiledVerificationData}
     shown = {kind for kind in kinds if kind.__name__.endswith("Data")} - tables
     assert shown == set(page_module._ANSWERS) == set(page_module._SECTIONS) and len(shown) >= 8
 

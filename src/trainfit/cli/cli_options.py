@@ -264,7 +264,7 @@ class VerifyFlags:
         from trainfit.plans.compiled_plan import CompiledPlan
         from trainfit.plans.plan_store import load_plan
 
-        if self.plan is None or "{rank}" in self.plan:
+        if self.plan is None or self.way is not None or "{rank}" in self.plan:
             return None
         plan = load_plan(self.plan)
         return plan if isinstance(plan, CompiledPlan) else None

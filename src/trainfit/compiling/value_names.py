@@ -25,7 +25,7 @@ from trainfit.operators.families import ATTENTION
 from trainfit.plans.compiled_plan import ValueName
 
 _ATTENTION_NAME = "attention"
-_ROOT = re.compile(r"^L\[(['\"])\w+\1\]\.?")
+_ROOT = re.compile(r"^L\[(['\"])\w+\1\]")
 """What Dynamo calls the module that is compiled: `L['self']`, and what comes after it is the name below."""
 _ACCESS = re.compile(r"\._modules\[(['\"])(.*?)\1\]|\[(['\"]?)(\w+)\3\]")
 """Other ways in which it writes that a module is inside of another."""

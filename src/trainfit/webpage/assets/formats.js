@@ -40,7 +40,7 @@ function formatLarge(count) {
 
 // An amount without a currency: two decimals, or three digits where that is too few.
 function formatMoney(amount) {
-  if (amount === 0 || amount >= 0.995) return amount.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  if (amount === 0 || amount >= 0.995) return Number(amount.toFixed(2)).toLocaleString("en-US", { minimumFractionDigits: 2 });
   return String(Number(amount.toPrecision(3)));
 }
 
