@@ -40,13 +40,11 @@ def test_a_borrowed_plan_does_what_planning_anew_does(steps: dict[str, Unplanned
     assert made.fits and made.plan.regions
     plans = LentPlans()
     plans.remember(made)
-    missing = fused.peak_bytes - budget
+    assert fused.peak_bytes - budget >= 0.98 * (foreach.peak_bytes - budget), "the steps are comparable"
     borrowed = plans.borrowed(fused, budget, HostLink.of(fused.costs.device))
-    if missing < 0.98 * (foreach.peak_bytes - budget):
-        pytest.fail(f"the steps are not comparable: {foreach.peak_bytes}, {fused.peak_bytes}")
     assert borrowed is not None and borrowed.fits
     own = planner_of(fused).plan(budget)
-    assert borrowed.step_seconds <= own.step_seconds + 1.02e-2 * made.plan.added_seconds + 1e-9
+    assert borrowed.step_seconds <= own.step_seconds + 0.02 * made.plan.added_seconds
     assert borrowed.plan.trace_hash == own.plan.trace_hash != made.plan.trace_hash
     assert borrowed.plan.regions == made.plan.regions
 

@@ -1,7 +1,7 @@
 """Plans that were made for one combination of changes, tried on others whose modules run the same operators.
 
 An optimizer or a setting of the allocator leaves forward and backward as they are, so that the plan that is
-best for one is nearly always best for the other; replaying it takes a tenth of the time of planning anew. It
+best for one is nearly always best for the other; replaying it takes far less time than planning anew. It
 is taken if the other has as much to free, and if the plan adds no more than any plan did for as much.
 """
 
