@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from trainfit.allocator.allocator_options import AllocatorOptions
+from trainfit.api.model_depth import model_depth
 from trainfit.api.ranks_compared import check_cluster
 from trainfit.api.request import Build, Request
 from trainfit.api.stage_notes import stage_notes
 from trainfit.basics.doing import Progress, doing, heard_by
 from trainfit.basics.units import format_bytes
+from trainfit.capturing.metadata import MetadataOracle
 from trainfit.changes.change import NotPossible, StepChange
 from trainfit.changes.kinds import changes_of
 from trainfit.changes.kinds.over_a_mesh import refuse_mesh
@@ -23,6 +26,7 @@ from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
 from trainfit.errors import BudgetTooSmall, OptionError, TrainfitError
 from trainfit.fitting.fit_results import FitResult
+from trainfit.fitting.shallow_steps import ShallowSteps
 from trainfit.fitting.way_candidates import Candidates
 from trainfit.fitting.way_search import WaySearch
 from trainfit.models.recipe import StepOptions
@@ -85,6 +89,7 @@ class Ask:
     """The devices that the step may be divided among, as a mesh."""
     impossible: dict[str, str] = field(default_factory=dict)
     """What could not be made, and why."""
+    _known_calls: MetadataOracle | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be captured again."""
@@ -100,24 +105,30 @@ class Ask:
                 "estimate and plan tell."
             )
 
-    def request(self, changes: Sequence[StepChange] = ()) -> Request:
-        """Return the question about the step with these changes."""
+    def request(self, changes: Sequence[StepChange] = (), more: Mapping[str, Any] | None = None) -> Request:
+        """Return the question about the step with these changes, and further settings of its model."""
         options = options_with(self.options, changes)
         return Request(
             self.target,
             self.device,
-            options,
+            replace(options, set={**options.set, **more}) if more else options,
             self.task,
             allocator=self.allocator,
             cluster=next((change.cluster for change in changes if change.cluster is not None), None),
             changed=made_to(changes),
         )
 
+    def trace(self, request: Request) -> Trace:
+        """Capture a step, with what is known of its operators from captures before."""
+        if self._known_calls is None:
+            self._known_calls = MetadataOracle(request.device.kind)
+        return request.trace(oracle=self._known_calls)
+
     def captured(self, changes: Sequence[StepChange]) -> tuple[Trace, CostTable] | None:
         """Capture and price the step with changes; None if they cannot be made, and why is remembered."""
         request = self.request(changes)
         try:
-            trace = request.trace()
+            trace = self.trace(request)
         except TrainfitError as error:
             self.impossible[_names(changes)] = _reason(error)
             return None
@@ -127,6 +138,17 @@ class Ask:
                 self.impossible[_names(changes)] = reason
                 return None
         return trace, request.price(trace)
+
+    def captured_with(
+        self, setting: str, changes: Sequence[StepChange], value: int
+    ) -> tuple[Trace, CostTable] | None:
+        """Capture and price the step with changes of a model with another setting; None if that fails."""
+        request = self.request(changes, {setting: value})
+        try:
+            trace = self.trace(request)
+        except TrainfitError:
+            return None
+        return None if any(change.refused_by(trace) for change in changes) else (trace, request.price(trace))
 
     def takes(self, more: dict[str, object]) -> bool:
         """Whether the target can be built with such options."""
@@ -149,6 +171,16 @@ def _reason(error: BaseException) -> str:
     return str(error).splitlines()[0]
 
 
+def _shallow_steps(asked: Ask, request: Request, trace: Trace, candidates: Candidates) -> ShallowSteps | None:
+    """Return what works steps out from a model with few layers; None if this model is not of that sort."""
+    depth, base = model_depth(request.resolved), candidates.known_outlook(())
+    if depth is None or base is None:
+        return None
+    doing("capturing a model with fewer layers")
+    setting, layers = depth
+    return ShallowSteps.of(partial(asked.captured_with, setting), layers, trace, base)
+
+
 def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_limit: float) -> FitResult:
     """Capture the step, then look for what to change."""
     if not 0 < seconds_limit < math.inf:
@@ -156,7 +188,7 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     begin = time.monotonic()
     request = asked.request()
     bytes_of_budget(budget, request.device)  # refused before anything is captured
-    trace = request.trace()
+    trace = asked.trace(request)
     device = request.device
     table = request.price(trace)
     candidates = Candidates(asked.captured, bytes_of_budget(budget, device), request.allocator)
@@ -165,6 +197,7 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
     doing("judging the step as it is")
     base = candidates.unplanned(())
     assert base is not None, "it has just been captured"
+    candidates.shallow = _shallow_steps(asked, request, trace, candidates)
     changes = changes_of(UnchangedStep(trace, device, request.resolved.kind, asked.takes, asked.cluster))
     if keep_numerics:
         changes = [change for change in changes if change.made.exactness != OTHER_NUMERICS]

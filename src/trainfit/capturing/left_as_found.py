@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import time
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +17,23 @@ _FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
 """The clock that file systems take their times from."""
 _LEAVE_ALONE = {"torch", "trainfit", "numpy", "typing", "re"}
 """Packages whose function caches hold no tensors of the step."""
+
+
+def _of_kinds(kinds: set[type]) -> list[Any]:
+    """Return the things of these types that the collector of cycles knows; without a loop in Python."""
+    things = gc.get_objects()
+    return list(itertools.compress(things, map(kinds.__contains__, map(type, things))))
+
+
+def _parameter_kinds() -> set[type]:
+    """Return the classes of parameters."""
+    found: set[type] = {nn.Parameter}
+    waiting: list[type] = [nn.Parameter]
+    while waiting:
+        new = set(waiting.pop().__subclasses__()) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def file_time() -> float:
@@ -30,19 +49,24 @@ class FoundState:
         self.file_time = file_time()
         self._default_dtype = torch.get_default_dtype()
         self._grad_enabled = torch.is_grad_enabled()
-        things = gc.get_objects()
-        # Types first: a process has some 300,000 objects and 10,000 types.
-        kinds = {kind for kind in set(map(type, things)) if issubclass(kind, nn.Parameter)}
-        kinds = set() if parameters_are_lent else kinds
-        self._parameters = {id(thing): weakref.ref(thing) for thing in things if type(thing) in kinds}
-        self._caches = {
-            id(thing): (thing, thing.cache_info().misses) for thing in things if type(thing) is _FunctionCache
-        }
+        # A process has some 300,000 objects, and one that keeps traces millions: they are gone over once.
+        kinds = {_FunctionCache} if parameters_are_lent else {_FunctionCache, *_parameter_kinds()}
+        things = _of_kinds(kinds)
+        self._parameters = {id(one): weakref.ref(one) for one in things if type(one) is not _FunctionCache}
+        self._caches = [(one, one.cache_info().misses) for one in things if type(one) is _FunctionCache]
 
     def has(self, parameter: nn.Parameter) -> bool:
         """Whether a parameter was there before."""
         reference = self._parameters.get(id(parameter))
         return reference is not None and reference() is parameter
+
+    def note_new_caches(self) -> None:
+        """Find the function caches that were made meanwhile.
+
+        While a step is captured, the collector looks at what was made since: asked then, this is quick.
+        """
+        known = {id(cache) for cache, _ in self._caches}
+        self._caches += [(cache, 0) for cache in _of_kinds({_FunctionCache}) if id(cache) not in known]
 
     def put_back(self) -> None:
         """Undo what the user's code changed for the whole process, and drop tensors without memory.
@@ -51,9 +75,8 @@ class FoundState:
         """
         torch.set_default_dtype(self._default_dtype)
         torch.set_grad_enabled(self._grad_enabled)
-        for thing in [thing for thing in gc.get_objects() if type(thing) is _FunctionCache]:
-            if (getattr(thing, "__module__", None) or "").partition(".")[0] in _LEAVE_ALONE:
+        for cache, misses in self._caches:
+            if (getattr(cache, "__module__", None) or "").partition(".")[0] in _LEAVE_ALONE:
                 continue
-            _, misses = self._caches.get(id(thing), (None, 0))
-            if thing.cache_info().misses != misses:
-                thing.cache_clear()
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()

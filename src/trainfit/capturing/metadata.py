@@ -128,6 +128,8 @@ class MetadataOracle:
     def __init__(self, device: str = "cpu") -> None:
         """Start with nothing remembered; the answers are those of the kernels of `device`."""
         self._device = device
+        self.architecture_mattered = False
+        """Whether the GPU's architecture decided which kernels some of the calls are of."""
         self._calls: dict[Key, Call] = {}
         # What has no fake kernel is run on zeros, which only the CPU can do here.
         self._modes = {

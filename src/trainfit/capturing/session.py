@@ -194,6 +194,7 @@ def capture(
     guard: Guard | None = None,
     cluster: Cluster | None = None,
     lent_state: LentState | None = None,
+    oracle: MetadataOracle | None = None,
 ) -> Trace:
     """Build the step on hollow tensors, run it until it is steady, and return the trace of the worst run.
 
@@ -209,6 +210,7 @@ def capture(
     `torch.distributed` answers as it does on that rank (`distributed/`).
 
     With a `lent_state` the step is one of a program that goes on training; all of it is then as it was.
+    An `oracle` knows what operators return from captures before, for the same device.
     """
     global _captures_now
     if cluster is not None:
@@ -219,19 +221,19 @@ def capture(
     # Captures replace functions of torch for a while: other threads wait.
     with _lock, interrupts_held(), eager_only():
         _captures_now = threading.get_ident()
-        oracle, messages, found = MetadataOracle(kind), Messages(), FoundState(lent_state is not None)
-        architecture_mattered, corrections = False, 0
+        oracle, messages = oracle or MetadataOracle(kind), Messages()
+        found, corrections = FoundState(lent_state is not None), 0
         while corrections < _MOST_CORRECTIONS:
             session = Session(device, oracle, settings, cluster)
             session.messages, session.lent = messages, lent_state
             # What the oracle remembers may have been decided by it in an attempt before.
-            session.gpu.architecture_mattered = architecture_mattered
+            session.gpu.architecture_mattered = oracle.architecture_mattered
             session.values.know_everything = know_everything
             session.ledger.host_by_default = host_by_default
             session.before_operators = guard or session.before_operators
             traces = _attempt(build, session, target, limits, found, steps)
             corrections += not messages.asked_meanwhile()
-            architecture_mattered = session.gpu.architecture_mattered
+            oracle.architecture_mattered = session.gpu.architecture_mattered
             if traces is None:
                 host_by_default = host_by_default and not session.names_no_device
                 continue
@@ -276,7 +278,10 @@ def _attempt(
     try:
         where = session.cluster
         with seeded(), rank_of(where), gpu_of(where), session.active(), lent(session.lent, session):
-            return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
+            try:
+                return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
+            finally:
+                found.note_new_caches()
     except TrainfitError:
         if not session.names_no_device:
             raise

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.costs.schedule import Schedule
-from trainfit.traces.trace import COMPUTE, PHASES
+from trainfit.changes.accumulation import CAPTURED_PASSES
+from trainfit.changes.change import StepChange
+from trainfit.costs.schedule import Schedule, schedule
+from trainfit.costs.table import CostTable
+from trainfit.traces.trace import COMPUTE, PHASES, Trace
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,29 @@ class StepParts:
         rows = (times.device_seconds * computes, times.occupied_seconds)
         busy = np.array([np.bincount(phases, row * weights, len(PHASES)) for row in rows])
         return cls(float((times.op_seconds * weights).sum()), busy)
+
+
+def parts_of_step(trace: Trace, costs: CostTable, changes: Sequence[StepChange]) -> StepParts:
+    """Return the parts of a step that was captured with changes."""
+    times = schedule(trace, costs)
+    return StepParts.of(times, runs_of_ops(times, repeats_of(changes)))
+
+
+def repeats_of(changes: Sequence[StepChange]) -> int:
+    """Return how often forward and backward run in a step with changes."""
+    return max((change.repeats for change in changes), default=1)
+
+
+def runs_of_ops(times: Schedule, repeats: int) -> NDArray[np.float64]:
+    """Return how often each op of a captured step runs in one in which forward and backward run so often."""
+    runs = np.ones(len(times.trace.ops))
+    if repeats > CAPTURED_PASSES:
+        phases = [op.phase for op in times.trace.ops]
+        first_backward = phases.index("backward")
+        second = phases.index("forward", first_backward)
+        end = len(phases) - phases[::-1].index("backward")
+        runs[second:end] += repeats - CAPTURED_PASSES
+    return runs
 
 
 def guessed_seconds(base: StepParts, alone: Sequence[StepParts]) -> float:

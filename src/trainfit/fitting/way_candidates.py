@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from trainfit.allocator.allocator_options import AllocatorOptions
 from trainfit.allocator.device_memory import StepMemory
 from trainfit.changes.accumulation import CAPTURED_PASSES
@@ -17,8 +14,9 @@ from trainfit.costs.host_link import link_seconds
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
-from trainfit.fitting.guessed_times import StepParts
+from trainfit.fitting.guessed_times import StepParts, repeats_of, runs_of_ops
 from trainfit.fitting.lent_plans import LentPlans
+from trainfit.fitting.shallow_steps import Outlook, ShallowSteps, forward_ops
 from trainfit.planning.certify import Certified, Unplanned, promised_peak
 from trainfit.planning.host_copies import HostLink
 from trainfit.planning.planner import Planner
@@ -50,8 +48,11 @@ class Candidates:
     allocator: AllocatorOptions | None
     budget_for: Callable[[Device], int] | None = None
     """The budget on a device of which something else takes a part, as NCCL does."""
+    shallow: ShallowSteps | None = None
+    """Works steps out before they are captured, where the model has many layers."""
     _traces: dict[tuple[str, ...], tuple[Trace, CostTable] | None] = field(default_factory=dict)
-    _parts: dict[tuple[str, ...], StepParts] = field(default_factory=dict)
+    _unplanned: dict[tuple[str, ...], Way] = field(default_factory=dict)
+    _outlooks: dict[tuple[str, ...], Outlook] = field(default_factory=dict)
     _planners: dict[tuple[str, ...], Planner] = field(default_factory=dict)
     _plans: LentPlans = field(default_factory=LentPlans)
 
@@ -61,6 +62,8 @@ class Candidates:
 
     def unplanned(self, changes: Sequence[StepChange]) -> Way | None:
         """Return the step with changes and without a plan; None if they cannot be made."""
+        if (known := self._unplanned.get(_key(changes))) is not None:
+            return known
         found = self._captured(changes)
         if found is None:
             return None
@@ -71,46 +74,84 @@ class Candidates:
         needed = memory.smallest_bytes + reserve + self._taken(costs)
         peak = timeline.peak_bytes + reserve
         times = schedule(trace, costs)
-        self._parts[_key(_own(changes))] = StepParts.of(times, _runs_of_ops(times, _repeats(changes)))
-        return _way(changes, times, peak, needed)
+        parts = StepParts.of(times, runs_of_ops(times, repeats_of(changes)))
+        self._outlooks[_key(changes)] = Outlook(needed, parts)
+        way = self._unplanned[_key(changes)] = _way(changes, times, peak, needed)
+        return way
 
-    def least_planned_seconds(self, changes: Sequence[StepChange], unplanned: Way) -> float:
+    def is_captured(self, changes: Sequence[StepChange]) -> bool:
+        """Whether the step with changes has been captured whole, or cannot be."""
+        return _key(_own(changes)) in self._traces
+
+    def outlook(self, changes: Sequence[StepChange]) -> Outlook | None:
+        """Return what the step with changes needs without a plan: worked out, or captured if it has to be.
+
+        None if the changes cannot be made. A setting of the allocator counts only if it is captured.
+        """
+        key, own = _key(changes), _own(changes)
+        if key not in self._outlooks and not self.is_captured(changes) and self.shallow is not None:
+            alone = all(change.cluster is None for change in own)
+            worked_out = self._outlooks.get(_key(own)) or (self.shallow.outlook(own) if alone else None)
+            if worked_out is not None:
+                self._outlooks[key] = self._outlooks[_key(own)] = worked_out
+        if key not in self._outlooks and self.unplanned(changes) is None:
+            return None
+        return self._outlooks[key]
+
+    def known_outlook(self, changes: Sequence[StepChange]) -> Outlook | None:
+        """Return what is known of the step with changes so far."""
+        return self._outlooks.get(_key(changes))
+
+    def least_planned_seconds(self, changes: Sequence[StepChange]) -> float:
         """Return what a step may take at least with a plan, by those of steps with the same forward."""
+        outlook = self._outlooks[_key(changes)]
         if not self._has_same_forward(changes):
-            return unplanned.step_seconds
-        found = self._captured(changes)
-        assert found is not None, "it was judged without a plan"
-        budget = self.budget_bytes - self._taken(found[1])
-        added = self._plans.least_added_seconds(unplanned.peak_bytes - budget)
-        return unplanned.step_seconds + _LEAST_ADDED * added
+            return outlook.step_seconds
+        whole = self._unplanned.get(_key(changes))
+        needed = outlook.memory_bytes if whole is None else whole.peak_bytes
+        captured = self._traces.get(_key(_own(changes)))
+        budget = self.budget_bytes - (self._taken(captured[1]) if captured is not None else 0)
+        return outlook.step_seconds + _LEAST_ADDED * self._plans.least_added_seconds(int(needed) - budget)
 
     def _has_same_forward(self, changes: Sequence[StepChange]) -> bool:
         """Whether the operators of forward are those of the step as it is."""
-        steps = self._captured(()), self._captured(changes)
-        names = [
-            [trace.op_name(number) for number, op in enumerate(trace.ops) if op.phase == "forward"]
-            for trace, _ in filter(None, steps)
-        ]
-        return len(names) == len(steps) and names[0] == names[1]
+        captured = self._traces.get(_key(_own(changes)))
+        if captured is None:
+            return self.shallow is not None and self.shallow.has_same_forward(_own(changes))
+        base = self._captured(())
+        return base is not None and forward_ops(base[0]) == forward_ops(captured[0])
 
-    def parts(self, changes: Sequence[StepChange]) -> StepParts:
-        """Return what a step takes that was asked for without a plan, part by part."""
-        return self._parts[_key(_own(changes))]
+    def planned(
+        self, changes: Sequence[StepChange], seconds_limit: float, *, anew: bool = True
+    ) -> Way | None:
+        """Return the step with changes and the fastest plan that fits; None if none does.
 
-    def planned(self, changes: Sequence[StepChange], seconds_limit: float) -> Way | None:
-        """Return the step with changes and the fastest plan that fits; None if none does."""
+        If it is not to be planned anew, only plans are tried that were made for other steps.
+        """
         found = self._captured(changes)
         if found is None:
             return None
         taken = self._taken(found[1])
         if least_planned_bytes(found[0]) > self.budget_bytes - taken:
             return None
-        certified = self._planned(changes, *found, self.budget_bytes - taken, seconds_limit)
-        if not certified.fits:
+        budget = self.budget_bytes - taken
+        certified = self._borrowed(changes, *found, budget)
+        if certified is None and anew:
+            certified = self._planned(changes, *found, budget, seconds_limit)
+        if certified is None or not certified.fits:
             return None
         plan = certified.promised()
         kept = plan if plan.regions else None
         return _way(changes, certified.times, plan.peak_bytes, plan.memory_bytes + taken, kept)
+
+    def _borrowed(
+        self, changes: Sequence[StepChange], trace: Trace, costs: CostTable, budget_bytes: int
+    ) -> Certified | None:
+        """Return a plan that was made for a like step, if it does as well here."""
+        if _key(_own(changes)) in self._planners:
+            return None
+        step = Unplanned.of(trace, costs, self._allocator(changes))
+        return self._plans.borrowed(step, budget_bytes, _link(costs))
 
     def _planned(
         self,
@@ -120,14 +161,8 @@ class Candidates:
         budget_bytes: int,
         seconds_limit: float,
     ) -> Certified:
-        """Return a plan that was made for a like step, if it does as well, or the fastest for this one."""
-        allocator = self._allocator(changes)
-        if _key(_own(changes)) not in self._planners:
-            step = Unplanned.of(trace, costs, allocator)
-            borrowed = self._plans.borrowed(step, budget_bytes, _link(costs))
-            if borrowed is not None:
-                return borrowed
-        planner = self._planner(changes, trace, costs).with_allocator(allocator)
+        """Return the fastest plan for this step, and keep it for others."""
+        planner = self._planner(changes, trace, costs).with_allocator(self._allocator(changes))
         found = planner.plan(budget_bytes, seconds_limit=seconds_limit)
         if found.fits:
             self._plans.remember(found)
@@ -217,31 +252,15 @@ def _way(
         plan=plan,
         peak_bytes=peak_bytes,
         memory_bytes=memory_bytes,
-        step_seconds=float((times.op_seconds * _runs_of_ops(times, _repeats(changes))).sum()),
+        step_seconds=float((times.op_seconds * runs_of_ops(times, repeats_of(changes))).sum()),
         samples=_times(times.trace.samples, changes),
         tokens=_times(times.trace.tokens, changes),
     )
 
 
-def _repeats(changes: Sequence[StepChange]) -> int:
-    return max((change.repeats for change in changes), default=1)
-
-
 def _times(count: int | None, changes: Sequence[StepChange]) -> int | None:
     """Return the samples or tokens of the whole step, of which two passes, or one copy, were captured."""
-    repeats, copies = _repeats(changes), max((change.copies for change in changes), default=1)
+    repeats, copies = repeats_of(changes), max((change.copies for change in changes), default=1)
     if count is None:
         return None
     return count * copies if repeats == 1 else count * copies * repeats // CAPTURED_PASSES
-
-
-def _runs_of_ops(times: Schedule, repeats: int) -> NDArray[np.float64]:
-    """Return how often each op of a captured step runs in one in which forward and backward run so often."""
-    runs = np.ones(len(times.trace.ops))
-    if repeats > CAPTURED_PASSES:
-        phases = [op.phase for op in times.trace.ops]
-        first_backward = phases.index("backward")
-        second = phases.index("forward", first_backward)
-        end = len(phases) - phases[::-1].index("backward")
-        runs[second:end] += repeats - CAPTURED_PASSES
-    return runs

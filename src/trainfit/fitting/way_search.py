@@ -1,17 +1,20 @@
 """Which combinations of changes are looked at, and in which order.
 
-Settings around the step come first, and a plan alone: they need no further capture. So does a mesh, if one is
-given: whoever gives it asks about it, and it must not be missing when time is up. Then every change alone
-is captured, unless what it copies over the link takes longer than a way that was found. What several do
-together is guessed from that (`guessed_times.py`): bytes are added up, and what is missing to the budget is
-priced as a plan that frees it. Combinations are then captured, and planned where they have to be: first those
-that keep results as they are, and each time what may fit without a plan before the rest, and the fastest
-first, until no guess is better than what was found, or time is up. Every figure shown is of a capture.
+A mesh, if one is given, comes first: whoever gives it asks about it, and it must not be missing when time is
+up. Then every change alone is looked at. What several do together is guessed from that (`guessed_times.py`):
+bytes are added up, and what is missing to the budget is priced as a plan that frees it. The step of a model
+with many layers is worked out from few of them before it is captured (`shallow_steps.py`). Combinations are
+then captured, and planned where they have to be, in rounds: in each, the most promising one of those that
+keep results bit by bit, of those that keep them but for rounding, and of the others; the plan alone in the
+second. So it goes on until no guess is better than what was found, or time is up. What copies over the link,
+which nothing overlaps with, comes last, if it can still be better. Every figure shown is of a capture of the
+whole step.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,19 +22,22 @@ from dataclasses import dataclass, field
 from trainfit.basics.doing import doing
 from trainfit.changes.change import PLAN, StepChange
 from trainfit.fitting.guessed_times import guessed_seconds
+from trainfit.fitting.shallow_steps import Outlook
 from trainfit.fitting.way_candidates import Candidates
 from trainfit.fitting.way_ranking import is_as_good_as, not_beaten, rank
 from trainfit.plans.ways import BIT_EQUAL, EXACTNESS, Exactness, Way
 
 _OPTIMISM, _OPTIMISM_OF_ONE = 0.97, 0.998
 """A guess may be wrong by so much before a combination is left out: if several changes make a difference to
-the step's time, and if at most one does."""
+the step's time, and if at most one does, or the combination was worked out."""
 _A_DIFFERENCE = 0.01
 """Of the step's time."""
+_CLEARLY_TOO_LARGE = 1.05
+"""Times the budget: what a step without a plan is worked out to need may be wrong by less."""
 _PLAN_SECONDS = 10.0
 _LEAST_PLAN_SECONDS = 2.0
-_FREED_SHARE = 0.35
-"""Of a step, at most: what computing everything again adds to it."""
+_FREED_SHARE = 0.1
+"""Of a step: what a plan may add that frees all of its memory, as long as none was made."""
 
 Combination = tuple[StepChange, ...]
 
@@ -50,53 +56,70 @@ class WaySearch:
     not_fitting: list[Way] = field(default_factory=list)
     looked_at: int = 1
     complete: bool = True
-    _alone: dict[str, Way] = field(default_factory=dict)
+    _alone: dict[str, Outlook] = field(default_factory=dict)
     _freed_share: float = _FREED_SHARE
     """By how much of the step's time the last plan made it longer, for a whole step's memory."""
+    _tried_plan_alone: bool = False
+    _deadline: float = math.inf
+    _longest_capture: float = 0.0
+    _longest_plan: float = 0.0
+    """Seconds: what would not be done before the deadline is not begun."""
 
     def run(self) -> list[Way]:
         """Return the ways that fit and are not beaten, the fastest first."""
-        deadline = time.monotonic() + self.seconds_limit
+        self._deadline = time.monotonic() + self.seconds_limit
         if self.candidates.fits(self.base):
             self.found.append(self.base)
-        first = [change for change in self.changes if _comes_first(change)]
-        self._look_at_single_changes(first, deadline)
-        few = self._combinations()
-        self._look_at_all(sorted(few, key=lambda some: (len(some), self._promise(some))), deadline)
-        self._look_at_single_changes([c for c in self.changes if not _comes_first(c)], deadline)
-        seen = {_names(combination) for combination in few}
-        others = [combination for combination in self._combinations() if _names(combination) not in seen]
-        for exactness in EXACTNESS:
-            # Each kind of result has its share of the time; what one leaves, the next have.
-            share = (deadline - time.monotonic()) / (len(EXACTNESS) - rank(exactness))
-            alike = [combination for combination in others if _exactness(combination) == exactness]
-            self._look_at_all(sorted(alike, key=self._promise), time.monotonic() + share)
+        settings, quick, slow = _in_groups(self.changes)
+        self._look_at_single_changes(settings)
+        seen: set[str] = set()
+        for changes in ((), quick, slow) if any(change.cluster for change in settings) else (quick, slow):
+            self._look_at_single_changes(changes)
+            new = [some for some in self._combinations() if _names(some) not in seen]
+            self._look_at_all(new)
+            seen |= {_names(combination) for combination in new}
+        if not self.found and not self._tried_plan_alone:
+            self._look_at(())  # whoever has little time wants to know this much
         return not_beaten(self.found)
 
-    def _look_at_all(self, pending: list[Combination], deadline: float) -> None:
-        for number, combination in enumerate(pending):
-            if self._cannot_be_better(combination):
-                continue
-            if time.monotonic() > deadline:
-                self.complete = False
-                return
-            doing(f"looking at combination {number + 1} of {len(pending)}: {_names(combination)}")
-            self._look_at(combination, deadline)
+    def _look_at_all(self, combinations: Sequence[Combination]) -> None:
+        """Look at combinations in rounds, one of each kind of results in each."""
+        alike = [[some for some in combinations if _exactness(some) == e] for e in EXACTNESS]
+        turns = [self._in_turn(waiting) for waiting in alike if waiting]
+        while turns:
+            heads = [(combination, turn) for turn in turns if (combination := next(turn, None)) is not None]
+            turns = [turn for _, turn in heads]
+            for combination, _ in sorted(heads, key=lambda head: self._promise(head[0])):
+                if time.monotonic() > self._deadline:
+                    self.complete = False
+                    return
+                doing(f"looking at {_names(combination)}")
+                self._look_at(combination)
 
-    def _look_at_single_changes(self, changes: Sequence[StepChange], deadline: float) -> None:
+    def _in_turn(self, waiting: list[Combination]) -> Iterator[Combination]:
+        """Yield the most promising combination that may be better, then the plan alone, then the others."""
+        number = 0
+        while waiting := [combination for combination in waiting if self._may_be_better(combination)]:
+            alone = number == 1 and () in waiting
+            combination: Combination = () if alone else min(waiting, key=self._promise)
+            waiting.remove(combination)
+            number += 1
+            yield combination
+
+    def _look_at_single_changes(self, changes: Sequence[StepChange]) -> None:
         for number, change in enumerate(changes):
             if self._is_beaten(change.made.exactness, 1, self._least_seconds((change,))):
                 continue
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._deadline:
                 self.complete = False
                 return
             doing(f"looking at change {number + 1} of {len(changes)}: {change.name}")
-            way = self.candidates.unplanned((change,))
-            if way is None:
+            outlook = self.candidates.outlook((change,))
+            if outlook is None:
                 continue
-            self.looked_at += 1
-            self._alone[change.name] = way
-            (self.found if self.candidates.fits(way) else self.not_fitting).append(way)
+            self._alone[change.name] = outlook
+            if self.candidates.is_captured((change,)):
+                self._judge((change,))
 
     def _combinations(self) -> list[Combination]:
         """Return every choice of at most one change of each kind that helps at all when it is alone."""
@@ -112,66 +135,107 @@ class WaySearch:
 
     def _guessed_seconds(self, combination: Combination) -> float:
         """Return the time that a combination may take without a plan."""
-        alone = [self.candidates.parts((change,)) for change in combination]
-        guessed = guessed_seconds(self.candidates.parts(()), alone)
+        known = self.candidates.known_outlook(combination)
+        if known is not None:
+            return known.step_seconds
+        base = self.candidates.known_outlook(())
+        assert base is not None, "the step as it is comes first"
+        guessed = guessed_seconds(base.parts, [self._alone[change.name].parts for change in combination])
         return max(guessed, self._least_seconds(combination))
 
     def _least_seconds(self, combination: Combination) -> float:
         return max((self.least_seconds.get(change.name, 0.0) for change in combination), default=0.0)
 
+    def _guessed_bytes(self, combination: Combination) -> float:
+        base = self.base.memory_bytes
+        return base + sum(self._alone[change.name].memory_bytes - base for change in combination)
+
     def _missing_share(self, memory_bytes: float) -> float:
         return max(memory_bytes - self.candidates.budget_bytes, 0.0) / max(memory_bytes, 1.0)
 
-    def _promise(self, combination: Combination) -> tuple[bool, float]:
-        """Return what combinations are sorted by: whether a plan may be needed, and the time that may take.
+    def _promise(self, combination: Combination) -> float:
+        """Return the time that a combination may take, with a plan if it needs one."""
+        missing = self._missing_share(self._guessed_bytes(combination))
+        return self._guessed_seconds(combination) * (1 + self._freed_share * missing)
 
-        What fits without a plan is judged sooner, and leaves less that has to be planned.
-        """
-        base = self.base.memory_bytes
-        memory = base + sum(self._alone[change.name].memory_bytes - base for change in combination)
-        missing = self._missing_share(memory)
-        return missing > 0, self._guessed_seconds(combination) * (1 + self._freed_share * missing)
-
-    def _cannot_be_better(self, combination: Combination) -> bool:
+    def _may_be_better(self, combination: Combination) -> bool:
         base = self.base.step_seconds
         alone = [self._alone[change.name].step_seconds for change in combination]
         several = sum(abs(seconds - base) > _A_DIFFERENCE * base for seconds in alone) > 1
+        several = several and self.candidates.known_outlook(combination) is None
         seconds = (_OPTIMISM if several else _OPTIMISM_OF_ONE) * self._guessed_seconds(combination)
-        return self._is_beaten(_exactness(combination), len(combination), seconds)
+        return not self._is_beaten(_exactness(combination), len(combination), seconds)
 
     def _is_beaten(self, exactness: Exactness, count: int, step_seconds: float) -> bool:
         return any(is_as_good_as(way, exactness, count, step_seconds) for way in self.found)
 
-    def _look_at(self, combination: Combination, deadline: float) -> None:
-        unplanned = self._alone.get(combination[0].name) if len(combination) == 1 else None
-        if not combination:
-            unplanned = self.base
-        elif unplanned is None:
-            self.looked_at += 1
-            unplanned = self.candidates.unplanned(combination)
-        if unplanned is None:
+    def _look_at(self, combination: Combination) -> None:
+        """Work the combination out, then capture it, then plan it, as far as it may be better."""
+        outlook = self.candidates.outlook(combination)
+        if outlook is None or self._is_worked_out_to_be_worse(combination, outlook):
             return
-        if self.candidates.fits(unplanned):
-            self.found.append(unplanned)
+        unplanned = self._judge(combination)
+        if unplanned is None or self.candidates.fits(unplanned):
             return
-        self.not_fitting.append(unplanned)
         if any(PLAN in change.excludes for change in combination):
             return
-        least_seconds = self.candidates.least_planned_seconds(combination, unplanned)
-        if self._is_beaten(unplanned.exactness, unplanned.count + 1, least_seconds):
+        least_seconds = self.candidates.least_planned_seconds(combination)
+        if not self._is_beaten(unplanned.exactness, unplanned.count + 1, least_seconds):
+            self._plan(combination, unplanned)
+
+    def _is_worked_out_to_be_worse(self, combination: Combination, outlook: Outlook) -> bool:
+        if self.candidates.is_captured(combination):
+            return False
+        exactness, count = _exactness(combination), len(combination)
+        if self._is_beaten(exactness, count, _OPTIMISM_OF_ONE * outlook.step_seconds):
+            return True
+        alone = [self._alone[change.name].memory_bytes for change in combination if change.is_setting]
+        memory = outlook.memory_bytes + sum(bytes_alone - self.base.memory_bytes for bytes_alone in alone)
+        if memory < _CLEARLY_TOO_LARGE * self.candidates.budget_bytes:
+            return False
+        planned = _OPTIMISM_OF_ONE * self.candidates.least_planned_seconds(combination)
+        return self._is_beaten(exactness, count + 1, planned)
+
+    def _judge(self, combination: Combination) -> Way | None:
+        """Capture a combination if it is not yet, and keep it; None if it cannot be, or not in time."""
+        if not combination:
+            return self.base
+        begin, captured = time.monotonic(), self.candidates.is_captured(combination)
+        if not captured and begin + self._longest_capture > self._deadline:
+            self.complete = False
+            return None
+        way = self.candidates.unplanned(combination)
+        if not captured:
+            self._longest_capture = max(self._longest_capture, time.monotonic() - begin)
+        kept = self.found + self.not_fitting
+        if way is not None and not any(way is other for other in kept):
+            self.looked_at += 1
+            (self.found if self.candidates.fits(way) else self.not_fitting).append(way)
+        return way
+
+    def _plan(self, combination: Combination, unplanned: Way) -> None:
+        begin = time.monotonic()
+        self._tried_plan_alone = self._tried_plan_alone or not combination
+        in_time = begin + self._longest_plan <= self._deadline
+        left = max(self._deadline - begin, _LEAST_PLAN_SECONDS)
+        planned = self.candidates.planned(combination, min(left, _PLAN_SECONDS), anew=in_time)
+        self._longest_plan = max(self._longest_plan, time.monotonic() - begin)
+        if planned is None:
+            self.complete = self.complete and in_time
             return
-        left = max(deadline - time.monotonic(), _LEAST_PLAN_SECONDS)
-        planned = self.candidates.planned(combination, min(left, _PLAN_SECONDS))
-        if planned is not None:
-            self.found.append(planned)
-            added = planned.step_seconds / unplanned.step_seconds - 1
-            missing = self._missing_share(unplanned.memory_bytes)
-            self._freed_share = added / missing if missing else _FREED_SHARE
+        self.found.append(planned)
+        added = planned.step_seconds / unplanned.step_seconds - 1
+        missing = self._missing_share(unplanned.memory_bytes)
+        self._freed_share = added / missing if missing else self._freed_share
 
 
-def _comes_first(change: StepChange) -> bool:
-    """Whether a change is looked at before others: it needs no capture, or is asked for by giving a mesh."""
-    return change.is_setting or change.cluster is not None
+def _in_groups(changes: Iterable[StepChange]) -> tuple[list[StepChange], ...]:
+    """Return what needs no capture, or is asked for by giving a mesh; what else is quick; what copies."""
+    groups: tuple[list[StepChange], ...] = ([], [], [])
+    for change in changes:
+        first = change.is_setting or change.cluster is not None
+        groups[0 if first else 2 if change.least_copied_bytes else 1].append(change)
+    return groups
 
 
 def _that_go_together(choices: Iterable[tuple[StepChange | None, ...]]) -> Iterator[Combination]:

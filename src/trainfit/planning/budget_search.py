@@ -90,7 +90,7 @@ class BudgetSearch:
                     answers, bound = [self._combination(best), *answers], max(best.bound, bound)
             if trials.run(answers[0].effects, budget_bytes):
                 answers.sort(key=lambda one: one.seconds)
-                found = self._first_that_fits(trials, answers, budget_bytes, bound)
+                found = self._fastest_that_fits(trials, answers, budget_bytes, bound)
                 if found is not None:
                     return found
         else:
@@ -99,7 +99,7 @@ class BudgetSearch:
             self.choices, trials, budget_bytes, self.step.step_seconds, self.most_trials, deadline
         )
         running = search.search([*(known for _, known in self._remembered), *answers])
-        return self._first_that_fits(trials, running, budget_bytes, bound)
+        return self._fastest_that_fits(trials, running, budget_bytes, bound)
 
     def least(self, smallest_peak: Solution, budget_bytes: int) -> Certified:
         """Return what runs in the least memory, of the choices that free most and the one with this peak."""
@@ -141,13 +141,13 @@ class BudgetSearch:
                 break
         return found
 
-    def _first_that_fits(
+    def _fastest_that_fits(
         self, trials: Trials, combinations: Sequence[Combination], budget_bytes: int, bound: float
     ) -> Certified | None:
-        """Certify combinations until one fits: trials are of few steps, the certificate is of all.
+        """Certify combinations until none that is left is faster: trials are of few steps and know no queues.
 
         Some run in just the budget and not in a little more; those that do not are asked for no certificate.
-        What ran within another budget and is faster is certified before: more memory never costs time.
+        What ran within another budget and is faster is certified, too: more memory never costs time.
         """
         found: Certified | None = None
         fitting = (
@@ -157,11 +157,14 @@ class BudgetSearch:
             if number == 0 or trials.needed_bytes(one.effects) <= budget_bytes
         )
         for combination in itertools.islice(fitting, _MOST_CERTIFICATES):
+            # Copies to the host may have to wait for each other: then a step takes longer than summed up.
+            least_seconds = self.step.step_seconds + combination.seconds
+            if found is not None and found.step_seconds <= least_seconds * (1 + self.fine_gap_share):
+                break
             plan = self.certified(combination, budget_bytes, bound)
-            if plan.fits:
+            if plan.fits and (found is None or plan.step_seconds < found.step_seconds):
                 self._remembered.append((plan.step_seconds, combination))
                 found = plan
-                break
         for seconds, combination in sorted(self._remembered, key=lambda known: known[0]):
             if found is not None and seconds >= found.step_seconds:
                 break

@@ -7,11 +7,13 @@ Data        seconds[r,k]     what the device needs to compute it again (on a CPU
             peak[b]          most bytes in the bucket if nothing is checkpointed
             inside[r,k,b]    most bytes in a bucket that lies in the region's own forward or backward
             away[r,k,b]      change at b of the bytes alive between its forward and its backward
+            share[r,k,w]     of the link to the host, where its copies run at the moment w
 Variables   chosen[r,k]      whether the region is checkpointed with this point (binary)
             waiting          how long the device waits for the host's additional work
             most             the peak, at most the budget
             carried[b]       sum of `away` until b over the regions that are between forward and backward
 Constraints one_point        each region has at most one point, and no region lies within a chosen one
+            one_link         what is copied at any moment takes no more than the whole link
             host_keeps_up    the host's additional work, less the device's, is at most spare plus waiting
             carry            carried[b] follows from the bucket before
             fits             peak or inside, plus carried, is at most `most` in every bucket
@@ -35,6 +37,7 @@ from numpy.typing import NDArray
 from trainfit.planning.byte_changes import byte_changes
 from trainfit.planning.effects import Effect
 from trainfit.planning.highs import Answer, Program, Term
+from trainfit.planning.link_shares import link_rows
 from trainfit.traces.simulate import Timeline
 
 Bytes = NDArray[np.int64]
@@ -86,12 +89,17 @@ class MasterProblem:
     """For each bucket: option -> by how much `carried` changes at its beginning."""
     freed: list[int] = field(default_factory=list)
     """For each option: what is no longer alive between forward and backward."""
+    link_rows: list[dict[int, float]] = field(default_factory=list)
+    """Options that copy at the same time, and what share of the link to the host each takes."""
 
-    def solve(self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float) -> Solution:
+    def solve(
+        self, budget_bytes: int, *, seconds_limit: float, gap_seconds: float, link_is_shared: bool = True
+    ) -> Solution:
         """Return a choice whose modelled peak is within the budget.
 
         It adds at most `gap_seconds` more than the best, or, if that is not 0, a small share of what it adds.
-        Among plans that take the same time it prefers a small peak.
+        Among plans that take the same time it prefers a small peak. If the link is not shared, what copies
+        has all of it.
         """
         program = Program()
         for option in self.options:
@@ -99,6 +107,8 @@ class MasterProblem:
         whole = sum(option.seconds for option in self.options)
         tie_break = TIE_SHARE * whole / max(budget_bytes / MIB, 1.0)
         self.constrain(program, program.continuous(0.0, budget_bytes / MIB, tie_break))
+        for shares in [] if link_is_shared else self.link_rows:
+            program.at_most("link_alone", [(number, 1.0) for number in shares], 1.0)
         if self.spare_seconds < np.inf:
             waiting = program.continuous(0.0, np.inf, 1.0)
             more = [(n, option.host_seconds - option.seconds) for n, option in enumerate(self.options)]
@@ -124,6 +134,8 @@ class MasterProblem:
         """
         for group in self.exclusive:
             program.at_most("one_point", [(number, 1.0) for number in group], 1.0)
+        for shares in self.link_rows:
+            program.at_most("one_link", list(shares.items()), 1.0)
         before: list[Term] = []
         others = others or [[] for _ in self.peak]
         for peak, covering, entering, more in zip(self.peak, self.covering, self.entering, others):
@@ -181,6 +193,7 @@ def build(
     problem.covering = [{} for _ in problem.peak]
     problem.entering = [{} for _ in problem.peak]
     problem.freed = [0] * len(options)
+    problem.link_rows = link_rows(timeline.trace, [option.effects for option in options])
     for number, effect, steps in changes:
         change = _summed(steps, ops)
         after = during + change

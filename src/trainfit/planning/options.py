@@ -44,7 +44,7 @@ def options_of(
     if link is not None:
         options += _offloading_options(step, regions, link)
         options.sort(key=lambda option: option.region)
-    return options, [*_exclusive(regions, options), *_sharing_the_link(options)]
+    return options, _exclusive(regions, options)
 
 
 def _regions(trace: Trace, seconds: list[float], peak_bytes: int) -> list[Passes]:
@@ -195,28 +195,3 @@ def _exclusive(passes: list[Passes], options: list[Option]) -> list[list[int]]:
     if around:
         chains.append(around)
     return [[option for region in chain for option in of_region.get(region, [])] for chain in chains]
-
-
-def _sharing_the_link(options: list[Option]) -> list[list[int]]:
-    """Return options whose copies would run at the same time: the later ones would wait for the others.
-
-    Each was given what the link does in its window. The options at the beginning of every window are one
-    group: they are all whose windows have that moment in common.
-    """
-    found: set[tuple[int, ...]] = set()
-    for windows in zip(*(_windows(option) for option in options)):
-        spans = {number: span for number, span in enumerate(windows) if span}
-        for begin in {start for span in spans.values() for start, _ in span}:
-            together = [n for n, span in spans.items() if any(start <= begin < end for start, end in span)]
-            found.add(tuple(together))
-    return [list(group) for group in sorted(found) if len(group) > 1]
-
-
-def _windows(option: Option) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return when an option's copies run, out and back, for each pass over the model."""
-    out, back = [], []
-    for effect in option.effects:
-        if effect.host is not None and effect.host.window.overlaps:
-            out.append((effect.region.end, effect.host.window.freed))
-            back.append((effect.host.window.fetched, effect.insert))
-    return out, back

@@ -97,6 +97,7 @@ class Planner:
             found = self.trials.search(budget_bytes, deadline, self._solved)
         else:
             found = self._search(budget_bytes, deadline)
+        found = self._copies_wait_less(found, budget_bytes, deadline)
         # Searches end before they have seen everything: what people do anyway is a plan, too.
         found = self._no_usual_way_is_faster(found, budget_bytes)
         if found is not None:
@@ -106,6 +107,29 @@ class Planner:
             return smallest
         # The solver may have run out of time before it found anything; full recomputation needs none.
         return min(smallest, self._all_blocks(budget_bytes), key=lambda plan: plan.memory_bytes)
+
+    def _copies_wait_less(
+        self, found: Certified | None, budget_bytes: int, deadline: float
+    ) -> Certified | None:
+        """Return a plan or, if its copies wait for each other, a faster one whose copies do not.
+
+        Copies that share the link run one after the other: the last of them may be too late.
+        """
+        clearly = _COARSE_GAP_SHARE * self.step.step_seconds
+        if found is None or not self.problem.link_rows:
+            return found
+        if found.step_seconds - found.plan.bound_seconds < clearly:
+            return found
+        alone = self.problem.solve(
+            found.timeline.peak_bytes,
+            seconds_limit=max(deadline - time.monotonic(), 1.0),
+            gap_seconds=clearly,
+            link_is_shared=False,
+        )
+        if not alone.feasible or self.step.step_seconds + alone.seconds >= found.step_seconds:
+            return found
+        other = self.certified(alone.options, budget_bytes, found.plan.bound_seconds)
+        return other if other.fits and other.step_seconds < found.step_seconds else found
 
     def _no_usual_way_is_faster(self, found: Certified | None, budget_bytes: int) -> Certified | None:
         """Return a plan or, if one of the usual ways is faster within the budget, that one as a plan."""
