@@ -1,4 +1,4 @@
-"""Steps of a deep model worked out from few layers: against captures of the whole, and where it is refused."""
+"""Steps of a deep model worked out from few layers, against captures of the whole; where that is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def test_what_is_worked_out_is_what_a_capture_of_the_whole_has(
         whole, worked_out = candidates.unplanned(combination), shallow.outlook(combination)
         assert whole is not None and worked_out is not None
         assert worked_out.step_seconds == pytest.approx(whole.step_seconds, rel=2e-3), names
-        assert worked_out.memory_bytes == pytest.approx(whole.memory_bytes, rel=0.05), names
+        assert worked_out.peak_bytes == pytest.approx(whole.peak_bytes, rel=5e-3), names
+        # The allocator's share is that of the step as it is.
+        assert worked_out.memory_bytes == pytest.approx(whole.memory_bytes, rel=0.15), names
         compared += 1
     assert compared >= 4, sorted(named)
     assert shallow.has_same_forward([named["optimizer: fused"]])

@@ -33,8 +33,10 @@ ShallowCapture = Callable[[Sequence[StepChange], int], tuple[Trace, CostTable] |
 class Outlook:
     """What a step needs without a plan, captured or worked out."""
 
+    peak_bytes: float
+    """The most bytes at once."""
     memory_bytes: float
-    """The least memory with which it runs."""
+    """The least memory with which it runs; of what is worked out, with what the allocator adds as it is."""
     parts: StepParts
 
     @property
@@ -81,11 +83,11 @@ class ShallowSteps:
         pair = made._captured(())
         if pair is None:
             return None
-        ops, _, parts = made._deep(*pair)
+        ops, peaks, parts = made._deep(*pair)
         off = abs(parts.step_seconds / base.step_seconds - 1)
         if ops != len(whole.ops) or off > _OFF_THE_LINE:
             return None
-        made._base_peak = float(made._deep(*pair)[1].max())
+        made._base_peak = float(peaks.max())
         return made
 
     def outlook(self, changes: Sequence[StepChange]) -> Outlook | None:
@@ -94,7 +96,8 @@ class ShallowSteps:
         if pair is None:
             return None
         _, peaks, parts = self._deep(*pair)
-        return Outlook(self.base.memory_bytes + float(peaks.max()) - self._base_peak, parts)
+        more = float(peaks.max()) - self._base_peak
+        return Outlook(self.base.peak_bytes + more, self.base.memory_bytes + more, parts)
 
     def has_same_forward(self, changes: Sequence[StepChange]) -> bool:
         """Whether forward does the same as in the step as it is, of a step that was asked about."""

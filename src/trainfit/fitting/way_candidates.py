@@ -75,7 +75,7 @@ class Candidates:
         peak = timeline.peak_bytes + reserve
         times = schedule(trace, costs)
         parts = StepParts.of(times, runs_of_ops(times, repeats_of(changes)))
-        self._outlooks[_key(changes)] = Outlook(needed, parts)
+        self._outlooks[_key(changes)] = Outlook(peak, needed, parts)
         way = self._unplanned[_key(changes)] = _way(changes, times, peak, needed)
         return way
 
@@ -107,11 +107,10 @@ class Candidates:
         outlook = self._outlooks[_key(changes)]
         if not self._has_same_forward(changes):
             return outlook.step_seconds
-        whole = self._unplanned.get(_key(changes))
-        needed = outlook.memory_bytes if whole is None else whole.peak_bytes
         captured = self._traces.get(_key(_own(changes)))
         budget = self.budget_bytes - (self._taken(captured[1]) if captured is not None else 0)
-        return outlook.step_seconds + _LEAST_ADDED * self._plans.least_added_seconds(int(needed) - budget)
+        added = self._plans.least_added_seconds(int(outlook.peak_bytes) - budget)
+        return outlook.step_seconds + _LEAST_ADDED * added
 
     def _has_same_forward(self, changes: Sequence[StepChange]) -> bool:
         """Whether the operators of forward are those of the step as it is."""

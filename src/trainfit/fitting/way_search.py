@@ -32,8 +32,8 @@ _OPTIMISM, _OPTIMISM_OF_ONE = 0.97, 0.998
 the step's time, and if at most one does, or the combination was worked out."""
 _A_DIFFERENCE = 0.01
 """Of the step's time."""
-_CLEARLY_TOO_LARGE = 1.05
-"""Times the budget: what a step without a plan is worked out to need may be wrong by less."""
+_CLEARLY_TOO_LARGE = 1.01
+"""Times the budget: the peak that a step without a plan is worked out to have may be wrong by less."""
 _PLAN_SECONDS = 10.0
 _LEAST_PLAN_SECONDS = 2.0
 _FREED_SHARE = 0.1
@@ -189,10 +189,8 @@ class WaySearch:
         exactness, count = _exactness(combination), len(combination)
         if self._is_beaten(exactness, count, _OPTIMISM_OF_ONE * outlook.step_seconds):
             return True
-        alone = [self._alone[change.name].memory_bytes for change in combination if change.is_setting]
-        memory = outlook.memory_bytes + sum(bytes_alone - self.base.memory_bytes for bytes_alone in alone)
-        if memory < _CLEARLY_TOO_LARGE * self.candidates.budget_bytes:
-            return False
+        if outlook.peak_bytes < _CLEARLY_TOO_LARGE * self.candidates.budget_bytes:
+            return False  # it may fit without a plan, and be one thing less to do
         planned = _OPTIMISM_OF_ONE * self.candidates.least_planned_seconds(combination)
         return self._is_beaten(exactness, count + 1, planned)
 
@@ -216,7 +214,8 @@ class WaySearch:
     def _plan(self, combination: Combination, unplanned: Way) -> None:
         begin = time.monotonic()
         self._tried_plan_alone = self._tried_plan_alone or not combination
-        in_time = begin + self._longest_plan <= self._deadline
+        # Whether there is a plan at all is said however little time there is.
+        in_time = not self._longest_plan or begin + self._longest_plan <= self._deadline
         left = max(self._deadline - begin, _LEAST_PLAN_SECONDS)
         planned = self.candidates.planned(combination, min(left, _PLAN_SECONDS), anew=in_time)
         self._longest_plan = max(self._longest_plan, time.monotonic() - begin)

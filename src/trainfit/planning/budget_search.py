@@ -84,7 +84,7 @@ class BudgetSearch:
         if not answers:
             pass  # the solver ran out of time: trials need none of its answers
         elif trials.run(answers[0].effects, budget_bytes):
-            if first.seconds - bound > self.fine_gap_share * self.step.step_seconds:
+            if not self._is_close(first.seconds, bound):
                 best = solver(modelled, max(deadline - time.monotonic(), 1.0))
                 if best.feasible:
                     answers, bound = [self._combination(best), *answers], max(best.bound, bound)
@@ -95,11 +95,26 @@ class BudgetSearch:
                     return found
         else:
             answers += self._smaller(trials, answers[0], budget_bytes, modelled)
+            running = sorted(
+                (one for one in answers if trials.run(one.effects, budget_bytes)), key=lambda one: one.seconds
+            )
+            if running and self._is_close(running[0].seconds, bound):
+                found = self._fastest_that_fits(trials, running, budget_bytes, bound)
+                if found is not None and self.is_close(found):
+                    return found
         search = TrialSearch(
             self.choices, trials, budget_bytes, self.step.step_seconds, self.most_trials, deadline
         )
         running = search.search([*(known for _, known in self._remembered), *answers])
         return self._fastest_that_fits(trials, running, budget_bytes, bound)
+
+    def _is_close(self, seconds: float, bound: float) -> bool:
+        """Whether there is nothing to look for between what is added and the least that may be."""
+        return seconds - bound <= self.fine_gap_share * self.step.step_seconds
+
+    def is_close(self, found: Certified) -> bool:
+        """Whether there is nothing to look for between a plan and its bound."""
+        return found.fits and self._is_close(found.step_seconds, found.plan.bound_seconds)
 
     def least(self, smallest_peak: Solution, budget_bytes: int) -> Certified:
         """Return what runs in the least memory, of the choices that free most and the one with this peak."""

@@ -133,6 +133,8 @@ class Planner:
 
     def _no_usual_way_is_faster(self, found: Certified | None, budget_bytes: int) -> Certified | None:
         """Return a plan or, if one of the usual ways is faster within the budget, that one as a plan."""
+        if found is not None and self.trials is not None and self.trials.is_close(found):
+            return found
         for way in sorted(self.usual.within(budget_bytes), key=lambda way: way.baseline.step_seconds):
             if not way.beats(found.plan if found else None, budget_bytes):
                 continue

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainfit.api.request import Build, Request
 from trainfit.capturing.asked_device import Question, questions_asked
+from trainfit.capturing.metadata import MetadataOracle
 from trainfit.devices.architectures import same_attention
 from trainfit.devices.device_table import Device
 from trainfit.traces.trace import Trace
@@ -43,6 +44,8 @@ class SharedCaptures:
     target: str | Build | Trace
     arguments: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `Request` that say which step is captured."""
+    oracles: dict[str, MetadataOracle] = field(default_factory=dict)
+    """By device: what is known of its operators, for several steps to have in common."""
     _found: list[_Captured] = field(default_factory=list)
 
     @property
@@ -60,8 +63,9 @@ class SharedCaptures:
         known = next((one for one in self._found if one.holds_for(device)), None)
         if known is None:
             request = Request(self.target, device, **self.arguments, **how)
+            oracle = self.oracles.setdefault(device.name, MetadataOracle(device.kind))
             with questions_asked() as asked:
-                trace = request.trace()
+                trace = request.trace(oracle=oracle)
             known = _Captured(trace, device, frozenset(asked))
             self._found.append(known)
         # The trace says which rank of which cluster it is.
