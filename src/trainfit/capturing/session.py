@@ -208,7 +208,6 @@ def capture(
 
     With a `cluster`, the step is that of one of its ranks: process groups of any size can be made, and
     `torch.distributed` answers as it does on that rank (`distributed/`).
-
     With a `lent_state` the step is one of a program that goes on training; all of it is then as it was.
     An `oracle` knows what operators return from captures before, for the same device.
     """
@@ -226,7 +225,6 @@ def capture(
         while corrections < _MOST_CORRECTIONS:
             session = Session(device, oracle, settings, cluster)
             session.messages, session.lent = messages, lent_state
-            # What the oracle remembers may have been decided by it in an attempt before.
             session.gpu.architecture_mattered = oracle.architecture_mattered
             session.values.know_everything = know_everything
             session.ledger.host_by_default = host_by_default
