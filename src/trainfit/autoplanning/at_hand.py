@@ -15,6 +15,7 @@ from trainfit.devices.device_table import MARGIN_SHARE, Device, find_device
 from trainfit.devices.hardware import CUDA, Cuda, free_bytes
 from trainfit.errors import OptionError
 from trainfit.planning.requests import bytes_of_budget
+from trainfit.traces.ranks import Cluster
 
 Size = int | str
 
@@ -54,8 +55,11 @@ class Wishes:
         return self.reserve
 
 
-def device_for(model: nn.Module, wishes: Wishes) -> Device:
-    """Return the device to plan for: the one that the model is on, unless the user names another."""
+def device_for(model: nn.Module, wishes: Wishes, cluster: Cluster | None = None) -> Device:
+    """Return the device to plan for: the one that the model is on, unless the user names another.
+
+    A process that trains together with others has the GPU of its number on its node.
+    """
     places = {parameter.device for parameter in model.parameters()}
     if len(places) > 1:
         names = ", ".join(sorted(map(str, places)))
@@ -63,7 +67,13 @@ def device_for(model: nn.Module, wishes: Wishes) -> Device:
             f"the model is on several devices ({names}); a plan is made for one. Put the model on one device."
         )
     place = places.pop() if places else torch.device("cpu")
-    if place.type == "cuda" and place.index:
+    if cluster is not None and place.type == "cuda" and place.index not in (None, cluster.local_rank):
+        raise OptionError(
+            f"the model is on {place}, and the GPU of this process is taken to be cuda:{cluster.local_rank}, "
+            f"by its place among the {cluster.local_world_size} of its node: put the model there, or make "
+            "the plan beforehand, with trainfit plan."
+        )
+    if cluster is None and place.type == "cuda" and place.index:
         raise OptionError(
             f"the model is on {place}, and a process is taken to have one GPU, the first that it sees: start "
             f"it with CUDA_VISIBLE_DEVICES={place.index}, where that GPU is cuda:0."
