@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from known_speed import known_speed
 from small_loops import ROWS, WIDTH, Tied, same
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -41,7 +42,7 @@ def replicated(**options: Any) -> nn.Module:
 
 def hooked() -> nn.Module:
     model = DistributedDataParallel(Tied())
-    model.register_comm_hook(None, bf16_compress_hook)
+    model.register_comm_hook(None, fp16_compress_hook)
     return model
 
 
@@ -138,7 +139,7 @@ def rise_of(step: Callable[[list[torch.Tensor]], float], batch: list[torch.Tenso
     return used.peak_bytes - used.start_bytes
 
 
-class _Lines(logging.Handler):
+class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
@@ -147,17 +148,28 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect what is written to the log of trainfit."""
+    log, lines = logging.getLogger("trainfit"), Lines()
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    yield lines.lines
+    log.removeHandler(lines)
+
+
 def compared(name: str, before: int, share: float) -> dict[str, Any]:
     """Return what came out of a training with a plan beside one without, and what was measured."""
     torch.set_num_threads(1)
-    log, lines = logging.getLogger("trainfit"), _Lines()
-    log.addHandler(lines)
-    log.setLevel(logging.INFO)
+    with logged() as lines:
+        return _compared(name, before, share, lines)
+
+
+def _compared(name: str, before: int, share: float, lines: list[str]) -> dict[str, Any]:
     without, _, _ = trained(name, before, None)
     with known_speed(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with_it, done, (_, _, step) = trained(name, before, share)
-    log.removeHandler(lines)
     assert done is not None and done.plan is not None
     timeline, _ = replay_plan(done.plan, done.trace)
     batch = batches(name)[0]
@@ -165,7 +177,7 @@ def compared(name: str, before: int, share: float) -> dict[str, Any]:
     rises = [rise_of(step, batch) for _ in range(6)]
     return {
         "same": same(with_it, without),
-        "lines": lines.lines,
+        "lines": lines,
         "warnings": [str(one.message) for one in said if "plan" in str(one.message)],
         "fits": done.fits,
         "plan": repr(done.plan.regions),

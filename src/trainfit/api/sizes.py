@@ -18,6 +18,7 @@ from trainfit.errors import BudgetTooSmall, OptionError, TargetError, UserCodeEr
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.infeasible import too_small
 from trainfit.planning.plan_results import PlanResult
+from trainfit.planning.requests import budget_notes
 from trainfit.sizing.size_results import Limit, MaxSize, SizeRow
 from trainfit.sizing.size_search import Bracket, Needed, confirmed
 from trainfit.traces.ranks import Cluster
@@ -197,6 +198,7 @@ def _answer(judge: SizeJudge, sizes: SizeRange, size: int) -> MaxSize:
         captures=tuple(sorted(judge.traces)),
         result=result,
         seconds=result.seconds,
+        notes=() if question.with_plan else budget_notes(question.budget, judge.device),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainfit.basics.units import parse_size
+from trainfit.capturing.distributed.renewed_reducers import bucket_bytes
 from trainfit.capturing.lent_tensors import LentState
 from trainfit.devices.device_table import MARGIN_SHARE, Device, find_device
 from trainfit.devices.hardware import CUDA, Cuda, free_bytes
@@ -89,28 +90,31 @@ def device_for(model: nn.Module, wishes: Wishes, cluster: Cluster | None = None)
     return device
 
 
-def budget_for(device: Device, lent: LentState, wishes: Wishes, cuda: Cuda = CUDA) -> int:
+def budget_for(
+    device: Device, lent: LentState, wishes: Wishes, cluster: Cluster | None = None, cuda: Cuda = CUDA
+) -> int:
     """Return the bytes that a plan may use: the user's, or what the device has less what is left free."""
     if wishes.budget is not None:
         return bytes_of_budget(wishes.budget, device)
     if wishes.device is not None:
         at_hand = device.usable_bytes
     else:
-        at_hand = memory_at_hand(device.kind, lent, cuda)
+        at_hand = memory_at_hand(device.kind, lent, cuda, 1 if cluster is None else cluster.local_world_size)
     budget = at_hand - wishes.reserved_of(at_hand, device.kind)
     if budget < 1:
         raise OptionError("what reserve leaves free is all the memory that there is.")
     return budget
 
 
-def memory_at_hand(kind: str, lent: LentState, cuda: Cuda = CUDA) -> int:
+def memory_at_hand(kind: str, lent: LentState, cuda: Cuda = CUDA, processes: int = 1) -> int:
     """Return what is free here, with what the step's tensors take already: its peak counts them as well.
 
-    On a GPU, what torch's allocator has reserved is this process's own, except for tensors of others.
+    On a GPU, what torch's allocator has reserved is this process's own, except for tensors of others. A CPU's
+    memory is shared by all `processes` of the training that are on this machine.
     """
-    taken = lent.bytes_on(kind)
+    taken = lent.bytes_on(kind) + bucket_bytes(lent.python.replicas, kind)
     if kind == "cpu":
-        return free_bytes("cpu") + taken
+        return free_bytes("cpu") // processes + taken
     return cuda.free_bytes() + cuda.reserved_bytes() - max(cuda.allocated_bytes() - taken, 0)
 
 

@@ -121,7 +121,7 @@ def _captured(
     lent = LentState(("model", step.model), ("optimizer", step.optimizer), *roots, apart=apart)
     if step.optimizer is None:
         step = replace(step, optimizer=_optimizers(lent, step.model))
-    budget_bytes = budget_for(device, lent, wishes)
+    budget_bytes = budget_for(device, lent, wishes, cluster)
     name = type(step.model).__name__
 
     def build() -> Step:

@@ -145,7 +145,8 @@ class PythonRollback:
             for slot, member in vars(kind).items():
                 if isinstance(member, types.MemberDescriptorType):
                     held = getattr(value, slot, _ABSENT)
-                    self._undo.append(functools.partial(_restore_slot, value, slot, held))
+                    if "__slots__" in vars(kind):  # not what classes written in C only show
+                        self._undo.append(functools.partial(_restore_slot, value, slot, held))
                     yield slot, held
         if isinstance(value, dict | list | set | deque):
             return

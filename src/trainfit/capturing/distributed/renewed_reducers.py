@@ -31,6 +31,21 @@ def renew_reducers(replicas: Iterable[DistributedDataParallel]) -> None:
             _c10d._register_comm_hook(whole.reducer, state, hook)
 
 
+def bucket_bytes(replicas: Iterable[DistributedDataParallel], kind: str) -> int:
+    """Return what the program's own reducers take of a kind of device, beside the tensors that it can reach.
+
+    Buckets have room for every gradient; gradients that are views of them are reached.
+    """
+    return sum(
+        parameter.nbytes
+        for replica in replicas
+        for parameter in replica.parameters()
+        if parameter.requires_grad
+        and parameter.device.type == kind
+        and not (replica.gradient_as_bucket_view and parameter.grad is not None)
+    )
+
+
 def _refuse(replica: Any) -> None:
     said = replica._get_ddp_logging_data().get("comm_hook", "")
     for found, what in (
