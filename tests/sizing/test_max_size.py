@@ -150,6 +150,7 @@ def test_sizes_that_a_step_refuses(step: str) -> None:
     [
         ("max-batch step.py:fixed", 2, "fixed() in step.py has no parameter named batch"),
         ("max-batch step.py:unused", 2, "the function takes batch, but does not use it"),
+        ("estimate step.py:unused --batch 2,4", 2, "the function takes batch, but does not use it"),
         ("max-batch step.py:build --batch 4", 2, "--batch is what is looked for: leave it out"),
         ("max-seq step.py:build --seq 4", 2, "--seq is what is looked for: leave it out"),
         ("max-batch step.py:build --multiple-of 0", 2, "--multiple-of must be a whole number from 1 to"),

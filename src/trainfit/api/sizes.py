@@ -110,10 +110,7 @@ def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
     for start in sizes.starts:
         _capture_start(judge, start)
     if judge.growth.is_flat:
-        raise TargetError(
-            f"the step is the same with {question.name} {sizes.starts[0]:,} and {sizes.starts[-1]:,}: the "
-            f"function takes {question.name}, but does not use it."
-        )
+        raise TargetError(unused_size(question.name, sizes.starts[0], sizes.starts[-1]))
     doing("finding the largest size that fits")
     bracket = Bracket(sizes.first // unit, sizes.last // unit)
 
@@ -132,6 +129,14 @@ def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
     if found is None:
         refuse_first(judge, sizes.first)
     return _answer(judge, sizes, found * unit)
+
+
+def unused_size(name: str, first: int, last: int) -> str:
+    """Say that a function takes a size and makes the same step whatever it is."""
+    return (
+        f"the step is the same with {name} {first:,} and {last:,}: the function takes {name}, but does not "
+        "use it."
+    )
 
 
 def _capture_start(judge: SizeJudge, size: int) -> None:
