@@ -16,7 +16,7 @@ from small_loops import ROWS, WIDTH, Tied, same
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -61,9 +61,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "ddp, a hook": hooked,
     "fsdp2": sharded,
     "fsdp2, kept after forward": functools.partial(sharded, reshard_after_forward=False),
-    "fsdp2, in bf16": functools.partial(
-        sharded, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
-    ),
 }
 Loop = tuple[nn.Module, torch.optim.Optimizer, Callable[[list[torch.Tensor]], float]]
 

@@ -29,7 +29,6 @@ MORE_CASES = [
     ("ddp, views of buckets", 3),
     ("ddp, a hook", 0),
     ("fsdp2, kept after forward", 3),
-    ("fsdp2, in bf16", 3),
 ]
 
 
