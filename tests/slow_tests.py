@@ -10,6 +10,7 @@ import zlib
 
 _LINE = "test_doc_lines.py::test_a_line_of_the_documentation_runs[trainfit "
 SLOW = (
+    "autoplanning/test_autoplan_on_ranks.py::test_other_ways_to_train_together",
     "autoplanning/test_planned_trainer.py::test_losses_and_weights_are_the_same[adafactor]",
     "autoplanning/test_planned_trainer.py::test_losses_and_weights_are_the_same[own loss]",
     "autoplanning/test_planned_trainer.py::test_losses_and_weights_are_the_same[smoothing]",

@@ -16,7 +16,7 @@ from torch import nn
 from trainfit.autoplanning.at_hand import Size, Wishes
 from trainfit.autoplanning.autoplan_result import AutoPlan
 from trainfit.autoplanning.callback_plan import CallbackPlan
-from trainfit.autoplanning.plan_here import fit_here, refuse_several_processes
+from trainfit.autoplanning.plan_here import fit_here
 from trainfit.devices.device_table import Device
 from trainfit.errors import MissingExtra, PlanError
 from trainfit.plans.plan import Plan
@@ -34,6 +34,10 @@ else:
             "trainfit.lightning needs lightning, which is not installed:\n"
             "  pip install -c constraints.txt 'trainfit[lightning]'"
         ) from None
+
+
+_FOLLOWED = ("DDPStrategy", "ModelParallelStrategy")
+"""Strategies of several processes that are followed."""
 
 
 class LightningPlanCallback(Callback):
@@ -69,11 +73,12 @@ class LightningPlanCallback(Callback):
         self._take_off()
         if self._plan.apply_given(pl_module):
             return
-        if trainer.world_size > 1 or trainer.num_devices > 1:
-            refuse_several_processes()
+        if trainer.world_size > 1 and type(trainer.strategy).__name__ not in _FOLLOWED:
             raise PlanError(
-                f"Lightning trains on {trainer.num_devices} devices here, and LightningPlanCallback() makes "
-                "plans for one. Make the plan beforehand, with trainfit plan, and pass it."
+                f"Lightning trains with {type(trainer.strategy).__name__} here, which "
+                "LightningPlanCallback() cannot look at while it runs: it plans for one process, for "
+                "DDPStrategy and for ModelParallelStrategy (FSDP2). Make the plan beforehand, with trainfit "
+                "plan, and pass it."
             )
         self._waiting = True
 

@@ -147,8 +147,8 @@ def test_what_cannot_work_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         LightningPlanCallback("plan.json", reserve="1GiB")
     with pytest.raises(PlanError, match="a plan or the name of its file, not a int"):
         LightningPlanCallback(3)  # type: ignore[arg-type]
-    monkeypatch.setattr(L.Trainer, "num_devices", 2)
-    with pytest.raises(PlanError, match="trains on 2 devices here"):
+    monkeypatch.setattr(L.Trainer, "world_size", 2)
+    with pytest.raises(PlanError, match="trains with SingleDeviceStrategy here, which Lightning"):
         train("plain", [LightningPlanCallback()])
 
 

@@ -290,6 +290,7 @@ def test_the_command_writes_json_and_tables(tmp_path: Path) -> None:
     words = ["compare", "vit-tiny", "--devices", "h100,l4", "--price", "l4=0.8/h", "--epochs", "2"]
     done = run(*words, "--samples", "1.2M", "--json", str(out), "--csv", str(tables))
     assert done.exit_code == 0, done.output
+    assert "cheapest of those with a price on l4" in " ".join(done.output.split())
     result = json.loads(out.read_text())
     assert {"schema", "target", "torch", "seconds", "ops", "warnings"} <= result.keys()
     assert result["seconds"].keys() >= {"capture", "total"}
@@ -316,6 +317,7 @@ def test_the_command_writes_json_and_tables(tmp_path: Path) -> None:
         ),
         (["--price", "3"], "'3' is not a price"),
         (["--price", "h100=1", "--price", "h100=2"], "two prices for 'h100'"),
+        (["--price", "prices.toml"], "A file of prices is given by --prices."),
         (["--prices", "none.toml"], "cannot be read: No such file"),
         (["--tokens", "many"], "--tokens 'many' is not a count"),
         (["--devices", "l4", "--tokens", "1B"], "the step does not say how many tokens it trains on"),

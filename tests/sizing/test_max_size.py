@@ -12,6 +12,8 @@ import torch
 from typer.testing import CliRunner, Result
 
 import trainfit
+from trainfit.api.choose import plan_step
+from trainfit.api.request import Request
 from trainfit.cli import commands as cli
 from trainfit.sizing.size_results import MaxSize
 
@@ -148,6 +150,7 @@ def test_sizes_that_a_step_refuses(step: str) -> None:
     [
         ("max-batch step.py:fixed", 2, "fixed() in step.py has no parameter named batch"),
         ("max-batch step.py:unused", 2, "the function takes batch, but does not use it"),
+        ("estimate step.py:unused --batch 2,4", 2, "the function takes batch, but does not use it"),
         ("max-batch step.py:build --batch 4", 2, "--batch is what is looked for: leave it out"),
         ("max-seq step.py:build --seq 4", 2, "--seq is what is looked for: leave it out"),
         ("max-batch step.py:build --multiple-of 0", 2, "--multiple-of must be a whole number from 1 to"),
@@ -229,3 +232,12 @@ def test_plans_of_a_list(step: str) -> None:
     assert result.exit_code == 0 and "plan adds" in result.output, result.output
     nothing = run("plan", step, "--batch", "4,max", "--device", "t4", "--budget", "1KiB")
     assert nothing.exit_code == 3 and "no plan fits into 1.00 KiB" in nothing.output
+
+
+def test_a_budget_above_the_device_is_said_to_be() -> None:
+    said = "the budget of 100.00 GiB is more than t4 has for tensors"
+    found = trainfit.max_seq("gpt2-tiny", device="t4", budget="100GiB")
+    assert [text for text in found.warnings if said in text]
+    step = Request("gpt2-tiny", "t4")
+    assert [text for text in plan_step(step, "100GiB").warnings if said in text]
+    assert not [text for text in plan_step(step, "1GiB").warnings if "is more than" in text]

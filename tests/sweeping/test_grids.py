@@ -63,6 +63,7 @@ def test_a_key_changes_with_the_files_that_a_row_names(
         ({}, "has no target"),
         ({"target": "gpt2"}, "has no device; add one"),
         ({**SMALL, "batchs": 1}, "there is no key 'batchs'. Did you mean batch?"),
+        ({**SMALL, "models": ["gpt2"]}, "there is no key 'models'. Did you mean target?"),
         ({**SMALL, "colour": 1}, "there is no key 'colour'. The keys are target"),
         ({**SMALL, "batch": []}, "batch is an empty list"),
         ({**SMALL, "batch": [1, 1]}, "batch has 1 twice"),

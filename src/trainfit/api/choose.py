@@ -21,7 +21,7 @@ from trainfit.planning.infeasible import too_small
 from trainfit.planning.modules.unit_planner import ModulePlanner
 from trainfit.planning.plan_results import Frontier, FrontierPoint, PlanResult
 from trainfit.planning.planner import Planner
-from trainfit.planning.requests import Solver, bytes_of_budget, check_solver
+from trainfit.planning.requests import Solver, budget_notes, bytes_of_budget, check_solver
 from trainfit.plans.plan import Plan
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
@@ -111,7 +111,9 @@ def plan_step(
     usual = planner.usual if isinstance(planner, Planner) else UsualWays(planner.step)
     compared = tuple(way.baseline for way in usual.within(budget_bytes))
     watch.lap("compare")
-    notes = host_warnings(promised, table) + _host_memory_notes(promised, device)
+    notes = (
+        budget_notes(budget, device) + host_warnings(promised, table) + _host_memory_notes(promised, device)
+    )
     notes += stage_notes(request, trace, found.times)
     if found.fits and solver == "regions":
         notes += faster_ways([(budget_bytes, promised.step_seconds)], compared)

@@ -10,11 +10,12 @@ from trainfit.api.choose import plan_step
 from trainfit.api.predict import estimate_step
 from trainfit.api.request import Request
 from trainfit.api.size_judge import SizeQuestion
-from trainfit.api.sizes import largest_size
+from trainfit.api.sizes import largest_size, unused_size
 from trainfit.basics.doing import in_turn
 from trainfit.costs.estimates import Estimate
-from trainfit.errors import BudgetTooSmall, OptionError
+from trainfit.errors import BudgetTooSmall, OptionError, TargetError
 from trainfit.planning.plan_results import PlanResult
+from trainfit.sizing.trace_growth import TraceGrowth
 
 Result = TypeVar("Result", Estimate, PlanResult)
 
@@ -66,4 +67,18 @@ def one_by_one(steps: Sequence[AskedStep], find: Callable[[AskedStep], Result]) 
             if not asked.largest:
                 raise
             found.append(find(AskedStep(asked.request.at(batch=1))))
+    _refuse_ignored(steps, found)
     return found
+
+
+def _refuse_ignored(steps: Sequence[AskedStep], found: Sequence[Estimate | PlanResult]) -> None:
+    """Refuse a list of batches where the step is the same with all: its throughput would be made up."""
+    by_device: dict[str, TraceGrowth] = {}
+    sizes: set[int] = set()
+    for asked, result in zip(steps, found):
+        if asked.largest or (size := asked.request.options.batch) is None:
+            continue
+        sizes.add(size)
+        by_device.setdefault(result.device.name, TraceGrowth("batch")).learn(size, result.trace)
+    if any(growth.is_flat for growth in by_device.values()):
+        raise TargetError(unused_size("batch", min(sizes), max(sizes)))

@@ -18,6 +18,7 @@ from trainfit.errors import BudgetTooSmall, OptionError, TargetError, UserCodeEr
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.infeasible import too_small
 from trainfit.planning.plan_results import PlanResult
+from trainfit.planning.requests import budget_notes
 from trainfit.sizing.size_results import Limit, MaxSize, SizeRow
 from trainfit.sizing.size_search import Bracket, Needed, confirmed
 from trainfit.traces.ranks import Cluster
@@ -109,10 +110,7 @@ def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
     for start in sizes.starts:
         _capture_start(judge, start)
     if judge.growth.is_flat:
-        raise TargetError(
-            f"the step is the same with {question.name} {sizes.starts[0]:,} and {sizes.starts[-1]:,}: the "
-            f"function takes {question.name}, but does not use it."
-        )
+        raise TargetError(unused_size(question.name, sizes.starts[0], sizes.starts[-1]))
     doing("finding the largest size that fits")
     bracket = Bracket(sizes.first // unit, sizes.last // unit)
 
@@ -131,6 +129,14 @@ def largest_size(request: Request, question: SizeQuestion) -> MaxSize:
     if found is None:
         refuse_first(judge, sizes.first)
     return _answer(judge, sizes, found * unit)
+
+
+def unused_size(name: str, first: int, last: int) -> str:
+    """Say that a function takes a size and makes the same step whatever it is."""
+    return (
+        f"the step is the same with {name} {first:,} and {last:,}: the function takes {name}, but does not "
+        "use it."
+    )
 
 
 def _capture_start(judge: SizeJudge, size: int) -> None:
@@ -197,6 +203,7 @@ def _answer(judge: SizeJudge, sizes: SizeRange, size: int) -> MaxSize:
         captures=tuple(sorted(judge.traces)),
         result=result,
         seconds=result.seconds,
+        notes=() if question.with_plan else budget_notes(question.budget, judge.device),
     )
 
 

@@ -41,15 +41,9 @@ _WRAPPERS = {"DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"
 
 
 def apply(model: nn.Module, plan: Plan | Way, *, optimizer: Optimizers | None = None) -> nn.Module:
-    """Make `model` run `plan`, and return it.
+    """Make `model` run a plan, or a way, that is carried out op by op, and return it.
 
-    It computes what it computed before. Forward without gradients is not changed at all. Where the model does
-    something else than the plan's trace, everything from there to the end of the region is kept, with one
-    warning. There is one, too, if the model is not what the plan was made for: another class, size or dtype,
-    and, when it runs, another kind of device or larger inputs.
-
-    A `Way` (`trainfit.fit`) is a plan with changes: those that its lines of code leave to `apply` are made,
-    the loss in chunks and updates in backward, for which the `optimizer` is needed.
+    `trainfit.apply`, which is in `api/carry_out.py` and takes plans for torch.compile as well, says the rest.
     """
     if isinstance(plan, Way):
         return _apply_way(model, plan, optimizer)

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from trainfit.basics.units import parse_size
+from trainfit.capturing.distributed.renewed_reducers import bucket_bytes
 from trainfit.capturing.lent_tensors import LentState
 from trainfit.devices.device_table import MARGIN_SHARE, Device, find_device
 from trainfit.devices.hardware import CUDA, Cuda, free_bytes
 from trainfit.errors import OptionError
 from trainfit.planning.requests import bytes_of_budget
+from trainfit.traces.ranks import Cluster
 
 Size = int | str
 
@@ -54,8 +56,11 @@ class Wishes:
         return self.reserve
 
 
-def device_for(model: nn.Module, wishes: Wishes) -> Device:
-    """Return the device to plan for: the one that the model is on, unless the user names another."""
+def device_for(model: nn.Module, wishes: Wishes, cluster: Cluster | None = None) -> Device:
+    """Return the device to plan for: the one that the model is on, unless the user names another.
+
+    A process that trains together with others has the GPU of its number on its node.
+    """
     places = {parameter.device for parameter in model.parameters()}
     if len(places) > 1:
         names = ", ".join(sorted(map(str, places)))
@@ -63,7 +68,13 @@ def device_for(model: nn.Module, wishes: Wishes) -> Device:
             f"the model is on several devices ({names}); a plan is made for one. Put the model on one device."
         )
     place = places.pop() if places else torch.device("cpu")
-    if place.type == "cuda" and place.index:
+    if cluster is not None and place.type == "cuda" and place.index not in (None, cluster.local_rank):
+        raise OptionError(
+            f"the model is on {place}, and the GPU of this process is taken to be cuda:{cluster.local_rank}, "
+            f"by its place among the {cluster.local_world_size} of its node: put the model there, or make "
+            "the plan beforehand, with trainfit plan."
+        )
+    if cluster is None and place.type == "cuda" and place.index:
         raise OptionError(
             f"the model is on {place}, and a process is taken to have one GPU, the first that it sees: start "
             f"it with CUDA_VISIBLE_DEVICES={place.index}, where that GPU is cuda:0."
@@ -79,28 +90,31 @@ def device_for(model: nn.Module, wishes: Wishes) -> Device:
     return device
 
 
-def budget_for(device: Device, lent: LentState, wishes: Wishes, cuda: Cuda = CUDA) -> int:
+def budget_for(
+    device: Device, lent: LentState, wishes: Wishes, cluster: Cluster | None = None, cuda: Cuda = CUDA
+) -> int:
     """Return the bytes that a plan may use: the user's, or what the device has less what is left free."""
     if wishes.budget is not None:
         return bytes_of_budget(wishes.budget, device)
     if wishes.device is not None:
         at_hand = device.usable_bytes
     else:
-        at_hand = memory_at_hand(device.kind, lent, cuda)
+        at_hand = memory_at_hand(device.kind, lent, cuda, 1 if cluster is None else cluster.local_world_size)
     budget = at_hand - wishes.reserved_of(at_hand, device.kind)
     if budget < 1:
         raise OptionError("what reserve leaves free is all the memory that there is.")
     return budget
 
 
-def memory_at_hand(kind: str, lent: LentState, cuda: Cuda = CUDA) -> int:
+def memory_at_hand(kind: str, lent: LentState, cuda: Cuda = CUDA, processes: int = 1) -> int:
     """Return what is free here, with what the step's tensors take already: its peak counts them as well.
 
-    On a GPU, what torch's allocator has reserved is this process's own, except for tensors of others.
+    On a GPU, what torch's allocator has reserved is this process's own, except for tensors of others. A CPU's
+    memory is shared by all `processes` of the training that are on this machine.
     """
-    taken = lent.bytes_on(kind)
+    taken = lent.bytes_on(kind) + bucket_bytes(lent.python.replicas, kind)
     if kind == "cpu":
-        return free_bytes("cpu") + taken
+        return free_bytes("cpu") // processes + taken
     return cuda.free_bytes() + cuda.reserved_bytes() - max(cuda.allocated_bytes() - taken, 0)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from torch import nn
 
 from trainfit.applying import apply, remove, runs_plan
-from trainfit.autoplanning.announcing import announce
 from trainfit.autoplanning.at_hand import Wishes
 from trainfit.autoplanning.autoplan_result import AutoPlan
 from trainfit.errors import OptionError, PlanError
@@ -41,10 +40,9 @@ class CallbackPlan:
         return True
 
     def made(self, model: nn.Module, result: AutoPlan) -> AutoPlan:
-        """Say what was found for a model that runs it now, if a plan was needed."""
+        """Remember the model that runs it now, if a plan was needed."""
         if result.plan is not None:
             self._model = weakref.ref(model)
-        announce(result.text)
         return result
 
     def take_off(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -13,22 +12,24 @@ import torch
 from torch import nn
 
 from trainfit import capturing
-from trainfit.allocator.device_memory import StepMemory
 from trainfit.allocator.named_options import named_options
-from trainfit.api.choose import plan_step, refuse_infeasible
-from trainfit.api.request import Request
 from trainfit.applying import apply, runs_plan
+from trainfit.applying.attach import attach_plan
+from trainfit.applying.planned_model import Promise
+from trainfit.autoplanning.agreed_plan import OwnStep, agree
+from trainfit.autoplanning.announcing import announce
 from trainfit.autoplanning.at_hand import Size, Wishes, allocator_setting, budget_for, device_for
 from trainfit.autoplanning.autoplan_result import AutoPlan
+from trainfit.autoplanning.rank_answers import Ranks, own_cluster
+from trainfit.capturing.distributed.renewed_reducers import renew_reducers
 from trainfit.capturing.lent_tensors import LentState
 from trainfit.capturing.random_stream import RandomState
 from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError, PlanError, StepError
+from trainfit.plans.plan import Plan
 from trainfit.steps.step import Step, count_inputs
-from trainfit.traces.simulate import simulate
+from trainfit.traces.ranks import Cluster
 
-_SECONDS_LIMIT = 10.0
-"""Training waits meanwhile."""
 Root = tuple[str, object]
 
 
@@ -78,52 +79,65 @@ def fit_here(step: Step, roots: list[Root], wishes: Wishes, apart: Iterable[obje
     `roots` are what the step refers to, besides its model and optimizer: all that may change in it, except
     for what is set `apart`.
     """
-    refuse_several_processes()
+    ranks = Ranks(own_cluster())
     if runs_plan(step.model):
         raise PlanError("the model runs a plan already: call trainfit.remove(model) before making another.")
     with _generators_kept():
-        found = _found(step, roots, wishes, apart)
+        found = _found(step, roots, wishes, apart, ranks)
     if found.plan is not None:
-        apply(step.model, found.plan)
+        _apply(step.model, found.plan, ranks)
+    if ranks.rank == 0:
+        announce(found.text)
     return found
 
 
-def _found(step: Step, roots: list[Root], wishes: Wishes, apart: Iterable[object]) -> AutoPlan:
-    """Capture the step, and find a plan if it needs one."""
+def _found(step: Step, roots: list[Root], wishes: Wishes, apart: Iterable[object], ranks: Ranks) -> AutoPlan:
+    """Capture the step, and find a plan if it needs one, for all processes that train together."""
     begin = time.perf_counter()
-    device = device_for(step.model, wishes)
+    looked: list[OwnStep] = []
+    # A process that fails here has to be heard by the others.
+    ranks.each(lambda: looked.append(_captured(step, roots, wishes, apart, ranks.cluster)))
+    [own] = looked
+    agreed = agree(own, ranks)
+    need = agreed.needs[ranks.rank]
+    seconds = time.perf_counter() - begin
+    return AutoPlan(
+        agreed.plan is None,
+        agreed.plan,
+        own.device,
+        own.budget_bytes,
+        need.needed_bytes,
+        own.trace,
+        seconds,
+        agreed.warnings or own.trace.warnings,
+        agreed.needs,
+    )
+
+
+def _captured(
+    step: Step, roots: list[Root], wishes: Wishes, apart: Iterable[object], cluster: Cluster | None
+) -> OwnStep:
+    device = device_for(step.model, wishes, cluster)
     lent = LentState(("model", step.model), ("optimizer", step.optimizer), *roots, apart=apart)
     if step.optimizer is None:
         step = replace(step, optimizer=_optimizers(lent, step.model))
-    budget_bytes = budget_for(device, lent, wishes)
+    budget_bytes = budget_for(device, lent, wishes, cluster)
     name = type(step.model).__name__
-    trace = capturing.capture(lambda: step, device=device, target=name, lent_state=lent)
-    del lent
-    options = named_options(allocator_setting())
-    memory = StepMemory(simulate(trace), device, options)
-    fits = memory.runs_within(budget_bytes) and memory.smallest_bytes <= budget_bytes
-    plan, warnings = None, trace.warnings
-    if not fits:
-        result = plan_step(Request(trace, device, allocator=options), budget_bytes, _SECONDS_LIMIT)
-        refuse_infeasible(result)
-        plan, warnings = result.plan, result.warnings
-    seconds = time.perf_counter() - begin
-    return AutoPlan(fits, plan, device, budget_bytes, memory.smallest_bytes, trace, seconds, warnings)
+
+    def build() -> Step:
+        renew_reducers(lent.python.replicas)
+        return step
+
+    trace = capturing.capture(build, device=device, target=name, lent_state=lent, cluster=cluster)
+    return OwnStep(trace, device, budget_bytes, named_options(allocator_setting()))
 
 
-def refuse_several_processes() -> None:
-    """Refuse a process that trains together with others."""
-    distributed = torch.distributed
-    count = int(os.environ.get("WORLD_SIZE") or 1)
-    if distributed.is_available() and distributed.is_initialized():
-        count = distributed.get_world_size()
-    if count > 1:
-        raise PlanError(
-            f"this is one of {count} processes that train together, and a plan that is made while they run "
-            "is of one process alone. Make it beforehand, and give every process the same: trainfit plan "
-            f"train.py:build --world-size {count} -o plan.json, then PlanCallback('plan.json') or "
-            "trainfit.apply(model, trainfit.load_plan('plan.json'))."
-        )
+def _apply(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
+    if plan.cluster is None or plan.cluster.rank == ranks.rank:
+        apply(model, plan)
+    else:
+        # This process has replayed it with its own sizes, which may be larger than those it was made for.
+        attach_plan(model, plan, promise=replace(Promise.of(plan), first=None))
 
 
 def _optimizers(lent: LentState, model: nn.Module) -> list[torch.optim.Optimizer] | None:

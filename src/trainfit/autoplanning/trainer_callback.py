@@ -15,7 +15,7 @@ from torch import nn
 from trainfit.autoplanning.at_hand import Size, Wishes
 from trainfit.autoplanning.autoplan_result import AutoPlan
 from trainfit.autoplanning.callback_plan import CallbackPlan
-from trainfit.autoplanning.plan_here import fit_here, refuse_several_processes
+from trainfit.autoplanning.plan_here import fit_here
 from trainfit.autoplanning.trainer_step import refuse_other_backends, trainer_above, update_step
 from trainfit.devices.device_table import Device
 from trainfit.errors import MissingExtra, PlanError
@@ -95,7 +95,6 @@ class PlanCallback(TrainerCallback):
 
     def _wait(self, trainer: Any) -> None:
         """Plan when the Trainer has fetched its first batches: it loses none, and gets them in its order."""
-        refuse_several_processes()
         refuse_other_backends(trainer)
         if not hasattr(trainer, _FETCHES):
             raise PlanError(f"this Trainer has no {_FETCHES}: PlanCallback() needs transformers 5 or newer.")

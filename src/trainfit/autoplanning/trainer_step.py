@@ -19,6 +19,8 @@ from trainfit.capturing.python_parts import variables_of
 from trainfit.errors import PlanError
 from trainfit.steps.step import Step, count_inputs
 
+_FOLLOWED = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP2")
+"""What accelerate calls the ways to train that are followed."""
 _FRAMES = 12
 """How far above a callback the Trainer is at most."""
 
@@ -40,12 +42,16 @@ def trainer_above(callback: object, frame: FrameType | None) -> Any:
 
 
 def refuse_other_backends(trainer: Any) -> None:
-    """Refuse what accelerate puts around a model to train it in several places."""
-    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
-    if kind != "NO":
+    """Refuse what accelerate puts around a model whose state cannot be put back after a capture."""
+    accelerator = trainer.accelerator
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind == "FSDP":
+        kind = f"FSDP{getattr(accelerator.state.fsdp_plugin, 'fsdp_version', 1)}"
+    if kind not in _FOLLOWED:
         raise PlanError(
-            f"accelerate trains with {kind} here, and PlanCallback() makes plans for one process on one "
-            "device. Make the plan beforehand, with trainfit plan, and pass it: PlanCallback('plan.json')."
+            f"accelerate trains with {kind} here, which PlanCallback() cannot look at while it runs: it "
+            "plans for one process, for DistributedDataParallel and for FSDP2. Make the plan beforehand, "
+            "with trainfit plan, and pass it: PlanCallback('plan.json')."
         )
 
 

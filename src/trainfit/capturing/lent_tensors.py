@@ -6,6 +6,9 @@ old one, so that tied weights and views stay what they are. Nothing of the real 
 while the capture runs, whether it is this machine's or a GPU's; afterwards every tensor lies over its own
 memory again, with the gradient and the count of writes that it had.
 
+Of a distributed tensor the part that this process has is lent. What FSDP frees between uses (it makes the
+storage as small as nothing) is lent as large as it will be, and freed.
+
 Small tensors get a copy of their values, as far as `values.py` wants to know any: a step may ask about the
 ids and masks of its batch.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainfit.capturing.hollow import tensor_over
 from trainfit.capturing.ledger import LiveStorage
-from trainfit.capturing.plain_tensors import is_plain
+from trainfit.capturing.plain_tensors import is_distributed, is_plain
 from trainfit.capturing.python_rollback import PythonRollback
 from trainfit.capturing.replacing import while_set
 from trainfit.capturing.values import Values
@@ -40,8 +43,8 @@ class _Lent:
     """A tensor of the program, and what it was."""
 
     tensor: torch.Tensor
-    real: torch.Tensor
-    """Another tensor over the same memory."""
+    real: torch.Tensor | None
+    """Another tensor over the same memory; None for a distributed tensor, which has none itself."""
     gradient: torch.Tensor | None
     version: int | None
     requires_grad: bool
@@ -55,6 +58,8 @@ class _RealStorage:
     on_gpu: bool
     values: torch.Tensor | None
     """A copy of its values, as bytes on the host, where it is small."""
+    full_bytes: int
+    """How large it is when all of its tensors are in it: one that is freed meanwhile is smaller."""
 
 
 class LentState:
@@ -94,6 +99,9 @@ class LentState:
             self.python.restore()
 
     def _add(self, tensor: torch.Tensor) -> None:
+        if is_distributed(type(tensor)):
+            self._note(tensor, None)  # the part that is here is another tensor
+            return
         if not is_plain(type(tensor)):
             raise StepError(
                 f"the step has tensors of the class {type(tensor).__name__}, which cannot be looked at while "
@@ -106,27 +114,33 @@ class LentState:
             raise StepError(f"the step has tensors on {tensor.device}: only CPUs and CUDA GPUs are followed.")
         storage = tensor.untyped_storage()
         on_gpu = tensor.device.type == "cuda"
-        if not storage.nbytes() and not on_gpu:
+        needed = _extent(tensor)
+        if not storage.nbytes() and not needed and not on_gpu:
             return
         self.on_gpu = self.on_gpu or on_gpu
-        self._lent.append(
-            _Lent(
-                tensor,
-                tensor.data,
-                tensor.grad if tensor.is_leaf else None,
-                None if tensor.is_inference() else tensor._version,
-                tensor.requires_grad,
+        self._note(tensor, tensor.data)
+        known = self._memory.get(storage._cdata)
+        if known is None:
+            elements = storage.nbytes() // tensor.element_size()
+            is_small = needed <= storage.nbytes() and Values(lambda: "").worth_knowing(tensor.dtype, elements)
+            values = _bytes_of(storage) if is_small else None
+            self._memory[storage._cdata] = _RealStorage(
+                storage, on_gpu, values, max(needed, storage.nbytes())
             )
-        )
-        if storage._cdata not in self._memory:
-            known = Values(lambda: "").worth_knowing(tensor.dtype, storage.nbytes() // tensor.element_size())
-            values = _bytes_of(storage) if known else None
-            self._memory[storage._cdata] = _RealStorage(storage, on_gpu, values)
+        elif needed > known.full_bytes:
+            self._memory[storage._cdata] = replace(known, full_bytes=needed, values=None)
+
+    def _note(self, tensor: torch.Tensor, real: torch.Tensor | None) -> None:
+        gradient = tensor.grad if tensor.is_leaf else None
+        version = None if tensor.is_inference() else tensor._version
+        self._lent.append(_Lent(tensor, real, gradient, version, tensor.requires_grad))
 
     def _exchange(self, session: Session) -> None:
         """Let every tensor lie over memory of the capture."""
         found: dict[int, tuple[LiveStorage, torch.UntypedStorage]] = {}
         for one in self._lent:
+            if one.real is None:
+                continue
             number = one.real.untyped_storage()._cdata
             if number not in found:
                 found[number] = _twin(self._memory[number], session)
@@ -139,7 +153,8 @@ class LentState:
         for one in leaves:
             one.tensor.grad = None  # it may be the capture's, and has to be where the tensor is
         for one in self._lent:
-            one.tensor.data = one.real
+            if one.real is not None:
+                one.tensor.data = one.real
         for one in leaves:
             if one.tensor.requires_grad != one.requires_grad:
                 one.tensor.requires_grad_(one.requires_grad)
@@ -158,7 +173,18 @@ def _twin(memory: _RealStorage, session: Session) -> tuple[LiveStorage, torch.Un
     with while_set(ledger, "on_host", on_host):
         if values is not None:
             return ledger.adopt(values.clone(), _PRODUCER, known=True)
-        return ledger.allocate(memory.storage.nbytes(), _PRODUCER, keep_values=False)
+        found = ledger.allocate(memory.full_bytes, _PRODUCER, keep_values=False)
+    if memory.storage.nbytes() < memory.full_bytes:
+        ledger.resize(found[0], memory.storage.nbytes())
+    return found
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return how many bytes of its storage a tensor reaches over."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,16 @@ def is_plain(kind: type) -> bool:
         return True
     disabled = torch._C._disabled_torch_dispatch_impl
     return getattr(kind, "__torch_dispatch__", disabled) is disabled
+
+
+@functools.cache
+def is_distributed(kind: type) -> bool:
+    """Whether tensors of a type are parts of larger ones, of which this process has a plain tensor.
+
+    Loading the class takes a second; who has such a tensor has loaded it.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and issubclass(kind, module.DTensor)
 
 
 def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

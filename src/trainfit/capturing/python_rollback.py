@@ -24,8 +24,10 @@ from typing import Any
 
 import numpy
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from trainfit.capturing.plain_tensors import is_distributed
 from trainfit.capturing.python_parts import is_own, variables_of
 from trainfit.capturing.stopped_iterators import IteratorPlaces, is_iterator
 
@@ -59,6 +61,7 @@ class PythonRollback:
         """
         self.tensors: dict[int, torch.Tensor] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.replicas: list[DistributedDataParallel] = []
         self._undo: list[_Undo] = []
         self._locked: list[numpy.ndarray[Any, Any]] = []
         self._iterators = IteratorPlaces()
@@ -130,6 +133,8 @@ class PythonRollback:
             self._seen[id(value.dataset)] = value.dataset
         if isinstance(value, torch.optim.Optimizer):
             self.optimizers.append(value)
+        if isinstance(value, DistributedDataParallel):
+            self.replicas.append(value)
         return self._instance(name, value)
 
     def _instance(self, name: str, value: Any) -> Iterator[tuple[str, object]]:
@@ -140,7 +145,8 @@ class PythonRollback:
             for slot, member in vars(kind).items():
                 if isinstance(member, types.MemberDescriptorType):
                     held = getattr(value, slot, _ABSENT)
-                    self._undo.append(functools.partial(_restore_slot, value, slot, held))
+                    if "__slots__" in vars(kind):  # not what classes written in C only show
+                        self._undo.append(functools.partial(_restore_slot, value, slot, held))
                     yield slot, held
         if isinstance(value, dict | list | set | deque):
             return
@@ -160,6 +166,9 @@ class PythonRollback:
         parts.append((name, getattr(value, "_post_accumulate_grad_hooks", None)))
         if type(value).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
             parts.append((name, value._base if value._is_view() else None))
+        if is_distributed(type(value)):
+            inner, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+            parts.extend((name, getattr(value, part)) for part in inner)
         if value.is_leaf:
             parts.append((f"{name}.grad", value.grad))
         return parts

@@ -275,7 +275,8 @@ def _attempt(
     session.disk.begin = found.file_time
     try:
         where = session.cluster
-        with seeded(), rank_of(where), gpu_of(where), session.active(), lent(session.lent, session):
+        as_rank = rank_of(where, running=session.lent is not None)
+        with seeded(), as_rank, gpu_of(where), session.active(), lent(session.lent, session):
             try:
                 return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
             finally:
@@ -295,6 +296,11 @@ def _attempt(
 def _hear(build: Build, session: Session, rank: int, target: str, limits: Limits, found: FoundState) -> None:
     """Run the step as another rank until it has said what this one needs to know."""
     assert session.cluster is not None
+    if session.lent is not None:
+        raise CaptureError(
+            f"the step waits for a Python object that rank {rank} sends, which a capture beside a running "
+            "training does not get. Send it before the step, or make the plan beforehand, with trainfit plan."
+        )
     if rank in (session.cluster.rank, *session.waiting):
         raise CaptureError(f"rank {rank} of the step waits for what another rank says, which waits for it.")
     session.messages.ask(rank)

@@ -48,10 +48,8 @@ class DividedGraph:
 
     def excess(self, limits: GraphLimits) -> float:
         """Return by how many bytes it is above its limits; 0 or less: it is within."""
-        return max(
-            self.forward_peak_bytes - limits.forward_bytes,
-            self.partition.held_bytes - limits.held_bytes,
-            self.backward_peak_bytes - limits.backward_bytes,
+        return limits.exceeded_by(
+            self.forward_peak_bytes, self.partition.held_bytes, self.backward_peak_bytes
         )
 
 

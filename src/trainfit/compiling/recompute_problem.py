@@ -153,6 +153,14 @@ class GraphLimits:
         """Return one limit for all of them."""
         return GraphLimits(limit, limit, limit)
 
+    def exceeded_by(self, forward_bytes: int, held_bytes: int, backward_bytes: int) -> float:
+        """Return by how many bytes a call is above the limits; 0 or less: it is within."""
+        return max(
+            forward_bytes - self.forward_bytes,
+            held_bytes - self.held_bytes,
+            backward_bytes - self.backward_bytes,
+        )
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -180,8 +188,4 @@ class Partition:
 
     def excess(self, limits: GraphLimits) -> float:
         """Return by how many bytes it is above its limits; 0 or less: it is within."""
-        return max(
-            self.forward_peak_bytes - limits.forward_bytes,
-            self.held_bytes - limits.held_bytes,
-            self.backward_peak_bytes - limits.backward_bytes,
-        )
+        return limits.exceeded_by(self.forward_peak_bytes, self.held_bytes, self.backward_peak_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from trainfit.basics.units import parse_size
+from trainfit.basics.units import format_bytes, parse_size
 from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError
 
@@ -21,6 +21,16 @@ def bytes_of_budget(budget: int | str | None, device: Device) -> int:
     if type(budget) is not int or budget < 1:
         raise OptionError(f"a budget is a number of bytes above zero, got {budget!r}.")
     return budget
+
+
+def budget_notes(budget: int | str | None, device: Device) -> tuple[str, ...]:
+    """Say that a budget, which is taken literally, is more than the device has."""
+    if budget is None or (budget_bytes := bytes_of_budget(budget, device)) <= device.usable_bytes:
+        return ()
+    return (
+        f"the budget of {format_bytes(budget_bytes)} is more than {device.name} has for tensors "
+        f"({format_bytes(device.usable_bytes)}): what fits into it may not fit there.",
+    )
 
 
 def check_solver(

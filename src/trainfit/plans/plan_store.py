@@ -35,10 +35,22 @@ _SETTINGS_WANTED = "expected counts from zero on, sizes above, and values as JSO
 
 def save_plan(plan: Plan | CompiledPlan, path: str | Path) -> None:
     """Write the plan, whole or not at all."""
-    content = dataclasses.asdict(plan)
+    content = plan_as_data(plan)
     kind = COMPILED if isinstance(plan, CompiledPlan) else FILE
     head = kind.head(canonical(content))
     write_whole(Path(path), (pretty({**head, kind.name: content}) + "\n").encode())
+
+
+def plan_as_data(plan: Plan | CompiledPlan) -> dict[str, Any]:
+    """Return a plan as JSON has it."""
+    return dataclasses.asdict(plan)
+
+
+def plan_of_data(content: Any) -> Plan:
+    """Return the plan that `plan_as_data` was given; `Malformed` if it is anything else."""
+    plan = decode(Plan, content)
+    check_plan(plan)
+    return plan
 
 
 def load_plan(path: str | Path) -> Plan | CompiledPlan:
@@ -77,11 +89,9 @@ def _load_eager_plan(path: Path) -> Plan:
             if isinstance(rows := content.get(name), list):
                 content[name] = [{**since, **one} if isinstance(one, dict) else one for one in rows]
     try:
-        plan = decode(Plan, content)
-        check_plan(plan)
+        return plan_of_data(content)
     except Malformed as error:
         raise FileFormatError(f"{path} is not a valid plan: {error}.") from None
-    return plan
 
 
 def pretty(value: Any, indent: int = 0) -> str:

@@ -35,7 +35,8 @@ def assigned_prices(assignments: Iterable[str]) -> Prices:
     for text in assignments:
         name, equals, price = (part.strip() for part in text.rpartition("="))
         if not equals or not name:
-            raise OptionError(f"--price {text!r:.80} is not a price: {_EXAMPLE}.")
+            file = " A file of prices is given by --prices." if text.endswith((".toml", ".json")) else ""
+            raise OptionError(f"--price {text!r:.80} is not a price: {_EXAMPLE}.{file}")
         if name in given:
             raise OptionError(f"--price: there are two prices for {name!r:.80}; give one.")
         given[name] = price

@@ -94,6 +94,13 @@ class ComparisonData:
     description: str
     """The settings in one line."""
 
+    @property
+    def without_price(self) -> tuple[str, ...]:
+        """Where it runs, and nobody has said what that costs, although prices of others are known."""
+        if self.cheapest is None:
+            return ()
+        return tuple(row.name for row in self.devices if row.runs and row.price_per_hour is None)
+
     def row(self, name: str | None) -> DeviceRow | None:
         """Return the row of a device."""
         return next((row for row in self.devices if row.name == name), None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainfit.planning.baselines import Baseline
 from trainfit.plans.compiled_plan import GraphChoice
 from trainfit.report.data import ComparedWay, PlanData, RegionGroup
-from trainfit.report.reading import memory_curve, subject_of
+from trainfit.report.reading import figures_of_plan, memory_curve
 from trainfit.traces.trace_store import operators_hash
 
 if TYPE_CHECKING:
@@ -29,16 +29,9 @@ def compiled_plan_data(result: CompiledPlanResult) -> PlanData:
         (way.name, way.peak_bytes, way.memory_bytes, way.step_seconds),
     ]
     return PlanData(
-        subject=subject_of(step.trace, result.device, result.seconds, result.warnings),
-        feasible=result.feasible,
-        budget_bytes=plan.budget_bytes,
-        margin_bytes=result.margin_bytes,
-        baseline={"peak_bytes": plan.baseline_peak_bytes, "step_seconds": base},
-        peak_bytes=plan.peak_bytes,
-        smallest_memory_bytes=plan.memory_bytes,
+        **figures_of_plan(result, step.trace),
         reserve_bytes=0,
         host_bytes=0,
-        step_seconds=plan.step_seconds,
         recompute_seconds=repeated,
         waiting_seconds=0.0,
         bound_seconds=0.0,
@@ -50,10 +43,7 @@ def compiled_plan_data(result: CompiledPlanResult) -> PlanData:
         baselines=(way,),
         by_category=dict(step.timeline.peak_by_category),
         advice=(),
-        minimum_peak_bytes=None if result.feasible else plan.peak_bytes,
-        minimum_memory_bytes=None if result.feasible else plan.memory_bytes,
         expandable=None,
-        added=plan.added_seconds / base if base else 0.0,
         groups=tuple(_group(region) for region in regions),
         ways=tuple(
             ComparedWay(name, peak, memory, seconds, seconds / base - 1 if base else 0.0, fits)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainfit.devices.communicator_buffers import communicators
 from trainfit.memory.gathered import gathered_bytes
@@ -34,6 +34,7 @@ from trainfit.traces.settings import describe, settings_json
 from trainfit.traces.trace import CATEGORIES, Trace
 
 if TYPE_CHECKING:
+    from trainfit.api.compiled_steps import CompiledPlanResult
     from trainfit.costs.estimates import Estimate
     from trainfit.devices.device_table import Device
     from trainfit.order_fronts.order_result import OrderResult
@@ -106,22 +107,14 @@ def memory_curve(timeline: Timeline, most: int = MOST_POINTS) -> MemoryCurve:
 def plan_data(result: PlanResult) -> PlanData:
     """Return what a reader sees of a plan; if nothing fits, of the one with the smallest peak."""
     plan = result.plan
-    base = plan.baseline_step_seconds
     decided = [
         {decision.value: sum(op.decision == decision for op in kind.ops) for decision in Decision}
         for kind in plan.kinds
     ]
     return PlanData(
-        subject=subject_of(result.trace, result.device, result.seconds, result.warnings),
-        feasible=result.feasible,
-        budget_bytes=plan.budget_bytes,
-        margin_bytes=result.margin_bytes,
-        baseline={"peak_bytes": plan.baseline_peak_bytes, "step_seconds": base},
-        peak_bytes=plan.peak_bytes,
-        smallest_memory_bytes=plan.memory_bytes,
+        **figures_of_plan(result, result.trace),
         reserve_bytes=plan.reserve_bytes,
         host_bytes=plan.host_bytes,
-        step_seconds=plan.step_seconds,
         recompute_seconds=_recomputed(plan),
         waiting_seconds=_waiting(plan),
         bound_seconds=plan.bound_seconds,
@@ -133,14 +126,29 @@ def plan_data(result: PlanResult) -> PlanData:
         baselines=result.baselines,
         by_category=dict(result.timeline.peak_by_category),
         advice=result.advice,
-        minimum_peak_bytes=None if result.feasible else plan.peak_bytes,
-        minimum_memory_bytes=None if result.feasible else plan.memory_bytes,
         expandable=_expandable(result),
-        added=plan.added_seconds / base if base else 0.0,
         groups=_groups(plan, decided),
         ways=_ways(plan, result.baselines),
         memory=memory_curve(result.timeline),
     )
+
+
+def figures_of_plan(result: PlanResult | CompiledPlanResult, trace: Trace) -> dict[str, Any]:
+    """Return the fields of `PlanData` that plans of both kinds have."""
+    plan, base = result.plan, result.plan.baseline_step_seconds
+    return {
+        "subject": subject_of(trace, result.device, result.seconds, result.warnings),
+        "feasible": result.feasible,
+        "budget_bytes": plan.budget_bytes,
+        "margin_bytes": result.margin_bytes,
+        "baseline": {"peak_bytes": plan.baseline_peak_bytes, "step_seconds": base},
+        "peak_bytes": plan.peak_bytes,
+        "smallest_memory_bytes": plan.memory_bytes,
+        "step_seconds": plan.step_seconds,
+        "minimum_peak_bytes": None if result.feasible else plan.peak_bytes,
+        "minimum_memory_bytes": None if result.feasible else plan.memory_bytes,
+        "added": plan.added_seconds / base if base else 0.0,
+    }
 
 
 def _recomputed(plan: Plan) -> float:

@@ -69,6 +69,8 @@ class MaxSize:
     """The step with the largest size, as `estimate` or `plan` returns it."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each stage, at least `capture` and `total`."""
+    notes: tuple[str, ...] = ()
+    """What is to be said about the question."""
 
     def __repr__(self) -> str:
         """One line; the parts have the rest."""
@@ -91,5 +93,5 @@ class MaxSize:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What had to be assumed for the step with the largest size."""
-        return self.result.warnings
+        """What had to be assumed for the step with the largest size, and what is odd about the question."""
+        return self.result.warnings + self.notes

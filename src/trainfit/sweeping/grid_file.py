@@ -61,11 +61,16 @@ def read_grid(path: str | Path) -> Grid:
     return check_grid(found, str(path))
 
 
+_OTHER_NAMES = {"model": "target", "models": "target", "gpu": "device", "gpus": "device"}
+"""What people call some of the keys."""
+
+
 def check_grid(given: Mapping[str, Any], place: str = "the grid") -> Grid:
     """Check a grid; `place` begins the message that says what is wrong with it."""
     for name in given:
         if name not in _CHECKS and name != "set":
-            close = difflib.get_close_matches(str(name), [*_CHECKS, "set"], n=1)
+            meant = _OTHER_NAMES.get(str(name).lower(), str(name))
+            close = difflib.get_close_matches(meant, [*_CHECKS, "set"], n=1)
             hint = f"Did you mean {close[0]}?" if close else f"The keys are {', '.join([*_CHECKS, 'set'])}."
             raise OptionError(f"{place:.200}: there is no key {name!r:.60}. {hint}")
     missing = next((name for name in ("target", "device") if name not in given), None)

@@ -32,7 +32,8 @@ def comparison_answer(data: ComparisonData) -> FirstScreen:
             "Nothing is known about the speed of these devices, so none of them can be said to be best."
         )
     else:
-        verdict = f"{'Cheapest' if cheapest is not None else 'Fastest'} on {best.name}"
+        among = " of those with a price" if data.without_price else ""
+        verdict = f"Cheapest{among} on {best.name}" if cheapest is not None else f"Fastest on {best.name}"
         tone, sentence = GOOD if best.fits else CLOSE, _reason(data, best)
     return FirstScreen(
         target=data.target,
@@ -56,8 +57,7 @@ def _reason(data: ComparisonData, best: DeviceRow) -> str:
     if best.run_seconds is not None and data.run is not None:
         text += f"; a run of {data.run.words} takes {duration(best.run_seconds)}"
         text += f" and costs {money(best.cost)}" if best.cost is not None else ""
-    others = [row for row in data.devices if row.cost is None] if data.cheapest is not None else []
-    without = [row.name for row in others if row.runs and row.price_per_hour is None]
+    without = data.without_price
     said = f" Without a price: {', '.join(without)}." if without else ""
     return f"{text} (predicted).{said}"
 

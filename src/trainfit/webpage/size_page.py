@@ -19,7 +19,11 @@ def size_answer(data: SizeData) -> FirstScreen:
     word = SIZE_WORDS[data.size_name]
     figures = [
         Figure(f"largest {word}", format_count(data.size), "predicted"),
-        Figure("runs in", format_bytes(data.smallest_memory_bytes), "predicted"),
+        Figure(
+            "runs in",
+            format_bytes(data.smallest_memory_bytes),
+            f"of {format_bytes(data.budget_bytes)}, predicted",
+        ),
         Figure("peak", format_bytes(data.peak_bytes), "predicted"),
     ]
     if data.step_seconds is not None:

@@ -11,5 +11,6 @@ lazy_chunks       no work per rank
 shared_strategies  no work per parameter for what is the same for all of a kind
 rank_messages     what ranks say to each other
 object_messages   Python objects that they send
+renewed_reducers  what reduces gradients in a program that goes on training
 pipelines         stages of a pipeline, which do
 """

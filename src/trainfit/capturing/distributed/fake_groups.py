@@ -32,16 +32,18 @@ _current: Cluster | None = None
 
 
 @contextlib.contextmanager
-def rank_of(cluster: Cluster | None) -> Iterator[None]:
+def rank_of(cluster: Cluster | None, *, running: bool = False) -> Iterator[None]:
     """Be one process of a cluster, until the block ends; then no group of it is left. None changes nothing.
 
-    It may be nested: what an inner block made is gone after it, what was there before it stays.
+    It may be nested: what an inner block made is gone after it, what was there before it stays. A program
+    that is `running` is such a process already: its own groups stay, and what the capture does in them
+    reaches no other process, because collectives are recorded and not called (`collective_calls.py`).
     """
     global _current
     if cluster is None:
         yield
         return
-    if _current is None and dist.is_initialized():
+    if _current is None and dist.is_initialized() and not running:
         raise CaptureError(
             "this process belongs to a process group already, and a step of another cluster cannot be "
             "captured in it: destroy the group first, or predict in a process of its own."
@@ -49,7 +51,7 @@ def rank_of(cluster: Cluster | None) -> Iterator[None]:
     outer, _current = _current, cluster
     groups, excepthook = _GroupsFound(), sys.excepthook
     try:
-        with rank_variables(cluster), _faked(cluster):
+        with contextlib.nullcontext() if running else rank_variables(cluster), _faked(cluster):
             yield
     finally:
         groups.put_back()

@@ -1,7 +1,8 @@
 // A few figures as bars beside each other.
 
 function barsPart(part) {
-  const largest = Math.max(...part.rows.map((row) => row.value), 1e-12);
+  // A share of something is drawn as one: a full bar is all of it.
+  const largest = Math.max(...part.rows.map((row) => row.value), part.unit === "share" ? 1 : 1e-12);
   const format = FORMATS[part.unit];
   const rows = part.rows.map((row) => {
     const bar = element("i", { class: `tf-b-${row.style}` });
