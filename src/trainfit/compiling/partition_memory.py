@@ -54,28 +54,33 @@ class PartitionMemory:
         self._staying_in_backward = _mask(len(problem.sizes), returned | tangents) | self._outputs
         self._ours = ~_mask(len(problem.sizes), problem.input_storages)
         self._seconds = [node.seconds for node in nodes]
+        self._reach = _Reach(problem)
         self._forward_base = self._forward_nodes(problem.forward_outputs, frozenset())
+        self._forward_order = sorted(self._forward_base)
 
     def partition(self, chosen: Collection[int]) -> Partition | None:
         """Return what keeping these nodes means; None if something is needed that cannot run again."""
         problem, layout = self.problem, self._layout
-        found = needed_again(problem, chosen)
+        found = self._reach.needed(chosen)
         if found is None:
             return None
-        kept, repeated = found
+        kept, repeated, places = found
+        kept.reverse()
         count = len(problem.sizes)
         keeping = _mask(count, (s for n in kept for s in problem.nodes[n].storages)) & self._ours
         held = keeping | self._outputs
-        running = sorted(self._forward_base | self._forward_nodes(kept, self._forward_base))
+        more = self._forward_nodes(kept, self._forward_base)
+        running = sorted(self._forward_base | more) if more else self._forward_order
         forward = _GraphRun(layout, running, (*problem.forward_outputs, *kept))
-        order = backward_order(problem, repeated)
+        order = self._reach.order(repeated, places)
+        repeated.reverse()
         backward = _GraphRun(layout, order, problem.backward_outputs)
         seconds, fused = self._seconds, backward.fused
         return Partition(
-            tuple(sorted(kept)),
-            tuple(sorted(repeated)),
-            tuple(order),
-            sum([seconds[n] * (FUSED_SHARE if n in fused else 1.0) for n in sorted(repeated)]),
+            tuple(kept),
+            tuple(repeated),
+            tuple(order.tolist()),
+            sum([seconds[n] * (FUSED_SHARE if n in fused else 1.0) for n in repeated]),
             int(layout.sizes[keeping].sum()),
             int(layout.sizes[held].sum()),
             forward.peak(np.zeros(count, dtype=bool), held),
@@ -98,50 +103,67 @@ class PartitionMemory:
 
 def needed_again(problem: RecomputeProblem, chosen: Collection[int]) -> tuple[set[int], set[int]] | None:
     """Return which of the chosen nodes backward reads, and which others it has to run again."""
-    nodes = problem.nodes
-    kept: set[int] = set()
-    repeated: set[int] = set()
-    pending = list(problem.wanted)
-    while pending:
-        number = pending.pop()
-        if number in repeated or number in kept:
-            continue
-        node = nodes[number]
-        if node.role is not Role.FORWARD:
-            continue
-        if number in chosen and node.keepable:
-            kept.add(number)
-        elif node.repeatable:
-            repeated.add(number)
-            pending += node.reads
-        else:
-            return None
-    return kept, repeated
+    found = _Reach(problem).needed(chosen)
+    return None if found is None else (set(found[0]), set(found[1]))
 
 
-def backward_order(problem: RecomputeProblem, repeated: Collection[int]) -> list[int]:
-    """Return what backward runs: each node computed again just before the first that needs it."""
-    place = {number: at for at, number in enumerate(problem.backward_nodes)}
-    first = {number: len(place) + at for at, number in enumerate(problem.backward_outputs)}
-    needed: dict[int, int] = {}
-    users = problem.users
-    # Whoever reads a node has a higher number, so that it is known by then when it is needed.
-    for number in sorted(repeated, reverse=True):
-        earliest = first.get(number, _NEVER)
-        for user in users[number]:
-            at = place.get(user)
-            if at is None:
-                at = needed.get(user, _NEVER)
-            if at < earliest:
-                earliest = at
-        needed[number] = earliest
-    stride = len(problem.nodes) + 1
-    # A node of backward comes after all that are computed again for it.
-    keys = [at * stride + number for number, at in needed.items()]
-    keys += [at * stride + stride - 1 for at in range(len(place))]
-    keys.sort()
-    own = problem.backward_nodes
-    return [own[key // stride] if key % stride == stride - 1 else key % stride for key in keys]
+class _Reach:
+    """What backward needs of forward for a choice, and where in backward: one way through forward."""
+
+    def __init__(self, problem: RecomputeProblem) -> None:
+        nodes, useful = problem.nodes, set(problem.useful)
+        place = {number: at for at, number in enumerate(problem.backward_nodes)}
+        first = {number: len(place) + at for at, number in enumerate(problem.backward_outputs)}
+        self._first = [_NEVER] * len(nodes)
+        """For each node the first place in backward that reads it itself."""
+        for number in problem.useful:
+            read = (place[user] for user in problem.users[number] if user in place)
+            self._first[number] = min(read, default=_NEVER)
+            self._first[number] = min(self._first[number], first.get(number, _NEVER))
+        self._nodes = [
+            (n, nodes[n].keepable, nodes[n].repeatable, tuple({r for r in nodes[n].reads if r in useful}))
+            for n in reversed(problem.useful)
+        ]
+        self._own = np.array(problem.backward_nodes, dtype=np.int64)
+        self._stride = len(nodes) + 1
+        # A node of backward comes after all that are computed again for it.
+        self._own_keys = np.arange(len(self._own), dtype=np.int64) * self._stride + self._stride - 1
+
+    def needed(self, chosen: Collection[int]) -> tuple[list[int], list[int], list[int]] | None:
+        """Return what is kept, what runs again, and before which place of backward; the last nodes first.
+
+        None if something is needed that cannot run again.
+        """
+        # Whoever reads a node has a higher number, so that it is known by then when it is needed.
+        when = self._first.copy()
+        kept: list[int] = []
+        repeated: list[int] = []
+        places: list[int] = []
+        for number, keepable, repeatable, reads in self._nodes:
+            at = when[number]
+            if at == _NEVER:
+                continue
+            if keepable and number in chosen:
+                kept.append(number)
+            elif repeatable:
+                repeated.append(number)
+                places.append(at)
+                for read in reads:
+                    if at < when[read]:
+                        when[read] = at
+            else:
+                return None
+        return kept, repeated, places
+
+    def order(self, repeated: Sequence[int], places: Sequence[int]) -> Numbers:
+        """Return what backward runs: each node computed again just before the first that needs it."""
+        numbers = np.array(repeated, dtype=np.int64)
+        keys = np.concatenate((np.array(places, dtype=np.int64) * self._stride + numbers, self._own_keys))
+        keys.sort()
+        at, number = keys // self._stride, keys % self._stride
+        own = number == self._stride - 1
+        number[own] = self._own[at[own]]
+        return number
 
 
 def _mask(count: int, members: Iterable[int]) -> NDArray[np.bool_]:
@@ -208,7 +230,9 @@ class _Layout:
 class _GraphRun:
     """Nodes that run in an order, as one graph: which of them are fused into others, and the memory."""
 
-    def __init__(self, layout: _Layout, order: Sequence[int], results: Iterable[int]) -> None:
+    def __init__(
+        self, layout: _Layout, order: Sequence[int] | Numbers, results: Iterable[int]
+    ) -> None:
         self._layout = layout
         self._order = np.array(order, dtype=np.int64)
         self._place = np.full(layout.count, -1, dtype=np.int64)

@@ -15,6 +15,7 @@ give the same partition on every machine: the effort is counted, not timed.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
@@ -65,7 +66,7 @@ class PartitionSearch:
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
         for chosen in also:
             self._judge(chosen)
-        for places in self._divisions():
+        for places in self._divisions:
             for price in (0.0, math.inf):
                 self._at(places, price)
 
@@ -107,7 +108,7 @@ class PartitionSearch:
 
     def fastest(self, limits: GraphLimits) -> Partition | None:
         """Return the fastest partition found within the limits; None if none is."""
-        found = [(self._bisect(places, limits), places) for places in self._divisions()]
+        found = [(self._bisect(places, limits), places) for places in self._divisions]
         able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
         for _, places, ends in able[:_MIXED] if self._is_large else able:
             self._mix(places, *ends, limits)
@@ -126,6 +127,7 @@ class PartitionSearch:
         fitting = [p for p in self._known.values() if p.excess(limits) <= 0]
         return min(fitting, key=lambda p: (p.seconds, p.peak_bytes, p.kept), default=None)
 
+    @functools.cached_property
     def _divisions(self) -> list[tuple[int, ...]]:
         """Return the ways in which forward is divided, from not at all to at every place."""
         ways: list[tuple[int, ...]] = [()]

@@ -7,7 +7,8 @@ is ours, and so is the order of backward's nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch._functorch import config as functorch_config
@@ -15,6 +16,7 @@ from torch._functorch import partitioners
 from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset, _is_primal
 from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves
@@ -52,6 +54,20 @@ def prepared(module: GraphModule, forward_outputs: int) -> GraphModule:
     _move_up(module.graph, forward_outputs)
     module.recompile()
     return module
+
+
+@contextlib.contextmanager
+def as_while_traced(module: GraphModule) -> Iterator[None]:
+    """Let torch find the graph's fake tensors, as it does while it compiles the graph.
+
+    Its partitioner looks for them where it gives states to random operators of the user's checkpoints.
+    """
+    if detect_fake_mode() is not None:
+        yield
+        return
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    with tracing(TracingContext(detect_fake_mode(values))):
+        yield
 
 
 def _move_up(graph: Graph, forward_outputs: int) -> None:
@@ -110,7 +126,8 @@ def split(
         static_lifetime_input_nodes=OrderedSet(static),
     )
     if partitioners.has_recomputable_ops(module) and partitioners.has_recomputable_rng_ops(module):
-        forward, backward = partitioners.functionalize_rng_ops(module, forward, backward, len(symbols))
+        with as_while_traced(module):
+            forward, backward = partitioners.functionalize_rng_ops(module, forward, backward, len(symbols))
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     forward, backward = raise_getitems(forward), raise_getitems(backward)
     return (
