@@ -7,6 +7,7 @@ In the order in which a graph passes through them:
 - `joint_problem`: the joint graph of AOTAutograd as such a problem
 - `partition_memory`: what runs again for a choice, in which order, and the bytes alive
 - `partition_cuts`: the cheapest choice for a price per byte, and where forward is divided
+- `partition_worth`: which values of a choice are worth most
 - `partition_search`: the fastest choice within limits
 - `torch_choices`: what torch's own partitioner would keep
 - `split_graphs`: the graphs of forward and backward that torch compiles

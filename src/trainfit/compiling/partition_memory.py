@@ -230,9 +230,7 @@ class _Layout:
 class _GraphRun:
     """Nodes that run in an order, as one graph: which of them are fused into others, and the memory."""
 
-    def __init__(
-        self, layout: _Layout, order: Sequence[int] | Numbers, results: Iterable[int]
-    ) -> None:
+    def __init__(self, layout: _Layout, order: Sequence[int] | Numbers, results: Iterable[int]) -> None:
         self._layout = layout
         self._order = np.array(order, dtype=np.int64)
         self._place = np.full(layout.count, -1, dtype=np.int64)
