@@ -11,6 +11,7 @@ In the order in which a graph passes through them:
 - `partition_search`: the fastest choice within limits
 - `torch_choices`: what torch's own partitioner would keep
 - `split_graphs`: the graphs of forward and backward that torch compiles
+- `kernel_workspaces`: what kernels of torch's own need inside of inductor's code
 - `kernel_memory`: what inductor's code of a graph will need
 - `graph_planner`: one graph planned, divided and certified
 - `step_shares`: how the graphs of a step share its memory

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from trainfit.compiling.joint_problem import CannotPlan, read_joint_graph
-from trainfit.compiling.kernel_memory import kernel_peak
+from trainfit.compiling.kernel_memory import kernel_peaks
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
@@ -150,10 +150,7 @@ class GraphPlanner:
             backward = with_better_order(backward, inside)
             peaks = graph_peak(forward, (), inside), graph_peak(backward, kept, inside)
         else:
-            peaks = (
-                kernel_peak(forward, backward=False, workspaces=self._workspaces),
-                kernel_peak(backward, backward=True, donated=kept, workspaces=self._workspaces),
-            )
+            peaks = kernel_peaks(forward, backward, kept, self._workspaces)
         return DividedGraph(forward, backward, partition, peaks[0], peaks[1] + self._beside(partition))
 
     def fastest(self, limits: GraphLimits) -> DividedGraph | None:
