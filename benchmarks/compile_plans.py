@@ -294,14 +294,18 @@ def _choices(row: Result, planner: Any) -> Iterator[Result]:
     from trainfit.compiling.graph_planner import CANDIDATES
     from trainfit.compiling.partition_memory import partition_of
     from trainfit.compiling.recompute_problem import GraphLimits
+    from trainfit.compiling.torch_choices import NoChoice
 
     seen: set[Any] = set()
     for solver in SOLVERS:
         config.activation_memory_budget_solver = solver
         for fraction in (1.0, *reversed(FRACTIONS)):
-            chosen = frozenset(planner.torch_choice(fraction))
+            try:
+                chosen = frozenset(planner.torch_choice(fraction))
+            except NoChoice:
+                continue  # torch's own compiler would fail on it
             if chosen in seen or (not chosen and fraction):
-                continue  # the same again, or nothing that torch has an answer for
+                continue  # the same again, or nothing
             seen.add(chosen)
             theirs = partition_of(planner.problem, chosen)
             if theirs is None:

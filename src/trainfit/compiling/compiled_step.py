@@ -121,7 +121,9 @@ class CompiledStep:
         found: list[GraphPlanner | None] = []
         for graph in self._graphs.graphs:
             try:
-                found.append(graph.planner(self._costs, self._backend))
+                planner = graph.planner(self._costs, self._backend)
+                found.append(planner)
+                self.warnings += (planner.torch_failure,) if planner.torch_failure else ()
             except CannotPlan as why:
                 found.append(None)
                 self.warnings += (f"torch's own partitioner divides a graph of the step, because {why}",)

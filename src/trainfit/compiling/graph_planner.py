@@ -20,7 +20,7 @@ from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 from trainfit.compiling.split_graphs import given_away, graph_peak, prepared, split, with_better_order
-from trainfit.compiling.torch_choices import torch_choice
+from trainfit.compiling.torch_choices import NoChoice, torch_choice
 
 Backend = Literal["inductor", "aot_eager"]
 
@@ -80,7 +80,14 @@ class GraphPlanner:
         self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
         self._divided: dict[tuple[int, ...], DividedGraph] = {}
         self._workspaces = problem_workspaces(self.problem, self._nodes)
-        self.search = PartitionSearch(self.problem, [self.torch_choice()])
+        self.torch_failure = ""
+        """Why torch's own choice is not among those that are looked at, if it is not."""
+        also: list[set[int]] = []
+        try:
+            also.append(self.torch_choice())
+        except NoChoice as why:
+            self.torch_failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
+        self.search = PartitionSearch(self.problem, also)
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
 
