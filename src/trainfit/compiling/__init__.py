@@ -5,7 +5,8 @@ In the order in which a graph passes through them:
 - `recompute_problem`: a joint graph as plain data, limits, and what a choice is
 - `node_costs`: seconds and workspaces of FX nodes
 - `joint_problem`: the joint graph of AOTAutograd as such a problem
-- `partition_memory`: what runs again for a choice, in which order, and the bytes alive
+- `backward_needs`: what runs again for a choice, and when
+- `partition_memory`: the bytes alive for a choice
 - `partition_cuts`: the cheapest choice for a price per byte, and where forward is divided
 - `partition_worth`: which values of a choice are worth most
 - `partition_search`: the fastest choice within limits

@@ -19,16 +19,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.compiling.backward_needs import NEVER, BackwardNeeds, Numbers
 from trainfit.compiling.recompute_problem import Fusing, Partition, RecomputeProblem, Role
 
 _MOST_FUSED_READS = 4
 """A pointwise result that several kernels read and that reads more tensors is written to memory."""
 FUSED_SHARE = 0.05
 """Of the seconds of a pointwise node, where it is computed inside of other kernels."""
-_NEVER = 2**40
-"""A place behind all places."""
-
-Numbers = NDArray[np.int64]
 
 
 def partition_of(problem: RecomputeProblem, chosen: Collection[int]) -> Partition | None:
@@ -54,7 +51,7 @@ class PartitionMemory:
         self._staying_in_backward = _mask(len(problem.sizes), returned | tangents) | self._outputs
         self._ours = ~_mask(len(problem.sizes), problem.input_storages)
         self._seconds = [node.seconds for node in nodes]
-        self._reach = _Reach(problem)
+        self._reach = BackwardNeeds(problem)
         self._forward_base = self._forward_nodes(problem.forward_outputs, frozenset())
         self._forward_order = sorted(self._forward_base)
 
@@ -71,6 +68,8 @@ class PartitionMemory:
         held = keeping | self._outputs
         more = self._forward_nodes(kept, self._forward_base)
         running = sorted(self._forward_base | more) if more else self._forward_order
+        if layout.fuses:
+            running = self._kept_last(running, set(kept))
         forward = _GraphRun(layout, running, (*problem.forward_outputs, *kept))
         order = self._reach.order(repeated, places)
         repeated.reverse()
@@ -88,6 +87,26 @@ class PartitionMemory:
             backward.peak(keeping | self._given_to_backward, self._staying_in_backward),
         )
 
+    def _kept_last(self, running: Sequence[int], kept: Collection[int]) -> list[int]:
+        """Return forward with fused results that are only kept behind the others, up to the next own kernel.
+
+        A compiler writes them when nothing else reads what they are computed from.
+        """
+        users, kinds = self.problem.users, self._layout.kinds
+        there = set(running)
+        found: list[int] = []
+        waiting: list[int] = []
+        for number in running:
+            if kinds[number] is Fusing.NOTHING:
+                found += waiting
+                waiting = []
+            alone = number in kept and kinds[number] is Fusing.POINTWISE
+            if alone and there.isdisjoint(users[number]):
+                waiting.append(number)
+            else:
+                found.append(number)
+        return found + waiting
+
     def _forward_nodes(self, results: Iterable[int], known: Collection[int]) -> set[int]:
         """Return what forward runs for these results, without what is known to run."""
         nodes = self.problem.nodes
@@ -99,71 +118,6 @@ class PartitionMemory:
                 found.add(number)
                 pending += nodes[number].reads
         return found
-
-
-def needed_again(problem: RecomputeProblem, chosen: Collection[int]) -> tuple[set[int], set[int]] | None:
-    """Return which of the chosen nodes backward reads, and which others it has to run again."""
-    found = _Reach(problem).needed(chosen)
-    return None if found is None else (set(found[0]), set(found[1]))
-
-
-class _Reach:
-    """What backward needs of forward for a choice, and where in backward: one way through forward."""
-
-    def __init__(self, problem: RecomputeProblem) -> None:
-        nodes, useful = problem.nodes, set(problem.useful)
-        place = {number: at for at, number in enumerate(problem.backward_nodes)}
-        first = {number: len(place) + at for at, number in enumerate(problem.backward_outputs)}
-        self._first = [_NEVER] * len(nodes)
-        """For each node the first place in backward that reads it itself."""
-        for number in problem.useful:
-            read = (place[user] for user in problem.users[number] if user in place)
-            self._first[number] = min(read, default=_NEVER)
-            self._first[number] = min(self._first[number], first.get(number, _NEVER))
-        self._nodes = [
-            (n, nodes[n].keepable, nodes[n].repeatable, tuple({r for r in nodes[n].reads if r in useful}))
-            for n in reversed(problem.useful)
-        ]
-        self._own = np.array(problem.backward_nodes, dtype=np.int64)
-        self._stride = len(nodes) + 1
-        # A node of backward comes after all that are computed again for it.
-        self._own_keys = np.arange(len(self._own), dtype=np.int64) * self._stride + self._stride - 1
-
-    def needed(self, chosen: Collection[int]) -> tuple[list[int], list[int], list[int]] | None:
-        """Return what is kept, what runs again, and before which place of backward; the last nodes first.
-
-        None if something is needed that cannot run again.
-        """
-        # Whoever reads a node has a higher number, so that it is known by then when it is needed.
-        when = self._first.copy()
-        kept: list[int] = []
-        repeated: list[int] = []
-        places: list[int] = []
-        for number, keepable, repeatable, reads in self._nodes:
-            at = when[number]
-            if at == _NEVER:
-                continue
-            if keepable and number in chosen:
-                kept.append(number)
-            elif repeatable:
-                repeated.append(number)
-                places.append(at)
-                for read in reads:
-                    if at < when[read]:
-                        when[read] = at
-            else:
-                return None
-        return kept, repeated, places
-
-    def order(self, repeated: Sequence[int], places: Sequence[int]) -> Numbers:
-        """Return what backward runs: each node computed again just before the first that needs it."""
-        numbers = np.array(repeated, dtype=np.int64)
-        keys = np.concatenate((np.array(places, dtype=np.int64) * self._stride + numbers, self._own_keys))
-        keys.sort()
-        at, number = keys // self._stride, keys % self._stride
-        own = number == self._stride - 1
-        number[own] = self._own[at[own]]
-        return number
 
 
 def _mask(count: int, members: Iterable[int]) -> NDArray[np.bool_]:
@@ -271,8 +225,27 @@ class _GraphRun:
         ending[made] = True
         ending &= ~staying & layout.ours & (last >= 0)
         np.add.at(change, last[ending] + 1, -sizes[ending])
+        if self.fused:
+            inside -= self._written_over(made[~again], born[~again], np.flatnonzero(ending), last)
         memory = begin + np.cumsum(change[:-1])
         return max(begin, int((memory + inside).max()))
+
+    def _written_over(self, made: Numbers, born: Numbers, ending: Numbers, last: Numbers) -> Numbers:
+        """Return for each step the bytes that are written over.
+
+        A fused kernel puts its result where another value of the same size was that it is the last to read.
+        """
+        layout = self._layout
+        own = layout.own_kernel[self._order[born]]
+        most = int(layout.sizes.max()) + 1
+        # One number for a step and a size, so that equal ones meet.
+        results, counts = np.unique(born[~own] * most + layout.sizes[made[~own]], return_counts=True)
+        ends, others = np.unique(last[ending] * most + layout.sizes[ending], return_counts=True)
+        _, mine, theirs = np.intersect1d(results, ends, assume_unique=True, return_indices=True)
+        found = np.zeros(len(self._order), dtype=np.int64)
+        meeting = results[mine]
+        np.add.at(found, meeting // most, np.minimum(counts[mine], others[theirs]) * (meeting % most))
+        return found
 
     def _fuse(self, results: set[int]) -> None:
         """Find the pointwise nodes that are computed inside of the kernels that read them."""
@@ -287,7 +260,7 @@ class _GraphRun:
         for number in reversed(self._order[layout.fusible[self._order]].tolist()):
             if number in results:
                 continue
-            begin, end = _NEVER, -1
+            begin, end = NEVER, -1
             for user in users[number]:
                 at = place[user]
                 if at < 0:
