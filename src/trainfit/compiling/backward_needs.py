@@ -1,4 +1,4 @@
-"""What backward needs of forward for a choice of kept values: what runs again, and before which of its nodes."""
+"""What backward needs of forward for a choice of kept values: what runs again, and before which nodes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ caller's stays.
 
 A pointwise result that only fused kernels near it read is no memory: whoever reads it reads what it was
 computed from. Near means that no kernel of its own (`Fusing.NOTHING`) runs between the first and the last
-reader, and that it reads few tensors itself: else the compiler writes it to memory.
+reader, and that it reads few tensors itself: else the compiler writes it to memory. Its result lies where
+another value of its size was that it is the last to read.
 
 A search asks for hundreds of choices of one problem, so that what is the same for all of them is found once.
 """
