@@ -235,6 +235,16 @@ def test_choices_of_others_are_never_beaten_by_them() -> None:
     assert found is not None and found.seconds <= given.seconds
 
 
+def test_choices_of_others_are_among_few_to_choose_from() -> None:
+    problem = chain(40)
+    theirs = partition_of(problem, tuple(range(1, 41, 7)))
+    assert theirs is not None
+    search = PartitionSearch(problem, [theirs.kept])
+    limits = GraphLimits.same(theirs.peak_bytes)
+    able = [p for p in search.candidates(limits, 4) if p.excess(limits) <= 0]
+    assert able[0].seconds <= theirs.seconds
+
+
 def test_graphs_share_what_a_step_has() -> None:
     search = PartitionSearch(chain(10))
     search.look_everywhere()

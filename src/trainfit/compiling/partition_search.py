@@ -68,8 +68,7 @@ class PartitionSearch:
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
         self._looked = False
-        for chosen in also:
-            self._judge(chosen)
+        self._given = [judged for chosen in also if (judged := self._judge(chosen)) is not None]
         for places in self._divisions:
             for price in (0.0, math.inf):
                 self._at(places, price)
@@ -99,7 +98,7 @@ class PartitionSearch:
         return [partition for _, partition in found]
 
     def candidates(self, limits: GraphLimits, most: int) -> list[Partition]:
-        """Return at most so many partitions to choose from, fastest first, each with less above the limits.
+        """Return about so many partitions to choose from, fastest first, each with less above the limits.
 
         For limits that are all the same these are the same partitions whatever the limit is. So whoever takes
         the first that fits never takes a slower one for a higher limit.
@@ -113,8 +112,10 @@ class PartitionSearch:
             low, high = found[0].excess(limits), found[-1].excess(limits)
             wanted = [low + (high - low) * n / (most - 1) for n in range(most)]
             above = [p.excess(limits) for p in found]
-            # Of each step the fastest; the steps begin and end with what is there.
-            found = [found[n] for n in dict.fromkeys(bisect.bisect_right(above, w) - 1 for w in wanted)]
+            # Of each step the fastest; the steps begin and end with what is there. What others chose stays.
+            taken = {bisect.bisect_right(above, w) - 1 for w in wanted}
+            taken |= {n for n, partition in enumerate(found) if partition in self._given}
+            found = [found[n] for n in sorted(taken)]
         return found[::-1]
 
     @functools.cached_property
