@@ -90,10 +90,11 @@ def lowered(
     inputs = [_lying(node.meta["val"], (strides or {}).get(node.name)) for node in placeholders]
     fake_mode = detect_fake_mode(inputs)
     assert fake_mode is not None, "the inputs of a joint graph are fake tensors"
-    if any(value is not node.meta["val"] for value, node in zip(inputs, placeholders)):
-        fake_tensor_prop(module, inputs)
     with V.set_fake_mode(fake_mode), DebugContext(), config.patch(fx_graph_cache=False):
         view_to_reshape(module)
+        if any(value is not node.meta["val"] for value, node in zip(inputs, placeholders)):
+            # What was a view of the one layout may be a copy of the other.
+            fake_tensor_prop(module, inputs)
         _recursive_post_grad_passes(module, is_inference=False)
         graph = GraphLowering(
             module,

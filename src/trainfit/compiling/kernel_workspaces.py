@@ -44,7 +44,7 @@ def called_node(kernel: Any, origins: Iterator[Node]) -> Node | None:
     called = getattr(kernel, "op_overload", None)
     if not isinstance(called, torch._ops.OpOverload):
         return None
-    first = kernel.get_origin_node()
+    first: Node | None = kernel.get_origin_node()
     for found in (*([first] if first is not None else []), *origins):
         target = found.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.name == called._schema.name:
