@@ -1,9 +1,11 @@
 """Predicted against measured peak of compiled steps on this CPU, without a plan: `estimate --compile`.
 
-    python benchmarks/compile_memory.py                 all cases
+    python benchmarks/compile_memory.py                 what is not among the rows yet
     python benchmarks/compile_memory.py gpt2-tiny mlp   some cases
+    python benchmarks/compile_memory.py --again         everything anew
 
-Every case is a process of its own. The step (forward, loss, backward, optimizer) is predicted from its joint
+Every case is a process of its own; the rows are kept as they are made, so that a run that was stopped goes
+on. The step (forward, loss, backward, optimizer) is predicted from its joint
 graphs, then compiled by inductor, run until it is steady and measured by the profiler's allocation events.
 Exit code 1 if the median error is above 1 %, or one is above 5 %.
 """
@@ -11,6 +13,7 @@ Exit code 1 if the median error is above 1 %, or one is above 5 %.
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 import sys
 from collections.abc import Callable
@@ -19,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from own_process import CaseFailed, report, run_one
-from result_files import arguments, write_rows
+from result_files import RESULTS, arguments, write_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -128,7 +131,8 @@ OWN: dict[str, Callable[[], Any]] = {
     "gated transformer": lambda: _language(4, 128, gated=True),
     "two traversals": lambda: _language(2, 128, passes=2),
 }
-CASES = (*BUILT_IN, *OWN)
+CASES = (*OWN, *BUILT_IN)
+"""Those that are quick first."""
 
 
 def run_case(case: str) -> Result:
@@ -170,25 +174,48 @@ def as_line(r: Result) -> str:
     )
 
 
+def kept_rows(path: Path) -> dict[str, Result]:
+    """Return the rows of runs before, by case; what failed is tried again."""
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        found = [
+            Result(
+                row["case"],
+                int(row["predicted_bytes"]),
+                int(row["measured_bytes"]),
+                float(row["predicted_seconds"]),
+                float(row["measured_seconds"]),
+            )
+            for row in csv.DictReader(file)
+            if not row["failure"]
+        ]
+    return {row.case: row for row in found}
+
+
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("names", nargs="*", help="cases to run (default: all)")
+    parser.add_argument("--again", action="store_true", help="make rows again that are there")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run_one:
         report(asdict(run_case(options.run_one)))
         return 0
-    results: list[Result] = []
+    path = options.csv or RESULTS / "compile_memory.csv"
+    results = {} if options.again and not options.names else kept_rows(path)
     for case in options.names or CASES:
+        if case in results and not options.again:
+            continue
         try:
-            results.append(Result(**run_one(__file__, case, seconds=CASE_SECONDS)))
+            results[case] = Result(**run_one(__file__, case, seconds=CASE_SECONDS))
         except CaseFailed as error:
-            results.append(Result(case, failure=str(error)))
-        print(as_line(results[-1]), flush=True)
-    errors = [abs(result.error) for result in results if not result.failure]
+            results[case] = Result(case, failure=str(error))
+        print(as_line(results[case]), flush=True)
+        write_rows("compile_memory", [asdict(results[name]) for name in CASES if name in results], path)
+    errors = [abs(result.error) for result in results.values() if not result.failure]
     median, worst = statistics.median(errors or [1.0]), max(errors, default=1.0)
-    print(f"{len(errors)} of {len(results)} steps: median {median:.3%}, worst {worst:.3%}")
-    write_rows("compile_memory", [asdict(r) for r in results], options.csv, everything=not options.names)
+    print(f"{len(errors)} of {len(CASES)} steps: median {median:.3%}, worst {worst:.3%}")
     return 0 if len(errors) == len(results) and median <= MEDIAN and worst <= WORST else 1
 
 

@@ -248,18 +248,18 @@ def _images(batch: int, size: int) -> torch.Tensor:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "transformer": lambda: (Language(6, 256), _tokens(8, 256)),
+    "transformer": lambda: (Language(3, 256), _tokens(8, 128)),
     # Of pytorch#197838 (not monotone on a model like Llama) and of pytorch#193193, as small as a CPU needs.
-    "llama-style": lambda: (Language(8, 128, gated=True), _tokens(8, 128)),
-    "two-traversals": lambda: (Language(4, 128, passes=2), _tokens(8, 128)),
-    "dropout": lambda: (Dropped(4, 128), _tokens(8, 128)),
-    "autocast": lambda: (Autocast(4, 128), _tokens(8, 128)),
-    "encoder-decoder": lambda: (Translation(128, 3), _tokens(8, 96)),
-    "experts": lambda: (Experts(96, 3, 4), _tokens(8, 96)),
-    "u-net": lambda: (UNet((8, 16, 32, 64)), _images(4, 64)),
-    "residual": lambda: (Residual(16, 6), _images(8, 32)),
-    "dense": lambda: (Residual(8, 5, dense=True), _images(8, 32)),
-    "depthwise": lambda: (Depthwise(32, 6), _images(8, 64)),
-    "mixer": lambda: (Mixer(64, 96, 5), _tokens(16, 64)),
-    "recurrent": lambda: (Unrolled(96), _tokens(64, 24)),
+    "llama-style": lambda: (Language(4, 128, gated=True), _tokens(8, 128)),
+    "two-traversals": lambda: (Language(2, 128, passes=2), _tokens(8, 128)),
+    "dropout": lambda: (Dropped(2, 128), _tokens(8, 128)),
+    "autocast": lambda: (Autocast(2, 128), _tokens(8, 128)),
+    "encoder-decoder": lambda: (Translation(128, 2), _tokens(8, 96)),
+    "experts": lambda: (Experts(96, 2, 4), _tokens(8, 96)),
+    "u-net": lambda: (UNet((8, 16, 32)), _images(4, 64)),
+    "residual": lambda: (Residual(16, 4), _images(8, 32)),
+    "dense": lambda: (Residual(8, 4, dense=True), _images(8, 32)),
+    "depthwise": lambda: (Depthwise(32, 4), _images(8, 64)),
+    "mixer": lambda: (Mixer(64, 96, 3), _tokens(16, 64)),
+    "recurrent": lambda: (Unrolled(96), _tokens(64, 10)),
 }

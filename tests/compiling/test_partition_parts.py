@@ -14,14 +14,16 @@ from test_partitions import Builder, all_partitions, chain, random_problem
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch import partitioners
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
 import trainfit
+from trainfit.compiling.backward_needs import needed_again
 from trainfit.compiling.graph_planner import GraphPlanner
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts
-from trainfit.compiling.partition_memory import PartitionMemory, needed_again, partition_of
+from trainfit.compiling.partition_memory import PartitionMemory, partition_of
 from trainfit.compiling.recompute_problem import Fusing, GraphLimits, RecomputeProblem, Role
 from trainfit.devices.device_table import find_device
 
@@ -187,3 +189,15 @@ def test_never_worse_than_what_torch_keeps() -> None:
         ours = planners[0].search.fastest(GraphLimits.same(theirs.peak_bytes))
         assert ours is not None and ours.peak_bytes <= theirs.peak_bytes
         assert ours.seconds <= theirs.seconds + 1e-12
+
+
+def test_that_torchs_partitioner_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("the cut is unbounded\nmore")
+
+    monkeypatch.setattr(partitioners, "choose_saved_values_set", fails)
+    torch._dynamo.reset()
+    compiled = trainfit.compile(nn.Linear(4, 4), budget="1GiB", backend="aot_eager", fullgraph=True)
+    with pytest.warns(UserWarning, match=r"fails on a graph \(RuntimeError: the cut is unbounded\)"):
+        compiled(torch.randn(2, 4)).sum().backward()
+    torch._dynamo.reset()

@@ -199,6 +199,24 @@ def test_more_memory_is_never_slower(layers: int) -> None:
     assert seconds == sorted(seconds)
 
 
+def test_what_is_chosen_from_does_not_depend_on_the_limit() -> None:
+    """So that whoever takes the first that fits has more peak and less time the more there is."""
+    for seed in range(12):
+        problem = random_problem(seed)
+        smallest = PartitionSearch(problem).smallest()
+        if smallest is None:
+            continue
+        seen = []
+        for limit in (smallest.peak_bytes, 2 * smallest.peak_bytes, 10**9):
+            search = PartitionSearch(problem)
+            found = search.candidates(GraphLimits.same(limit), 5)
+            assert [p.seconds for p in found] == sorted({p.seconds for p in found})
+            assert [p.peak_bytes for p in found] == sorted({p.peak_bytes for p in found}, reverse=True)
+            seen.append([p.kept for p in found])
+        assert seen[0] == seen[1] == seen[2]
+        assert seen[0][-1] == min(search.partitions, key=lambda p: p.peak_bytes).kept
+
+
 def test_a_long_chain_needs_about_twice_the_root() -> None:
     search = PartitionSearch(chain(64))
     smallest = search.smallest()
@@ -217,9 +235,19 @@ def test_choices_of_others_are_never_beaten_by_them() -> None:
     assert found is not None and found.seconds <= given.seconds
 
 
+def test_choices_of_others_are_among_few_to_choose_from() -> None:
+    problem = chain(40)
+    theirs = partition_of(problem, tuple(range(1, 41, 7)))
+    assert theirs is not None
+    search = PartitionSearch(problem, [theirs.kept])
+    limits = GraphLimits.same(theirs.peak_bytes)
+    able = [p for p in search.candidates(limits, 4) if p.excess(limits) <= 0]
+    assert able[0].seconds <= theirs.seconds
+
+
 def test_graphs_share_what_a_step_has() -> None:
     search = PartitionSearch(chain(10))
-    search.look_between(6)
+    search.look_everywhere()
     graph = GraphUse(tuple(search.partitions), gradient_bytes=100)
     calls = (0, 0, 0)
     least = smallest_peak([graph], calls)

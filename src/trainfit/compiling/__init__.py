@@ -5,11 +5,14 @@ In the order in which a graph passes through them:
 - `recompute_problem`: a joint graph as plain data, limits, and what a choice is
 - `node_costs`: seconds and workspaces of FX nodes
 - `joint_problem`: the joint graph of AOTAutograd as such a problem
-- `partition_memory`: what runs again for a choice, in which order, and the bytes alive
+- `backward_needs`: what runs again for a choice, and when
+- `partition_memory`: the bytes alive for a choice
 - `partition_cuts`: the cheapest choice for a price per byte, and where forward is divided
+- `partition_worth`: which values of a choice are worth most
 - `partition_search`: the fastest choice within limits
 - `torch_choices`: what torch's own partitioner would keep
 - `split_graphs`: the graphs of forward and backward that torch compiles
+- `kernel_workspaces`: what kernels of torch's own need inside of inductor's code
 - `kernel_memory`: what inductor's code of a graph will need
 - `graph_planner`: one graph planned, divided and certified
 - `step_shares`: how the graphs of a step share its memory

@@ -34,8 +34,6 @@ from trainfit.traces.trace import Trace
 
 _TRIALS = 3
 """How often the graphs are planned, each time with what was missing taken off."""
-_POINTS = 6
-"""Of the trade-off of each graph, where several share a budget."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,9 @@ class CompiledStep:
         found: list[GraphPlanner | None] = []
         for graph in self._graphs.graphs:
             try:
-                found.append(graph.planner(self._costs, self._backend))
+                planner = graph.planner(self._costs, self._backend)
+                found.append(planner)
+                self.warnings += (planner.torch_failure,) if planner.torch_failure else ()
             except CannotPlan as why:
                 found.append(None)
                 self.warnings += (f"torch's own partitioner divides a graph of the step, because {why}",)
@@ -159,7 +159,7 @@ class CompiledStep:
         uses = []
         for planner in planners:
             if planner is not None:
-                planner.search.look_between(_POINTS)
+                planner.search.look_everywhere()
                 uses.append(GraphUse(tuple(planner.search.trade_offs), planner.gradient_bytes()))
         shares = shared(uses, calls, limit)
         if shares is None:

@@ -2,7 +2,7 @@
 
 A partition is found by the model of `partition_memory.py`. What the two graphs then need is counted on them:
 for `aot_eager` node by node, for `inductor` on the kernels that inductor makes of them. Where that is more
-than the limits, or much less, the limits of the search are moved by the difference, and it is tried again.
+than the limits, a slower one is taken, and a faster one where there is room: halving finds it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch
 from torch.fx import GraphModule, Node
 
 from trainfit.compiling.joint_problem import CannotPlan, read_joint_graph
-from trainfit.compiling.kernel_memory import kernel_peak
+from trainfit.compiling.kernel_memory import kernel_peaks
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 from trainfit.compiling.split_graphs import given_away, graph_peak, prepared, split, with_better_order
-from trainfit.compiling.torch_choices import torch_choice
+from trainfit.compiling.torch_choices import NoChoice, torch_choice
 
 Backend = Literal["inductor", "aot_eager"]
 
-_TRIALS = 4
-"""How often a graph is divided and counted at most."""
-_CLOSE = 0.02
-"""A partition that needs so much less than it may is good enough."""
+CANDIDATES: dict[Backend, int] = {"aot_eager": 64, "inductor": 24}
+"""Among how many partitions of a graph is chosen; counting inductor's kernels takes seconds."""
+_SURE: dict[Backend, tuple[float, float]] = {"aot_eager": (0.05, 0.3), "inductor": (0.3, 0.7)}
+"""How far below and above a limit the model's peak may be, as a share of it, so that counting can tell."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,16 @@ class GraphPlanner:
         if not self.problem.backward_nodes:
             raise CannotPlan("it has no backward")
         self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
+        self._divided: dict[tuple[int, ...], DividedGraph] = {}
         self._workspaces = problem_workspaces(self.problem, self._nodes)
-        self.search = PartitionSearch(self.problem, [self.torch_choice()])
+        self.torch_failure = ""
+        """Why torch's own choice is not among those that are looked at, if it is not."""
+        also: list[set[int]] = []
+        try:
+            also.append(self.torch_choice())
+        except NoChoice as why:
+            self.torch_failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
+        self.search = PartitionSearch(self.problem, also)
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
 
@@ -130,7 +138,12 @@ class GraphPlanner:
         )
 
     def divide(self, partition: Partition) -> DividedGraph:
-        """Divide the graph as a partition says, and count what its graphs need."""
+        """Divide the graph as a partition says, and count what its graphs need; each once."""
+        if partition.kept not in self._divided:
+            self._divided[partition.kept] = self._counted(partition)
+        return self._divided[partition.kept]
+
+    def _counted(self, partition: Partition) -> DividedGraph:
         forward, backward = self.split_only(partition)
         kept = given_away(backward)
         if self._changes_size:
@@ -142,33 +155,41 @@ class GraphPlanner:
             backward = with_better_order(backward, inside)
             peaks = graph_peak(forward, (), inside), graph_peak(backward, kept, inside)
         else:
-            peaks = (
-                kernel_peak(forward, backward=False, workspaces=self._workspaces),
-                kernel_peak(backward, backward=True, donated=kept, workspaces=self._workspaces),
-            )
+            peaks = kernel_peaks(forward, backward, kept, self._workspaces)
         return DividedGraph(forward, backward, partition, peaks[0], peaks[1] + self._beside(partition))
 
     def fastest(self, limits: GraphLimits) -> DividedGraph | None:
-        """Return the fastest division that keeps the limits as it was counted; None if none was found."""
-        best: DividedGraph | None = None
-        tried: set[tuple[int, ...]] = set()
-        asked = limits
-        for _ in range(_TRIALS):
-            partition = self.search.fastest(asked)
-            if partition is None and best is None and not tried:
-                # The model may see more than there will be.
-                partition = self.search.nearest(asked)
-            if partition is None or partition.kept in tried:
-                break
-            tried.add(partition.kept)
-            found = self.divide(partition)
-            excess = found.excess(limits)
-            if excess <= 0 and (best is None or partition.seconds < best.partition.seconds):
-                best = found
-            if -_CLOSE * limits.backward_bytes <= excess <= 0 or (excess <= 0 and not partition.repeated):
-                break
-            asked = _moved(asked, limits, found)
-        return best
+        """Return the fastest division that keeps the limits as it was counted; None if none was found.
+
+        The partitions to choose from do not depend on a limit, and neither do those that are looked at in the
+        middle of others: so a higher limit never has a slower division.
+        """
+        if not limits.forward_bytes == limits.held_bytes == limits.backward_bytes:
+            self.search.fastest(limits)
+        found = self.search.candidates(limits, CANDIDATES[self._backend])
+        # Behind `low` all are too large, from `high` on they fit.
+        low, high = -1, len(found)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(found[middle], limits):
+                high = middle
+            else:
+                low = middle
+        for partition in found[high:]:
+            divided = self.divide(partition)
+            if divided.excess(limits) <= 0:
+                return divided
+        return None
+
+    def _fits(self, partition: Partition, limits: GraphLimits) -> bool:
+        """Whether a partition keeps the limits: counted, unless the model is far from them."""
+        below, above = _SURE[self._backend]
+        least = min(limits.forward_bytes, limits.held_bytes, limits.backward_bytes)
+        if partition.held_bytes > limits.held_bytes or partition.excess(limits) > above * least:
+            return False
+        if partition.excess(limits) < -below * least:
+            return True
+        return self.divide(partition).excess(limits) <= 0
 
     def smallest(self) -> DividedGraph:
         """Return the division with the smallest peak that the search knows."""
@@ -183,15 +204,6 @@ class GraphPlanner:
         beside = set(problem.output_storages) - kept
         beside |= {s for node in nodes if node.role is Role.TANGENT for s in node.storages}
         return sum(problem.sizes[storage] for storage in beside)
-
-
-def _moved(asked: GraphLimits, limits: GraphLimits, found: DividedGraph) -> GraphLimits:
-    """Return the limits of the search moved by how far what was counted is from what may be."""
-    return GraphLimits(
-        asked.forward_bytes + limits.forward_bytes - found.forward_peak_bytes,
-        limits.held_bytes,
-        asked.backward_bytes + limits.backward_bytes - found.backward_peak_bytes,
-    )
 
 
 def workspaces_by_name(pairs: Iterable[tuple[int, Node]]) -> dict[str, int]:

@@ -28,9 +28,6 @@ from trainfit.compiling.joint_problem import CannotPlan
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.step_shares import GraphUse
 
-_POINTS = 6
-"""Of the trade-off of each graph, between its ends."""
-
 
 class GraphProbe:
     """A backend of torch.compile that notes the graphs and their calls."""
@@ -63,7 +60,7 @@ class GraphProbe:
         """Return the trade-offs of the graphs, as far as they were planned."""
         for planner in self.planners:
             if planner is not None and len(self.calls) > 1:
-                planner.search.look_between(_POINTS)
+                planner.search.look_everywhere()
         return [
             GraphUse(tuple(planner.search.trade_offs), planner.gradient_bytes())
             for planner in self.planners

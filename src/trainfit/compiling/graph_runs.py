@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainfit.compiling.graph_planner import Backend
 from trainfit.compiling.kernel_calls import KernelRun, kernel_run
+from trainfit.compiling.kernel_memory import kept_strides
 from trainfit.compiling.node_calls import node_run
 from trainfit.compiling.node_costs import hint
 from trainfit.compiling.split_graphs import given_away
@@ -47,7 +48,14 @@ def graph_run(
     donated = given_away(backward)
     if backend == "inductor":
         first = kernel_run(forward, backward=False, workspaces=workspaces)
-        second = kernel_run(backward, backward=True, donated=donated, workspaces=workspaces, before=names)
+        second = kernel_run(
+            backward,
+            backward=True,
+            donated=donated,
+            workspaces=workspaces,
+            before=names,
+            strides=kept_strides(forward, first.strides),
+        )
     else:
         first = node_run(forward, workspaces=workspaces)
         donated += [node.name for node in _tangents(backward)]

@@ -7,7 +7,7 @@ code has it: kept for a later one of its kind, or written over, where that is wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch._inductor.scheduler import NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
-from trainfit.compiling.kernel_memory import inside_bytes, lowered
+from trainfit.compiling.kernel_memory import Stride, lowered, output_strides
+from trainfit.compiling.kernel_workspaces import called_node, inside_bytes
 from trainfit.compiling.node_costs import signature_of_node
 from trainfit.compiling.value_names import module_of
 from trainfit.order_fronts.reuse import kept_for_later
@@ -65,6 +66,8 @@ class KernelRun:
     buffers: tuple[KernelBuffer, ...]
     outputs: tuple[str | None, ...]
     """For each result of the graph the buffer or input that it is; None for what is no tensor."""
+    strides: tuple[Stride | None, ...] = ()
+    """How they lie in memory, as far as that is known."""
 
 
 def kernel_run(
@@ -74,12 +77,13 @@ def kernel_run(
     donated: Sequence[str] = (),
     workspaces: dict[str, int] | None = None,
     before: Set[str] = frozenset(),
+    strides: Mapping[str, Stride] | None = None,
 ) -> KernelRun:
-    """Return the kernels of a graph; the arguments are those of `kernel_memory.kernel_peak`.
+    """Return the kernels of a graph; the arguments are those of `kernel_memory.kernel_peaks` and `lowered`.
 
     `before` are the nodes that forward has computed: in backward they run again.
     """
-    with lowered(module, backward=backward, donated=donated) as graph:
+    with lowered(module, backward=backward, donated=donated, strides=strides) as graph:
         return _Reader(graph, workspaces or {}, before).read()
 
 
@@ -116,7 +120,7 @@ class _Reader:
         calls = tuple(self._call(node) for node in self._nodes if not _is_nothing(node))
         outputs = tuple(self._output(result) for result in self._graph.graph_outputs)
         buffers = tuple(self._buffers()) if calls else ()
-        return KernelRun(calls, buffers, outputs)
+        return KernelRun(calls, buffers, outputs, tuple(output_strides(self._graph)))
 
     def _output(self, result: Any) -> str | None:
         if isinstance(result, ir.NoneAsConstantBuffer | ir.ShapeAsConstantBuffer):
@@ -199,14 +203,11 @@ def _of_torch(node: Any, origins: Sequence[Node]) -> Signature | None:
     for part in node.get_nodes():
         if not isinstance(part.node, ir.ExternKernel):
             continue
-        called = getattr(part.node, "op_overload", None)
-        if not isinstance(called, torch._ops.OpOverload):
+        found = called_node(part.node, iter(origins))
+        if found is not None:
+            return signature_of_node(found)
+        if not isinstance(getattr(part.node, "op_overload", None), torch._ops.OpOverload):
             return None
-        origin = part.node.get_origin_node()
-        for found in (*([origin] if origin is not None else []), *origins):
-            target = found.target
-            if isinstance(target, torch._ops.OpOverload) and target._schema.name == called._schema.name:
-                return signature_of_node(found)
     return None
 
 

@@ -6,7 +6,8 @@ caller's stays.
 
 A pointwise result that only fused kernels near it read is no memory: whoever reads it reads what it was
 computed from. Near means that no kernel of its own (`Fusing.NOTHING`) runs between the first and the last
-reader, and that it reads few tensors itself: else the compiler writes it to memory.
+reader, and that it reads few tensors itself: else the compiler writes it to memory. Its result lies where
+another value of its size was that it is the last to read.
 
 A search asks for hundreds of choices of one problem, so that what is the same for all of them is found once.
 """
@@ -19,16 +20,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.compiling.backward_needs import NEVER, BackwardNeeds, Numbers
 from trainfit.compiling.recompute_problem import Fusing, Partition, RecomputeProblem, Role
 
 _MOST_FUSED_READS = 4
 """A pointwise result that several kernels read and that reads more tensors is written to memory."""
 FUSED_SHARE = 0.05
 """Of the seconds of a pointwise node, where it is computed inside of other kernels."""
-_NEVER = 2**40
-"""A place behind all places."""
-
-Numbers = NDArray[np.int64]
 
 
 def partition_of(problem: RecomputeProblem, chosen: Collection[int]) -> Partition | None:
@@ -54,34 +52,61 @@ class PartitionMemory:
         self._staying_in_backward = _mask(len(problem.sizes), returned | tangents) | self._outputs
         self._ours = ~_mask(len(problem.sizes), problem.input_storages)
         self._seconds = [node.seconds for node in nodes]
+        self._reach = BackwardNeeds(problem)
         self._forward_base = self._forward_nodes(problem.forward_outputs, frozenset())
+        self._forward_order = sorted(self._forward_base)
 
     def partition(self, chosen: Collection[int]) -> Partition | None:
         """Return what keeping these nodes means; None if something is needed that cannot run again."""
         problem, layout = self.problem, self._layout
-        found = needed_again(problem, chosen)
+        found = self._reach.needed(chosen)
         if found is None:
             return None
-        kept, repeated = found
+        kept, repeated, places = found
+        kept.reverse()
         count = len(problem.sizes)
         keeping = _mask(count, (s for n in kept for s in problem.nodes[n].storages)) & self._ours
         held = keeping | self._outputs
-        running = sorted(self._forward_base | self._forward_nodes(kept, self._forward_base))
+        more = self._forward_nodes(kept, self._forward_base)
+        running = sorted(self._forward_base | more) if more else self._forward_order
+        if layout.fuses:
+            running = self._kept_last(running, set(kept))
         forward = _GraphRun(layout, running, (*problem.forward_outputs, *kept))
-        order = backward_order(problem, repeated)
+        order = self._reach.order(repeated, places)
+        repeated.reverse()
         backward = _GraphRun(layout, order, problem.backward_outputs)
         seconds, fused = self._seconds, backward.fused
         return Partition(
-            tuple(sorted(kept)),
-            tuple(sorted(repeated)),
-            tuple(order),
-            sum([seconds[n] * (FUSED_SHARE if n in fused else 1.0) for n in sorted(repeated)]),
+            tuple(kept),
+            tuple(repeated),
+            tuple(order.tolist()),
+            sum([seconds[n] * (FUSED_SHARE if n in fused else 1.0) for n in repeated]),
             int(layout.sizes[keeping].sum()),
             int(layout.sizes[held].sum()),
             forward.peak(np.zeros(count, dtype=bool), held),
             # The caller has what forward returned while backward runs.
             backward.peak(keeping | self._given_to_backward, self._staying_in_backward),
         )
+
+    def _kept_last(self, running: Sequence[int], kept: Collection[int]) -> list[int]:
+        """Return forward with fused results that are only kept behind the others, up to the next own kernel.
+
+        A compiler writes them when nothing else reads what they are computed from.
+        """
+        users, kinds = self.problem.users, self._layout.kinds
+        there = set(running)
+        found: list[int] = []
+        waiting: list[int] = []
+        for number in running:
+            if kinds[number] is Fusing.NOTHING:
+                found += waiting
+                waiting = []
+            alone = number in kept and kinds[number] is Fusing.POINTWISE
+            if alone and there.isdisjoint(users[number]):
+                waiting.append(number)
+            else:
+                found.append(number)
+        return found + waiting
 
     def _forward_nodes(self, results: Iterable[int], known: Collection[int]) -> set[int]:
         """Return what forward runs for these results, without what is known to run."""
@@ -94,54 +119,6 @@ class PartitionMemory:
                 found.add(number)
                 pending += nodes[number].reads
         return found
-
-
-def needed_again(problem: RecomputeProblem, chosen: Collection[int]) -> tuple[set[int], set[int]] | None:
-    """Return which of the chosen nodes backward reads, and which others it has to run again."""
-    nodes = problem.nodes
-    kept: set[int] = set()
-    repeated: set[int] = set()
-    pending = list(problem.wanted)
-    while pending:
-        number = pending.pop()
-        if number in repeated or number in kept:
-            continue
-        node = nodes[number]
-        if node.role is not Role.FORWARD:
-            continue
-        if number in chosen and node.keepable:
-            kept.add(number)
-        elif node.repeatable:
-            repeated.add(number)
-            pending += node.reads
-        else:
-            return None
-    return kept, repeated
-
-
-def backward_order(problem: RecomputeProblem, repeated: Collection[int]) -> list[int]:
-    """Return what backward runs: each node computed again just before the first that needs it."""
-    place = {number: at for at, number in enumerate(problem.backward_nodes)}
-    first = {number: len(place) + at for at, number in enumerate(problem.backward_outputs)}
-    needed: dict[int, int] = {}
-    users = problem.users
-    # Whoever reads a node has a higher number, so that it is known by then when it is needed.
-    for number in sorted(repeated, reverse=True):
-        earliest = first.get(number, _NEVER)
-        for user in users[number]:
-            at = place.get(user)
-            if at is None:
-                at = needed.get(user, _NEVER)
-            if at < earliest:
-                earliest = at
-        needed[number] = earliest
-    stride = len(problem.nodes) + 1
-    # A node of backward comes after all that are computed again for it.
-    keys = [at * stride + number for number, at in needed.items()]
-    keys += [at * stride + stride - 1 for at in range(len(place))]
-    keys.sort()
-    own = problem.backward_nodes
-    return [own[key // stride] if key % stride == stride - 1 else key % stride for key in keys]
 
 
 def _mask(count: int, members: Iterable[int]) -> NDArray[np.bool_]:
@@ -208,7 +185,7 @@ class _Layout:
 class _GraphRun:
     """Nodes that run in an order, as one graph: which of them are fused into others, and the memory."""
 
-    def __init__(self, layout: _Layout, order: Sequence[int], results: Iterable[int]) -> None:
+    def __init__(self, layout: _Layout, order: Sequence[int] | Numbers, results: Iterable[int]) -> None:
         self._layout = layout
         self._order = np.array(order, dtype=np.int64)
         self._place = np.full(layout.count, -1, dtype=np.int64)
@@ -249,8 +226,27 @@ class _GraphRun:
         ending[made] = True
         ending &= ~staying & layout.ours & (last >= 0)
         np.add.at(change, last[ending] + 1, -sizes[ending])
+        if self.fused:
+            inside -= self._written_over(made[~again], born[~again], np.flatnonzero(ending), last)
         memory = begin + np.cumsum(change[:-1])
         return max(begin, int((memory + inside).max()))
+
+    def _written_over(self, made: Numbers, born: Numbers, ending: Numbers, last: Numbers) -> Numbers:
+        """Return for each step the bytes that are written over.
+
+        A fused kernel puts its result where another value of the same size was that it is the last to read.
+        """
+        layout = self._layout
+        own = layout.own_kernel[self._order[born]]
+        most = int(layout.sizes.max()) + 1
+        # One number for a step and a size, so that equal ones meet.
+        results, counts = np.unique(born[~own] * most + layout.sizes[made[~own]], return_counts=True)
+        ends, others = np.unique(last[ending] * most + layout.sizes[ending], return_counts=True)
+        _, mine, theirs = np.intersect1d(results, ends, assume_unique=True, return_indices=True)
+        found = np.zeros(len(self._order), dtype=np.int64)
+        meeting = results[mine]
+        np.add.at(found, meeting // most, np.minimum(counts[mine], others[theirs]) * (meeting % most))
+        return found
 
     def _fuse(self, results: set[int]) -> None:
         """Find the pointwise nodes that are computed inside of the kernels that read them."""
@@ -265,7 +261,7 @@ class _GraphRun:
         for number in reversed(self._order[layout.fusible[self._order]].tolist()):
             if number in results:
                 continue
-            begin, end = _NEVER, -1
+            begin, end = NEVER, -1
             for user in users[number]:
                 at = place[user]
                 if at < 0:

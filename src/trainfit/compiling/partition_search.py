@@ -15,13 +15,15 @@ give the same partition on every machine: the effort is counted, not timed.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
 from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts, divided, places_to_divide
 from trainfit.compiling.partition_memory import FUSED_SHARE, PartitionMemory
-from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
+from trainfit.compiling.partition_worth import by_worth
+from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem
 
 _PRICES = 31
 """Prices per byte that are looked at, the same for all limits; each is a constant times the one before."""
@@ -35,6 +37,8 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
+_LEVELS, _LARGE_LEVELS = 10, 3
+"""Limits that are searched for, whatever is asked, between the smallest peak and that of the fastest."""
 
 
 _END_PRICES = {0.0: 1e-19, math.inf: 1e3}
@@ -63,9 +67,9 @@ class PartitionSearch:
         self._known: dict[frozenset[int], Partition] = {}
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
-        for chosen in also:
-            self._judge(chosen)
-        for places in self._divisions():
+        self._looked = False
+        self._given = [judged for chosen in also if (judged := self._judge(chosen)) is not None]
+        for places in self._divisions:
             for price in (0.0, math.inf):
                 self._at(places, price)
 
@@ -93,13 +97,45 @@ class PartitionSearch:
                 found.append((mine, partition))
         return [partition for _, partition in found]
 
-    def look_between(self, points: int) -> None:
+    def candidates(self, limits: GraphLimits, most: int) -> list[Partition]:
+        """Return about so many partitions to choose from, fastest first, each with less above the limits.
+
+        For limits that are all the same these are the same partitions whatever the limit is. So whoever takes
+        the first that fits never takes a slower one for a higher limit.
+        """
+        ordered = sorted(self._everywhere, key=lambda p: (p.excess(limits), p.seconds, p.kept))
+        found: list[Partition] = []
+        for partition in ordered:
+            if not found or partition.seconds < found[-1].seconds:
+                found.append(partition)
+        if len(found) > most:
+            low, high = found[0].excess(limits), found[-1].excess(limits)
+            wanted = [low + (high - low) * n / (most - 1) for n in range(most)]
+            above = [p.excess(limits) for p in found]
+            # Of each step the fastest; the steps begin and end with what is there. What others chose stays.
+            taken = {bisect.bisect_right(above, w) - 1 for w in wanted}
+            taken |= {n for n, partition in enumerate(found) if partition in self._given}
+            found = [found[n] for n in sorted(taken)]
+        return found[::-1]
+
+    @functools.cached_property
+    def _everywhere(self) -> tuple[Partition, ...]:
+        """All partitions that are seen on the way to a row of limits that depends on the graph alone."""
+        self.look_everywhere()
+        return tuple(dict.fromkeys(self._known.values()))
+
+    def look_everywhere(self) -> None:
         """Look for partitions between the smallest peak and the fastest, so that others can choose."""
+        if self._looked:
+            return
+        self._looked = True
+        self.fastest(GraphLimits.same(0.0))
         known = self.partitions
         if len(known) > 1:
             low, high = known[0].peak_bytes, known[-1].peak_bytes
-            for number in range(1, points + 1):
-                self.fastest(GraphLimits.same(low + (high - low) * number / (points + 1)))
+            levels = _LARGE_LEVELS if self._is_large else _LEVELS
+            for number in range(levels):
+                self.fastest(GraphLimits.same(low + (high - low) * number / levels))
 
     def smallest(self) -> Partition | None:
         """Return the partition with the smallest peak that was found."""
@@ -107,7 +143,7 @@ class PartitionSearch:
 
     def fastest(self, limits: GraphLimits) -> Partition | None:
         """Return the fastest partition found within the limits; None if none is."""
-        found = [(self._bisect(places, limits), places) for places in self._divisions()]
+        found = [(self._bisect(places, limits), places) for places in self._divisions]
         able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
         for _, places, ends in able[:_MIXED] if self._is_large else able:
             self._mix(places, *ends, limits)
@@ -126,6 +162,7 @@ class PartitionSearch:
         fitting = [p for p in self._known.values() if p.excess(limits) <= 0]
         return min(fitting, key=lambda p: (p.seconds, p.peak_bytes, p.kept), default=None)
 
+    @functools.cached_property
     def _divisions(self) -> list[tuple[int, ...]]:
         """Return the ways in which forward is divided, from not at all to at every place."""
         ways: list[tuple[int, ...]] = [()]
@@ -235,13 +272,13 @@ class PartitionSearch:
         best = self.nearest(limits)
         if best is None:
             return None
-        for number in self._by_worth(best, repeated=False)[: self._moves]:
+        for number in by_worth(self.problem, best, repeated=False)[: self._moves]:
             if best.excess(limits) <= 0:
                 break
             found = self._judge(set(best.kept) - {number})
             if found is not None and found.excess(limits) < best.excess(limits):
                 best = found
-        for number in self._by_worth(best, repeated=True)[: self._moves]:
+        for number in by_worth(self.problem, best, repeated=True)[: self._moves]:
             if best.excess(limits) <= 0:
                 break
             found = self._judge({*best.kept, number})
@@ -257,7 +294,7 @@ class PartitionSearch:
             more = self._judge({*best.kept, number})
             if more is None or more.seconds >= best.seconds:
                 continue
-            rest = [n for n in reversed(self._by_worth(more, repeated=False)) if n != number]
+            rest = [n for n in reversed(by_worth(self.problem, more, repeated=False)) if n != number]
             # The less is kept, the more may be alive at once later: one by one, until it fits.
             for _ in range(min(len(rest), self._moves // 4)):
                 if more is None or more.excess(limits) <= 0:
@@ -268,26 +305,9 @@ class PartitionSearch:
                 best = more
         return best
 
-    def _seconds_without(self, partition: Partition, number: int) -> float:
-        """Return what would run again as well if a value were not kept; without end if that cannot be."""
-        nodes = self.problem.nodes
-        there = {*partition.kept, *partition.repeated} - {number}
-        total = 0.0
-        pending = [number]
-        while pending:
-            here = pending.pop()
-            if here in there or nodes[here].role is not Role.FORWARD:
-                continue
-            if not nodes[here].repeatable:
-                return math.inf
-            there.add(here)
-            total += nodes[here].seconds
-            pending += nodes[here].reads
-        return total
-
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
-        worth = self._by_worth(best, repeated=True)
+        worth = by_worth(self.problem, best, repeated=True)
         for _ in range(_ROUNDS if not self._is_large else 2):
             kept, waiting = frozenset(best.kept), tuple(worth)
             count = self._most(len(waiting), lambda n, k=kept, w=waiting: k | {*w[:n]}, limits)  # type: ignore[misc]
@@ -298,7 +318,7 @@ class PartitionSearch:
             if not worth:
                 break
         moves = 0
-        for number in self._by_worth(best, repeated=True):
+        for number in by_worth(self.problem, best, repeated=True):
             if moves >= self._moves:
                 break
             if number in best.kept or number not in best.repeated:
@@ -308,24 +328,6 @@ class PartitionSearch:
             if found is not None and found.excess(limits) <= 0 and found.seconds < best.seconds:
                 best = found
         return self._best(limits) or best
-
-    def _by_worth(self, partition: Partition, *, repeated: bool) -> list[int]:
-        """Return what could be kept as well, most seconds per byte first; or what is kept, fewest first."""
-        nodes, sizes = self.problem.nodes, self.problem.own_bytes
-        if not repeated:
-            lost = {n: self._seconds_without(partition, n) for n in partition.kept}
-            return sorted(partition.kept, key=lambda n: lost[n] / max(sizes[n], 1))
-        again = set(partition.repeated)
-        seconds: dict[int, float] = {}
-        for number in partition.repeated:
-            # What only this node needs would not run either.
-            total = nodes[number].seconds
-            for read in nodes[number].reads:
-                if read in again and all(u == number for u in self.problem.users[read] if u in again):
-                    total += seconds.get(read, 0.0)
-            seconds[number] = total
-        able = [n for n in partition.repeated if nodes[n].keepable and nodes[n].role is Role.FORWARD]
-        return sorted(able, key=lambda n: (-seconds[n] / max(sizes[n], 1), n))
 
 
 def _of_stretches(places: Sequence[int], kept: Collection[int]) -> list[tuple[int, ...]]:

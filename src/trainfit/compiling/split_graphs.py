@@ -7,7 +7,8 @@ is ours, and so is the order of backward's nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch._functorch import config as functorch_config
@@ -15,6 +16,7 @@ from torch._functorch import partitioners
 from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 from torch._functorch._aot_autograd.utils import _is_bwd_seed_offset, _is_primal
 from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves
@@ -52,6 +54,20 @@ def prepared(module: GraphModule, forward_outputs: int) -> GraphModule:
     _move_up(module.graph, forward_outputs)
     module.recompile()
     return module
+
+
+@contextlib.contextmanager
+def as_while_traced(module: GraphModule) -> Iterator[None]:
+    """Let torch find the graph's fake tensors, as it does while it compiles the graph.
+
+    Its partitioner looks for them where it gives states to random operators of the user's checkpoints.
+    """
+    if detect_fake_mode() is not None:
+        yield
+        return
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    with tracing(TracingContext(detect_fake_mode(values))):
+        yield
 
 
 def _move_up(graph: Graph, forward_outputs: int) -> None:
@@ -110,13 +126,32 @@ def split(
         static_lifetime_input_nodes=OrderedSet(static),
     )
     if partitioners.has_recomputable_ops(module) and partitioners.has_recomputable_rng_ops(module):
-        forward, backward = partitioners.functionalize_rng_ops(module, forward, backward, len(symbols))
+        with as_while_traced(module):
+            forward, backward = partitioners.functionalize_rng_ops(module, forward, backward, len(symbols))
+        for part in (forward, backward):
+            _say_results(part, module)
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     forward, backward = raise_getitems(forward), raise_getitems(backward)
     return (
         partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False),
         partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True),
     )
+
+
+def _say_results(part: GraphModule, joint: GraphModule) -> None:
+    """Say of operators that are given a random state what they return: torch says it of what is picked only.
+
+    All of it is allocated, and is there while the operator still has what it reads.
+    """
+    known = {
+        (node.target, str(node.args)): node.meta["val"] for node in joint.graph.nodes if "val" in node.meta
+    }
+    for node in part.graph.nodes:
+        if node.target is torch.ops.higher_order.run_with_rng_state:
+            node.meta.setdefault("val", known.get((node.args[1], str(node.args[2:]))))
+        elif node.target is torch.ops.higher_order.run_and_save_rng_state:
+            state = next(iter(user.meta["val"] for user in node.users if user.args[1] == 0), None)
+            node.meta.setdefault("val", (state, known.get((node.args[0], str(node.args[1:])))))
 
 
 def given_away(backward: GraphModule) -> list[str]:
@@ -141,15 +176,17 @@ def graph_peak(
     alive = step_bytes(counted, range(counted.count))
     called = {node.name: node for node in module.graph.nodes}
     inside = [node_workspace(called[node.name], workspaces or {}) for node in graph.nodes]
-    states = sum(node.target in _WITH_STATES for node in called.values()) * torch.get_rng_state().nbytes
-    return states + max([counted.initial_bytes, *(here + extra for here, extra in zip(alive, inside))])
+    return max([counted.initial_bytes, *(here + extra for here, extra in zip(alive, inside))])
 
 
 def node_workspace(node: Node, workspaces: Mapping[str, int]) -> int:
     """Return what a node's kernel needs inside, also that of an operator that is given a random state."""
     if node.target in _WITH_STATES:
         run = [value for value in node.args if isinstance(value, torch._ops.OpOverload)]
-        return sum(workspaces.get(str(operator), 0) for operator in run)
+        # Whoever is given a state puts back the one that was there.
+        given = node.target is torch.ops.higher_order.run_with_rng_state
+        own = torch.get_rng_state().nbytes if given else 0
+        return own + sum(workspaces.get(str(operator), 0) for operator in run)
     return workspaces.get(node.name, 0)
 
 

@@ -31,6 +31,7 @@ from trainfit.compiling.graph_planner import Backend, GraphPlanner
 from trainfit.compiling.graph_probe import as_divided, tracing_options
 from trainfit.compiling.kernel_memory import copied
 from trainfit.compiling.node_costs import NodeCosts, hint
+from trainfit.compiling.split_graphs import as_while_traced
 from trainfit.errors import StepError, TrainfitError
 from trainfit.steps.step import Step
 
@@ -58,7 +59,9 @@ class SeenGraph:
 
     def as_torch_divides_it(self) -> Divided:
         """Return forward and backward of torch's own partitioner."""
-        return min_cut_rematerialization_partition(copied(self.joint), self.joint_inputs, **self.arguments)
+        joint = copied(self.joint)
+        with as_while_traced(joint):
+            return min_cut_rematerialization_partition(joint, self.joint_inputs, **self.arguments)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,14 @@ _FAR = 10**9
 """From backward: torch's mark of a node that backward does not need."""
 
 
+class NoChoice(Exception):
+    """Torch's partitioner has failed on the graph; the message says with what."""
+
+
 def torch_choice(
     module: GraphModule, forward_outputs: int, static_inputs: Sequence[int] = (), fraction: float = 1.0
 ) -> list[Node]:
-    """Return the nodes that torch would keep; nothing for a graph that it has no answer for."""
+    """Return the nodes that torch would keep; nothing if there is no backward, `NoChoice` if it fails."""
     nodes = partitioners.classify_nodes(module, list(static_inputs), forward_outputs)
     if not nodes.required_bw_nodes:
         return []
@@ -30,5 +34,6 @@ def torch_choice(
             node.dist_from_bw = 0
     try:
         return list(partitioners.choose_saved_values_set(module.graph, nodes, fraction))
-    except Exception:
-        return []  # torch would fail as well: there is nothing to compare with
+    except Exception as error:
+        # Whatever torch's code raises: compiled without us, the graph would fail with it.
+        raise NoChoice(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from error

@@ -41,6 +41,8 @@ class CompiledVerificationData:
     planned_float64_error: float | None
     """Of the gradients with the plan to a float64 run, as a share of the largest; None if equal."""
     unplanned_float64_error: float | None
+    float64_failure: str | None
+    """The error with which the step does not run in float64, if that was tried."""
     results_hold: bool | None
 
 
@@ -65,6 +67,7 @@ def compiled_verification_data(found: CompiledVerification) -> CompiledVerificat
         gradients_equal=results.same.gradients.equal if results else None,
         planned_float64_error=results.planned_error if results else None,
         unplanned_float64_error=results.unplanned_error if results else None,
+        float64_failure=(results.why_no_reference or None) if results else None,
         results_hold=results.hold if results else None,
     )
 
@@ -119,9 +122,8 @@ def _results(data: CompiledVerificationData) -> Text:
     if data.loss_equal and data.gradients_equal:
         return Text("Loss and gradients are equal bit by bit with and without the plan.", "green")
     if data.results_hold is None:
-        return Text(
-            "Loss and gradients are not equal bit by bit, and the step does not run in float64.", "yellow"
-        )
+        why = "Loss and gradients are not equal bit by bit, and the step does not run in float64"
+        return safe(f"{why} ({data.float64_failure})." if data.float64_failure else f"{why}.", "yellow")
     errors = data.planned_float64_error or 0.0, data.unplanned_float64_error or 0.0
     text = (
         f"Gradients are {errors[0]:.1e} from those in float64 with the plan, {errors[1]:.1e} without it, as "

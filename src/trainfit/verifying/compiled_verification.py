@@ -44,6 +44,8 @@ class CompiledResults:
     """How far the gradients with the plan are from a float64 run, as a share of the largest; None if equal,
     or if the step does not run in float64."""
     unplanned_error: float | None
+    why_no_reference: str = ""
+    """Why the step does not run in float64: the error."""
 
     @property
     def equal(self) -> bool | None:
@@ -116,8 +118,8 @@ class CompiledRuns:
             if False not in found:
                 return CompiledResults(same, None, None)
             reference = self._in_float64()
-            if reference is None:
-                return CompiledResults(same, None, None)
+            if isinstance(reference, str):
+                return CompiledResults(same, None, None, reference)
             return CompiledResults(
                 same,
                 _apart(_gradients(with_plan, eager=False), reference),
@@ -144,8 +146,8 @@ class CompiledRuns:
             for model in models:
                 remove_compiled_plan(model)
 
-    def _in_float64(self) -> dict[str, torch.Tensor] | None:
-        """Return the gradients of a run in float64 without a compiler; None if it does not run so."""
+    def _in_float64(self) -> dict[str, torch.Tensor] | str:
+        """Return the gradients of a run in float64 without a compiler; the error if it does not run so."""
 
         def build() -> Step:
             step = self.build()
@@ -155,8 +157,9 @@ class CompiledRuns:
         try:
             with warnings.catch_warnings(action="ignore"):
                 return _gradients(build, eager=True)
-        except Exception:
-            return None  # its data is float32, and made in its own code
+        except Exception as error:
+            # The step's own code, for which float64 was never meant: its data may be float32, say.
+            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 @contextlib.contextmanager
