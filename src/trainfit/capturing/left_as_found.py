@@ -30,13 +30,13 @@ class FoundState:
         self.file_time = file_time()
         self._default_dtype = torch.get_default_dtype()
         self._grad_enabled = torch.is_grad_enabled()
-        things = gc.get_objects()
-        # Types first: a process has some 300,000 objects and 10,000 types.
-        kinds = {kind for kind in set(map(type, things)) if issubclass(kind, nn.Parameter)}
-        kinds = set() if parameters_are_lent else kinds
-        self._parameters = {id(thing): weakref.ref(thing) for thing in things if type(thing) in kinds}
+        kinds = set() if parameters_are_lent else _with_subclasses(nn.Parameter)
+        wanted = {_FunctionCache, *kinds}
+        # A process has some 300,000 objects: they are looked at once, and only at their types.
+        found = [thing for thing in gc.get_objects() if type(thing) in wanted]
+        self._parameters = {id(thing): weakref.ref(thing) for thing in found if type(thing) in kinds}
         self._caches = {
-            id(thing): (thing, thing.cache_info().misses) for thing in things if type(thing) is _FunctionCache
+            id(thing): (thing, thing.cache_info().misses) for thing in found if type(thing) is _FunctionCache
         }
 
     def has(self, parameter: nn.Parameter) -> bool:
@@ -57,3 +57,8 @@ class FoundState:
             _, misses = self._caches.get(id(thing), (None, 0))
             if thing.cache_info().misses != misses:
                 thing.cache_clear()
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    """Return a class and all that inherit from it."""
+    return {kind}.union(*(_with_subclasses(one) for one in type.__subclasses__(kind)))

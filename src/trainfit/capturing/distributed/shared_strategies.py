@@ -111,7 +111,8 @@ def _elements(values: Any) -> Sequence[Any]:
 def _places(keys: Sequence[Hashable]) -> tuple[list[int], list[int]]:
     """Return the first element of each kind, and for each element which of these is of its kind."""
     first: dict[Hashable, int] = {}
-    few, places = [], []
+    few: list[int] = []
+    places: list[int] = []
     for number, key in enumerate(keys):
         if key not in first:
             first[key] = len(few)
@@ -127,7 +128,9 @@ def _with_few(op_schema: OpSchema, few: Sequence[int], lists: type) -> OpSchema:
         if not isinstance(value, lists | tuple):
             return value
         chosen = [_elements(value)[number] for number in few]
-        return TupleStrategy(children=chosen) if isinstance(value, TupleStrategy) else type(value)(chosen)
+        if isinstance(value, TupleStrategy):
+            return TupleStrategy(children=chosen)
+        return tuple(chosen) if isinstance(value, tuple) else chosen
 
     return OpSchema(
         op_schema.op,
@@ -139,7 +142,9 @@ def _with_few(op_schema: OpSchema, few: Sequence[int], lists: type) -> OpSchema:
 
 def _sort(element: Any) -> Hashable:
     """Return what the shape of a result can depend on: of numbers, one for each element, not their values."""
-    return type(element) if isinstance(element, int | float) else _shaped(element)
+    if isinstance(element, int | float):
+        return type(element).__qualname__
+    return _shaped(element)
 
 
 def _shaped(value: Any) -> Hashable:
