@@ -1,6 +1,6 @@
 """Meshes that `trainfit scale` chooses against those of published runs: Llama 3 8B, 70B and 405B on H100.
 
-    python benchmarks/scale_choices.py [--models llama-3-8b,...] [--csv FILE]
+    python benchmarks/scale_choices.py [--models llama-3-8b,...] [--rows FILE] [--csv FILE]
 
 Each published run is asked about with its number of GPUs, its global batch and the GPU that it ran on, in
 the precision that it used (float32 parameters, bfloat16 where FSDP gathers them). The chosen mesh is the
@@ -13,12 +13,17 @@ are H100 with 96 GB of HBM2e and 500 W (`h100-hbm2e-96gb`). 8B on 64: its PR 188
 and 16,384: The Llama 3 Herd of Models (2024), table 4 (TP 8, CP 1, PP 16, DP 64 and 128, 16M tokens,
 sequences of 8,192; 430 and 400 TFLOP/s for each GPU, which are 43 % and 41 % of the peak), of 80 GB.
 
-Winners of 8B and 70B are confirmed by a capture of the whole model; the others are derived.
+Winners of 8B and 70B are confirmed by a capture of the whole model; the others are derived. `--rows` keeps
+each row as it is made, and another run goes on with those that are missing.
 """
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import trainfit
@@ -57,6 +62,7 @@ RUNS = (
 def row_of(run: PublishedRun) -> dict[str, Any]:
     """Ask for the best mesh of a run's size, and look the published one up among the others."""
     options = trainfit.StepOptions(seq=run.seq, dtype="bf16-autocast")
+    begin = time.process_time()
     result = trainfit.scale(
         run.model,
         run.ranks,
@@ -88,16 +94,34 @@ def row_of(run: PublishedRun) -> dict[str, Any]:
         "same": winner is not None and winner.words == run.mesh,
         "reason": "not looked at" if published is None else published.reason,
         "seconds": result.data.seconds["total"],
+        "processor_seconds": time.process_time() - begin,
     }
+
+
+def rows_of(runs: Sequence[PublishedRun], file: Path | None) -> Iterator[tuple[PublishedRun, dict[str, Any]]]:
+    """Yield each run with its row, those of an earlier run of this script from the file."""
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+    if file is not None and file.exists():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            known[row["model"], row["ranks"]] = row
+    for run in runs:
+        row = known.get((run.model, run.ranks))
+        if row is None:
+            row = row_of(run)
+            if file is not None:
+                with file.open("a", encoding="utf-8") as open_file:
+                    open_file.write(json.dumps(row) + "\n")
+        yield run, row
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--models", default=",".join(dict.fromkeys(run.model for run in RUNS)))
+    parser.add_argument("--rows", type=Path, help="keep rows in this file, and read those that are there")
     given = parser.parse_args()
     runs, rows = [run for run in RUNS if run.model in given.models.split(",")], []
-    for run in runs:
-        row = row_of(run)
+    for run, row in rows_of(runs, given.rows):
         rows.append(row)
         chosen, its = (row[f"{name}_tokens_per_second_per_gpu"] or 0.0 for name in ("chosen", "predicted"))
         print(
@@ -105,7 +129,7 @@ def main() -> None:
             f"recompute {row['recompute']}), {chosen:,.0f} tokens/s/GPU; published {run.mesh}, {its:,.0f} "
             f"predicted, "
             f"{run.tokens_per_second_per_gpu or 'not'} published; {row['reason'] or 'the same'} "
-            f"({row['seconds']:.0f} s)",
+            f"({row['processor_seconds']:.0f} s of processor time)",
             flush=True,
         )
     write_rows("scale_choices", rows, given.csv, everything=len(runs) == len(RUNS))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainfit.costs import schedule as schedules
 from trainfit.costs.schedule import schedule
 from trainfit.costs.summary import summarise
 from trainfit.costs.table import CostTable, Host, OpCost
@@ -250,6 +251,21 @@ def test_any_number_of_queues_equals_the_simulation_op_by_op(seed: int, length: 
     expected = all_queues_op_by_op(trace, seconds, launch)
     assert found.step_seconds == pytest.approx(expected, abs=1e-9)
     assert np.all(found.op_seconds >= -1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 90))
+def test_short_and_long_runs_are_added_up_alike_to_the_bit(seed: int, length: int) -> None:
+    random_numbers = random.Random(seed)
+    seconds = [random_numbers.choice([0.0, random_numbers.random()]) for _ in range(length)]
+    queues = ["compute" if n % 40 else random_numbers.choice(["copies", "group 0"]) for n in range(length)]
+    trace = on_queues(trace_of([f"a{n}" for n in range(length)]), queues)
+    found = []
+    for short in (0, 24, 1000):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(schedules, "_SHORT", short)
+            found.append(schedule(trace, costs_of(seconds, replace(HOST, launch=0.3))).op_seconds.tolist())
+    assert found[0] == found[1] == found[2]
 
 
 # Communication ------------------------------------------------------------------------------------------

@@ -25,15 +25,9 @@ def _of_kinds(kinds: set[type]) -> list[Any]:
     return list(itertools.compress(things, map(kinds.__contains__, map(type, things))))
 
 
-def _parameter_kinds() -> set[type]:
-    """Return the classes of parameters."""
-    found: set[type] = {nn.Parameter}
-    waiting: list[type] = [nn.Parameter]
-    while waiting:
-        new = set(waiting.pop().__subclasses__()) - found
-        found |= new
-        waiting += new
-    return found
+def _with_subclasses(kind: type) -> set[type]:
+    """Return a class and all that inherit from it."""
+    return {kind}.union(*(_with_subclasses(one) for one in type.__subclasses__(kind)))
 
 
 def file_time() -> float:
@@ -50,7 +44,7 @@ class FoundState:
         self._default_dtype = torch.get_default_dtype()
         self._grad_enabled = torch.is_grad_enabled()
         # A process has some 300,000 objects, and one that keeps traces millions: they are gone over once.
-        kinds = {_FunctionCache} if parameters_are_lent else {_FunctionCache, *_parameter_kinds()}
+        kinds = {_FunctionCache} if parameters_are_lent else {_FunctionCache, *_with_subclasses(nn.Parameter)}
         things = _of_kinds(kinds)
         self._parameters = {id(one): weakref.ref(one) for one in things if type(one) is not _FunctionCache}
         self._caches = [(one, one.cache_info().misses) for one in things if type(one) is _FunctionCache]

@@ -10,6 +10,7 @@ op after the other.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -211,29 +212,52 @@ class _Issue:
     launch: float
 
 
+_SHORT = 24
+"""Ops of a run that are added up one by one: below, numpy takes longer to begin than they take in Python."""
+
+
 def _queue_ends(queues: _Queues, host: _Issue, device: Seconds, launched: NDArray[np.bool_]) -> Seconds:
     """Return when the queue of each op is done with it.
 
     Within a run, `end[i] = max(issued[i], end[i-1]) + device[i]`, which is a running maximum of `issued -
     work before` plus the work.
     """
-    ends = np.zeros(len(device))
+    seconds, devices, kernels = host.seconds.tolist(), device.tolist(), launched.tolist()
+    waits = host.waits.tolist()
+    ends = [0.0] * len(devices)
     host_now = 0.0
     done: dict[str, float] = {}
-    for begin, stop, queue in zip(queues.starts, [*queues.starts[1:], len(device)], queues.names):
+    for begin, stop, queue in zip(queues.starts, [*queues.starts[1:], len(devices)], queues.names):
+        ready = max([done.get(queue, 0.0), *(ends[other] for other in queues.waits_for.get(begin, ()))])
         part = slice(begin, stop)
-        ready = max([done.get(queue, 0.0), *ends[queues.waits_for.get(begin, [])]])
-        issued = host_now + np.cumsum(host.seconds[part])
-        work = np.cumsum(device[part])
-        # An op without a kernel never makes its queue wait for the host.
-        arrives = np.where(launched[part], issued + host.launch, -np.inf)
-        slack = np.maximum(np.maximum.accumulate(arrives - (work - device[part])), ready)
-        ends[part] = work + slack
-        done[queue] = float(ends[stop - 1])
-        host_now = float(issued[-1])
-        if host.waits[stop - 1]:
+        if stop - begin < _SHORT:
+            columns = zip(seconds[part], devices[part], kernels[part])
+            ends[part], host_now = _few_ends(columns, ready, host_now, host.launch)
+        else:
+            issued = host_now + np.cumsum(host.seconds[part])
+            work = np.cumsum(device[part])
+            # An op without a kernel never makes its queue wait for the host.
+            arrives = np.where(launched[part], issued + host.launch, -np.inf)
+            slack = np.maximum(np.maximum.accumulate(arrives - (work - device[part])), ready)
+            ends[part], host_now = (work + slack).tolist(), float(issued[-1])
+        done[queue] = ends[stop - 1]
+        if waits[stop - 1]:
             host_now = max(host_now, done[queue])
-    return ends
+    return np.array(ends)
+
+
+def _few_ends(
+    columns: Iterable[tuple[float, float, bool]], ready: float, begin: float, launch: float
+) -> tuple[list[float], float]:
+    """Return the ends of a run's ops, and when the host has issued them; in the order that numpy adds in."""
+    ends, issued, work, slack = [], 0.0, 0.0, ready
+    for seconds, device, launched in columns:
+        issued += seconds
+        work += device
+        if launched:
+            slack = max(slack, (begin + issued + launch) - (work - device))
+        ends.append(work + slack)
+    return ends, begin + issued
 
 
 def issue_seconds(trace: Trace, host: Host) -> Seconds:
