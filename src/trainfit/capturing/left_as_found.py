@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ def _of_kinds(kinds: set[type]) -> list[Any]:
 
 def _with_subclasses(kind: type) -> set[type]:
     """Return a class and all that inherit from it."""
-    return {kind}.union(*(_with_subclasses(one) for one in type.__subclasses__(kind)))
+    below: list[type] = type.__subclasses__(kind)
+    return {kind}.union(*map(_with_subclasses, below))
 
 
 def file_time() -> float:
@@ -44,8 +47,8 @@ class FoundState:
         self._default_dtype = torch.get_default_dtype()
         self._grad_enabled = torch.is_grad_enabled()
         # A process has some 300,000 objects, and one that keeps traces millions: they are gone over once.
-        kinds = {_FunctionCache} if parameters_are_lent else {_FunctionCache, *_with_subclasses(nn.Parameter)}
-        things = _of_kinds(kinds)
+        kinds: set[type] = set() if parameters_are_lent else _with_subclasses(nn.Parameter)
+        things = _of_kinds(kinds | {_FunctionCache})
         self._parameters = {id(one): weakref.ref(one) for one in things if type(one) is not _FunctionCache}
         self._caches = [(one, one.cache_info().misses) for one in things if type(one) is _FunctionCache]
 
@@ -54,13 +57,17 @@ class FoundState:
         reference = self._parameters.get(id(parameter))
         return reference is not None and reference() is parameter
 
-    def note_new_caches(self) -> None:
-        """Find the function caches that were made meanwhile.
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Find the function caches that are made meanwhile.
 
-        While a step is captured, the collector looks at what was made since: asked then, this is quick.
+        While a step is captured, the collector looks at what was made since: before that ends, this is quick.
         """
-        known = {id(cache) for cache, _ in self._caches}
-        self._caches += [(cache, 0) for cache in _of_kinds({_FunctionCache}) if id(cache) not in known]
+        try:
+            yield
+        finally:
+            known = {id(cache) for cache, _ in self._caches}
+            self._caches += [(cache, 0) for cache in _of_kinds({_FunctionCache}) if id(cache) not in known]
 
     def put_back(self) -> None:
         """Undo what the user's code changed for the whole process, and drop tensors without memory.

@@ -276,11 +276,15 @@ def _attempt(
     try:
         where = session.cluster
         as_rank = rank_of(where, running=session.lent is not None)
-        with seeded(), as_rank, gpu_of(where), session.active(), lent(session.lent, session):
-            try:
-                return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
-            finally:
-                found.note_new_caches()
+        with (
+            seeded(),
+            as_rank,
+            gpu_of(where),
+            session.active(),
+            found.watching(),
+            lent(session.lent, session),
+        ):
+            return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
     except TrainfitError:
         if not session.names_no_device:
             raise

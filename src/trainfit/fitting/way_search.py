@@ -34,6 +34,8 @@ _A_DIFFERENCE = 0.01
 """Of the step's time."""
 _CLEARLY_TOO_LARGE = 1.01
 """Times the budget: the peak that a step without a plan is worked out to have may be wrong by less."""
+_MAY_TAKE = 1.3
+"""Times what took longest so far: so long the next of its kind may take."""
 _PLAN_SECONDS = 10.0
 _LEAST_PLAN_SECONDS = 2.0
 _FREED_SHARE = 0.1
@@ -199,7 +201,7 @@ class WaySearch:
         if not combination:
             return self.base
         begin, captured = time.monotonic(), self.candidates.is_captured(combination)
-        if not captured and begin + self._longest_capture > self._deadline:
+        if not captured and begin + _MAY_TAKE * self._longest_capture > self._deadline:
             self.complete = False
             return None
         way = self.candidates.unplanned(combination)
@@ -215,7 +217,7 @@ class WaySearch:
         begin = time.monotonic()
         self._tried_plan_alone = self._tried_plan_alone or not combination
         # Whether there is a plan at all is said however little time there is.
-        in_time = not self._longest_plan or begin + self._longest_plan <= self._deadline
+        in_time = not self._longest_plan or begin + _MAY_TAKE * self._longest_plan <= self._deadline
         left = max(self._deadline - begin, _LEAST_PLAN_SECONDS)
         planned = self.candidates.planned(combination, min(left, _PLAN_SECONDS), anew=in_time)
         self._longest_plan = max(self._longest_plan, time.monotonic() - begin)
