@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from test_compiled_steps import Autocast, Broken, Checkpointed, Convolutions, Mlp, Tied
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import trainfit
 from trainfit.api.compiled_steps import compiled_step, estimate_compiled_step, plan_compiled_step
@@ -298,3 +299,34 @@ def test_inductor_carries_a_plan_out() -> None:
     measured = measure_step(planned, "cpu", timed=1)
     assert measured.peak_bytes <= plan.budget_bytes
     assert abs(measured.peak_bytes - plan.peak_bytes) <= 0.02 * measured.peak_bytes
+
+
+class CheckpointedAttention(nn.Module):
+    """Attention that is computed again: a kernel of torch's with several results, which inductor calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(32, 96)
+
+    def attended(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.inputs(x).view(4, 16, 3, 2, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        return x + F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(4, 16, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.attended, x, use_reentrant=False).square().mean()
+
+
+@pytest.mark.slow
+def test_inductors_calls_with_several_results_are_counted() -> None:
+    build = step_of(CheckpointedAttention, lambda: torch.randn(4, 16, 32))
+    found = estimate_compiled_step(Request(build, "cpu"))
+    found.trace.check()
+
+    def with_inductor() -> Step:
+        step = build()
+        step.model.compile()
+        return step
+
+    measured = measure_step(with_inductor, "cpu", timed=1)
+    assert measured.compiled
+    assert abs(found.peak_bytes - measured.peak_bytes) <= 0.02 * measured.peak_bytes

@@ -30,7 +30,7 @@ from trainfit.fitting.shallow_steps import ShallowSteps
 from trainfit.fitting.way_candidates import Candidates
 from trainfit.fitting.way_search import WaySearch
 from trainfit.models.recipe import StepOptions
-from trainfit.planning.requests import bytes_of_budget
+from trainfit.planning.requests import budget_notes, bytes_of_budget
 from trainfit.plans.ways import OTHER_NUMERICS
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
@@ -217,6 +217,9 @@ def fit_step(asked: Ask, budget: int | str | None, keep_numerics: bool, seconds_
         impossible=tuple(asked.impossible.items()),
         looked_at=search.looked_at,
         complete=search.complete,
-        warnings=trace.warnings + table.warnings + stage_notes(request, trace),
+        warnings=(
+            *budget_notes(budget, device),
+            *(trace.warnings + table.warnings + stage_notes(request, trace)),
+        ),
         seconds=request.watch.seconds,
     )

@@ -24,7 +24,7 @@ from trainfit.compiling.torch_choices import NoChoice, torch_choice
 
 Backend = Literal["inductor", "aot_eager"]
 
-CANDIDATES: dict[Backend, int] = {"aot_eager": 64, "inductor": 24}
+CANDIDATES: dict[str, int] = {"aot_eager": 64, "inductor": 24}
 """Among how many partitions of a graph is chosen; counting inductor's kernels takes seconds."""
 _SURE: dict[Backend, tuple[float, float]] = {"aot_eager": (0.05, 0.3), "inductor": (0.3, 0.7)}
 """How far below and above a limit the model's peak may be, as a share of it, so that counting can tell."""

@@ -162,8 +162,8 @@ class _Reader:
             moved = _moved_bytes(reads.values(), written)
             signature = Signature(
                 name=_fused_name(origins),
-                inputs=tuple(_spec(name) for name in reads),
-                outputs=tuple(_spec(d.name) for d in written),
+                inputs=_specs(reads),
+                outputs=_specs(d.name for d in written),
                 arguments=arguments.encode([], {}),
                 view=False,
                 in_place=False,
@@ -226,6 +226,16 @@ def _moved_bytes(reads: Iterable[Any], written: Sequence[Any]) -> int:
         looks_up = isinstance(dependency, MemoryDep) and dependency.is_indirect()
         sizes.append(min(size, most) if looks_up else size)
     return sum(sizes)
+
+
+def _specs(names: Iterable[str]) -> tuple[TensorSpec, ...]:
+    """Return what tensors look like; a name that stands for several results of one call is none itself."""
+    return tuple(_spec(name) for name in names if not _is_several(name))
+
+
+def _is_several(name: str) -> bool:
+    buffer = V.graph.try_get_buffer(name)
+    return isinstance(getattr(buffer, "layout", None), ir.MultiOutputLayout)
 
 
 def _spec(name: str) -> TensorSpec:

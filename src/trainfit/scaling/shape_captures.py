@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from trainfit.api.model_depth import model_depth
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import as_part_of
 from trainfit.devices.device_table import Device
@@ -25,8 +26,6 @@ _DEPTHS = (2, 3)
 """Layers of the models that are captured: one says what there is besides layers, two what a layer adds."""
 _LEAST_LAYERS = 5
 """A model with fewer is captured whole."""
-_DEPTH_SETTINGS = ("layers", "num_hidden_layers", "n_layer", "num_layers")
-"""What built-in models and configs call their depth."""
 _BATCHES = (2, 4)
 """Micro-batches of which larger ones are worked out. One sample often takes another course than several."""
 
@@ -72,14 +71,11 @@ def depths_of(question: ScaleQuestion) -> tuple[tuple[Depth, ...], int]:
         return (Depth(),), 1
     alone = replace(question, cluster=Cluster())
     request = Request(alone.target, alone.device, alone.options, alone.task)
-    found = request.found()
-    if found.kind not in ("built-in", "hf"):
+    found = model_depth(request.found())
+    if found is None or found[1] < _LEAST_LAYERS:
         return (Depth(),), 1
-    settings = dict(found.settings.model)
-    name = next((name for name in _DEPTH_SETTINGS if settings.get(name, "").isdecimal()), None)
-    if name is None or int(settings[name]) < _LEAST_LAYERS:
-        return (Depth(),), 1
-    return tuple(Depth(name, layers) for layers in _DEPTHS), int(settings[name])
+    name, deepest = found
+    return tuple(Depth(name, layers) for layers in _DEPTHS), deepest
 
 
 @dataclass(frozen=True)
