@@ -216,3 +216,19 @@ def test_without_time_the_plan_alone_is_tried_all_the_same() -> None:
     ways = search.run()
     assert not search.complete
     assert any(not way.changes and way.plan for way in ways)
+
+
+def test_changes_that_take_long_alone_leave_time_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by a second for each capture: the plan is there before all changes were seen."""
+    candidates, changes = invented(1)
+    candidates.budget_bytes = 800
+    candidates.memory = {name: 0.99 for name in candidates.memory}
+    base = candidates.unplanned(())
+    assert base is not None
+    limit = float(len(changes))
+    begun = len(candidates.asked)
+    monkeypatch.setattr("trainfit.fitting.way_search.time.monotonic", lambda: 0.5 * len(candidates.asked))
+    search = WaySearch(candidates, changes, base, limit)  # type: ignore[arg-type]
+    assert any(way.plan is not None for way in search.run())
+    singles = {names for names in candidates.asked[begun:] if len(names) == 1}
+    assert len(singles) < len(changes)

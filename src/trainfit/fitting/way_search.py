@@ -75,8 +75,13 @@ class WaySearch:
         settings, quick, slow = _in_groups(self.changes)
         self._look_at_single_changes(settings)
         seen: set[str] = set()
-        for changes in ((), quick, slow) if any(change.cluster for change in settings) else (quick, slow):
-            self._look_at_single_changes(changes)
+        groups: list[Sequence[StepChange]] = [quick, slow]
+        if any(change.cluster for change in settings):
+            groups.insert(0, ())  # what is asked for by giving a mesh
+        while groups:
+            changes, *groups = groups
+            later = self._look_at_single_changes(changes)
+            groups = [later, *groups] if later else groups
             new = [some for some in self._combinations() if _names(some) not in seen]
             self._look_at_all(new)
             seen |= {_names(combination) for combination in new}
@@ -108,13 +113,21 @@ class WaySearch:
             number += 1
             yield combination
 
-    def _look_at_single_changes(self, changes: Sequence[StepChange]) -> None:
+    def _look_at_single_changes(self, changes: Sequence[StepChange]) -> Sequence[StepChange]:
+        """Look at each change alone, and return those for which half of the time would not do.
+
+        What has been seen by then is combined, and planned, before the others are looked at.
+        """
+        now = time.monotonic()
+        half = now + (self._deadline - now) / 2
         for number, change in enumerate(changes):
             if self._is_beaten(change.made.exactness, 1, self._least_seconds((change,))):
                 continue
             if time.monotonic() > self._deadline:
                 self.complete = False
-                return
+                return ()
+            if number and time.monotonic() > half:
+                return changes[number:]
             doing(f"looking at change {number + 1} of {len(changes)}: {change.name}")
             outlook = self.candidates.outlook((change,))
             if outlook is None:
@@ -122,6 +135,7 @@ class WaySearch:
             self._alone[change.name] = outlook
             if self.candidates.is_captured((change,)):
                 self._judge((change,))
+        return ()
 
     def _combinations(self) -> list[Combination]:
         """Return every choice of at most one change of each kind that helps at all when it is alone."""
