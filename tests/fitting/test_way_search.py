@@ -222,7 +222,7 @@ def test_changes_that_take_long_alone_leave_time_for_the_rest(monkeypatch: pytes
     """A clock that goes on by a second for each capture: the plan is there before all changes were seen."""
     candidates, changes = invented(1)
     candidates.budget_bytes = 800
-    candidates.memory = {name: 0.99 for name in candidates.memory}
+    candidates.memory = dict.fromkeys(candidates.memory, 0.99)
     base = candidates.unplanned(())
     assert base is not None
     limit = float(len(changes))
