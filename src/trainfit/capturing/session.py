@@ -275,9 +275,9 @@ def _attempt(
     session.disk.begin = found.file_time
     try:
         where, running = session.cluster, session.lent
-        with seeded(), rank_of(where, running=running is not None), gpu_of(where), session.active():
-            with found.watching(), lent(running, session):
-                return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
+        as_rank = rank_of(where, running=running is not None)
+        with seeded(), as_rank, gpu_of(where), session.active(), found.watching(), lent(running, session):
+            return heard(functools.partial(_runs_of, build, session, target, limits, found, steps))
     except TrainfitError:
         if not session.names_no_device:
             raise
