@@ -290,7 +290,7 @@ def test_the_command_writes_json_and_tables(tmp_path: Path) -> None:
     words = ["compare", "vit-tiny", "--devices", "h100,l4", "--price", "l4=0.8/h", "--epochs", "2"]
     done = run(*words, "--samples", "1.2M", "--json", str(out), "--csv", str(tables))
     assert done.exit_code == 0, done.output
-    assert "cheapest of those with a price on l4" in " ".join(done.output.split())
+    assert "cheapest on l4 of those with a price" in " ".join(done.output.split())
     result = json.loads(out.read_text())
     assert {"schema", "target", "torch", "seconds", "ops", "warnings"} <= result.keys()
     assert result["seconds"].keys() >= {"capture", "total"}

@@ -39,8 +39,8 @@ def _compared_headline(data: ComparisonData) -> Text:
     line.append(f"runs on {count} of {_devices(len(data.devices))} (predicted)")
     cheapest, fastest = data.row(data.cheapest), data.row(data.fastest)
     if cheapest is not None:
-        among = " of those with a price" if data.without_price else ""
-        line.append(f", cheapest{among} on ").append_text(safe(cheapest.name, "bold green"))
+        line.append(", cheapest on ").append_text(safe(cheapest.name, "bold green"))
+        line.append(" of those with a price" if data.without_price else "")
         line.append(f" ({words})" if (words := price_words(data, cheapest)) else "")
     if fastest is not None:
         line.append(", fastest on ").append_text(safe(fastest.name, "bold green"))

@@ -32,7 +32,7 @@ def comparison_answer(data: ComparisonData) -> FirstScreen:
             "Nothing is known about the speed of these devices, so none of them can be said to be best."
         )
     else:
-        among = ", of those with a price" if data.without_price else ""
+        among = " of those with a price" if data.without_price else ""
         verdict = f"Cheapest on {best.name}{among}" if cheapest is not None else f"Fastest on {best.name}"
         tone, sentence = GOOD if best.fits else CLOSE, _reason(data, best)
     return FirstScreen(
