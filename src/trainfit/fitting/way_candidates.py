@@ -19,6 +19,7 @@ from trainfit.fitting.lent_plans import LentPlans
 from trainfit.fitting.shallow_steps import Outlook, ShallowSteps, forward_ops
 from trainfit.planning.certify import Certified, Unplanned, promised_peak
 from trainfit.planning.host_copies import HostLink
+from trainfit.planning.known_options import KnownOptions
 from trainfit.planning.planner import Planner
 from trainfit.plans.plan import Plan
 from trainfit.plans.ways import Way
@@ -54,6 +55,7 @@ class Candidates:
     _unplanned: dict[tuple[str, ...], Way] = field(default_factory=dict)
     _outlooks: dict[tuple[str, ...], Outlook] = field(default_factory=dict)
     _planners: dict[tuple[str, ...], Planner] = field(default_factory=dict)
+    _options: KnownOptions = field(default_factory=KnownOptions)
     _plans: LentPlans = field(default_factory=LentPlans)
 
     def know(self, changes: Sequence[StepChange], trace: Trace, costs: CostTable) -> None:
@@ -173,7 +175,9 @@ class Candidates:
         if key not in self._planners:
             while len(self._planners) >= _MOST_PLANNERS:
                 self._planners.pop(next(iter(self._planners)))
-            self._planners[key] = Planner(trace, costs, self.allocator, _link(costs), _GAP_SHARE)
+            self._planners[key] = Planner(
+                trace, costs, self.allocator, _link(costs), _GAP_SHARE, self._options
+            )
         return self._planners[key]
 
     def _taken(self, costs: CostTable) -> int:

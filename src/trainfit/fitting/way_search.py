@@ -63,6 +63,7 @@ class WaySearch:
     """By how much of the step's time the last plan made it longer, for a whole step's memory."""
     _tried_plan_alone: bool = False
     _deadline: float = math.inf
+    _longest_outlook: float = 0.0
     _longest_capture: float = 0.0
     _longest_plan: float = 0.0
     """Seconds: what would not be done before the deadline is not begun."""
@@ -96,7 +97,8 @@ class WaySearch:
         while turns:
             heads = [(combination, turn) for turn in turns if (combination := next(turn, None)) is not None]
             turns = [turn for _, turn in heads]
-            for combination, _ in sorted(heads, key=lambda head: self._promise(head[0])):
+            # Who can make one change only wants to know of the plan alone before others are combined.
+            for combination, _ in sorted(heads, key=lambda head: (head[0] != (), self._promise(head[0]))):
                 if time.monotonic() > self._deadline:
                     self.complete = False
                     return
@@ -129,7 +131,7 @@ class WaySearch:
             if number and time.monotonic() > half:
                 return changes[number:]
             doing(f"looking at change {number + 1} of {len(changes)}: {change.name}")
-            outlook = self.candidates.outlook((change,))
+            outlook = self._outlook((change,))
             if outlook is None:
                 continue
             self._alone[change.name] = outlook
@@ -187,7 +189,7 @@ class WaySearch:
 
     def _look_at(self, combination: Combination) -> None:
         """Work the combination out, then capture it, then plan it, as far as it may be better."""
-        outlook = self.candidates.outlook(combination)
+        outlook = self._outlook(combination)
         if outlook is None or self._is_worked_out_to_be_worse(combination, outlook):
             return
         unplanned = self._judge(combination)
@@ -198,6 +200,17 @@ class WaySearch:
         least_seconds = self.candidates.least_planned_seconds(combination)
         if not self._is_beaten(unplanned.exactness, unplanned.count + 1, least_seconds):
             self._plan(combination, unplanned)
+
+    def _outlook(self, combination: Combination) -> Outlook | None:
+        """Work a combination out; None if it cannot be made, or not in time."""
+        begin = time.monotonic()
+        known = self.candidates.known_outlook(combination)
+        if known is None and begin + _MAY_TAKE * self._longest_outlook > self._deadline:
+            self.complete = False
+            return None
+        outlook = known or self.candidates.outlook(combination)
+        self._longest_outlook = max(self._longest_outlook, time.monotonic() - begin)
+        return outlook
 
     def _is_worked_out_to_be_worse(self, combination: Combination, outlook: Outlook) -> bool:
         if self.candidates.is_captured(combination):

@@ -21,8 +21,8 @@ from trainfit.planning.certify import Certified, Unplanned
 from trainfit.planning.effects import effect_of
 from trainfit.planning.full_recompute import full_recompute
 from trainfit.planning.host_copies import HostLink
+from trainfit.planning.known_options import KnownOptions
 from trainfit.planning.master import MasterProblem, Solution
-from trainfit.planning.options import options_of
 from trainfit.planning.planned_columns import PlannedColumns
 from trainfit.planning.uniform_choices import UniformChoices
 from trainfit.plans.plan import Plan
@@ -52,6 +52,8 @@ class Planner:
     """Over which results may be copied to the host's memory, instead of being kept or recomputed."""
     fine_gap_share: float = FINE_GAP_SHARE
     """Of the step's time: what is less is not worth looking for."""
+    known: KnownOptions = field(default_factory=KnownOptions)
+    """Of steps like this one that were planned before."""
     problem: MasterProblem = field(init=False)
     step: Unplanned = field(init=False)
     trials: BudgetSearch | None = field(init=False, default=None)
@@ -64,7 +66,7 @@ class Planner:
         self.step = Unplanned.of(self.trace, self.costs, self.allocator)
         self.usual = UsualWays(self.step)
         timeline, times = self.step.replay.timeline, self.step.replay.times
-        options, exclusive = options_of(times, timeline.peak_bytes, link=self.link)
+        options, exclusive = self.known.options(times, timeline.peak_bytes, self.link)
         # Where the host runs the kernels too, all that it does is in the options.
         spare_seconds = math.inf if self.costs.host.runs_kernels else times.spare_seconds
         self.problem = master.build(timeline, options, exclusive, spare_seconds)
