@@ -1,4 +1,4 @@
-"""Options of one step, used for another: the same as its own, and refused where forward or backward differs."""
+"""Options of one step, used for another: they are its own, or refused where forward or backward differs."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ places and times of; `effects.py` is what a point changes in memory, edit by edi
 `byte_changes.py` how many bytes; `region_inputs.py` says which inputs can be on the host;
 `renumbering.py` says where ops are then, `rewrite.py` writes the trace that a choice results in, and
 `replay.py` has its memory and time.
-`options.py` lists what can be chosen, `known_options.py` has it of steps like this one, `link_shares.py` what copies at the same time, `master.py` is the
-program that chooses, `planner.py` asks it, and
+`options.py` lists what can be chosen, `known_options.py` has that of steps before, `link_shares.py` what
+copies at the same time, `master.py` is the program that chooses, `planner.py` asks it, and
 `certify.py` makes the choice a plan that promises what came out; `plan_replay.py` says what that plan needs
 on another rank. Where an allocator hands memory out, `budget_search.py` finds the plan: `planned_columns.py`
 has what the allocator is asked for under a choice, `trials.py` whether that runs, `uniform_choices.py`
