@@ -22,6 +22,7 @@ from trainfit.traces.trace import PHASES, Trace
 _DEPTHS = (2, 3)
 _LEAST_LAYERS = 8
 """A model with fewer is as quickly captured whole."""
+_NOT_PLANNED = ("parameter", "buffer", "gradient", "optimizer_state")
 _OFF_THE_LINE = 2e-3
 """A share of the step's time."""
 
@@ -38,6 +39,8 @@ class Outlook:
     memory_bytes: float
     """The least memory with which it runs; of what is worked out, with what the allocator adds as it is."""
     parts: StepParts
+    least_bytes: float = 0.0
+    """What no plan changes of it."""
 
     @property
     def step_seconds(self) -> float:
@@ -52,6 +55,8 @@ class _Figures:
     ops: int
     peaks: NDArray[np.float64]
     """The most bytes at once, in each phase."""
+    least: int
+    """The bytes that no plan changes."""
     parts: StepParts
     forward: tuple[str, ...]
 
@@ -60,7 +65,8 @@ class _Figures:
         used = simulate(trace).used_bytes
         phases = np.array([PHASES.index(op.phase) for op in trace.ops], dtype=np.int64)
         peaks = [float(used[phases == number].max(initial=0)) for number in range(len(PHASES))]
-        return cls(len(trace.ops), np.array(peaks), parts_of_step(trace, costs, changes), forward_ops(trace))
+        parts = parts_of_step(trace, costs, changes)
+        return cls(len(trace.ops), np.array(peaks), least_planned_bytes(trace), parts, forward_ops(trace))
 
 
 @dataclass
@@ -83,11 +89,11 @@ class ShallowSteps:
         pair = made._captured(())
         if pair is None:
             return None
-        ops, peaks, parts = made._deep(*pair)
-        off = abs(parts.step_seconds / base.step_seconds - 1)
-        if ops != len(whole.ops) or off > _OFF_THE_LINE:
+        deep = made._deep(*pair)
+        off = abs(deep.parts.step_seconds / base.step_seconds - 1)
+        if deep.ops != len(whole.ops) or off > _OFF_THE_LINE:
             return None
-        made._base_peak = float(peaks.max())
+        made._base_peak = float(deep.peaks.max())
         return made
 
     def outlook(self, changes: Sequence[StepChange]) -> Outlook | None:
@@ -95,9 +101,9 @@ class ShallowSteps:
         pair = self._captured(changes)
         if pair is None:
             return None
-        _, peaks, parts = self._deep(*pair)
-        more = float(peaks.max()) - self._base_peak
-        return Outlook(self.base.peak_bytes + more, self.base.memory_bytes + more, parts)
+        deep = self._deep(*pair)
+        more = float(deep.peaks.max()) - self._base_peak
+        return Outlook(self.base.peak_bytes + more, self.base.memory_bytes + more, deep.parts, deep.least)
 
     def has_same_forward(self, changes: Sequence[StepChange]) -> bool:
         """Whether forward does the same as in the step as it is, of a step that was asked about."""
@@ -113,18 +119,29 @@ class ShallowSteps:
         self._forwards[_names(changes)] = tuple(one.forward for one in found)
         return found[0], found[1]
 
-    def _deep(self, one: _Figures, other: _Figures) -> tuple[float, NDArray[np.float64], StepParts]:
-        """Return the number of ops, the peaks and the times of the whole model."""
+    def _deep(self, one: _Figures, other: _Figures) -> _Figures:
+        """Return the figures of the whole model, with the forward of the shallower one."""
         far = (self.layers - _DEPTHS[0]) / (_DEPTHS[1] - _DEPTHS[0])
         busy = one.parts.busy + far * (other.parts.busy - one.parts.busy)
         seconds = one.parts.step_seconds + far * (other.parts.step_seconds - one.parts.step_seconds)
         peaks = one.peaks + far * (other.peaks - one.peaks)
-        return one.ops + far * (other.ops - one.ops), peaks, StepParts(seconds, busy)
+        ops, least = (a + far * (b - a) for a, b in ((one.ops, other.ops), (one.least, other.least)))
+        return _Figures(round(ops), peaks, round(least), StepParts(seconds, busy), one.forward)
 
 
 def forward_ops(trace: Trace) -> tuple[str, ...]:
     """Return the names of the operators of forward."""
     return tuple(trace.op_name(number) for number, op in enumerate(trace.ops) if op.phase == "forward")
+
+
+def least_planned_bytes(trace: Trace) -> int:
+    """Return what no plan changes: parameters, gradients and the optimizer's state when its step begins."""
+    begins = next((n for n, op in enumerate(trace.ops) if op.phase == "optimizer"), len(trace.ops))
+    return sum(
+        trace.occupied_at(number, begins)
+        for number, storage in enumerate(trace.storages)
+        if storage.category in _NOT_PLANNED and storage.alive_at(begins)
+    )
 
 
 def _names(changes: Sequence[StepChange]) -> tuple[str, ...]:

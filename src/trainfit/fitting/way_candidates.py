@@ -16,7 +16,7 @@ from trainfit.costs.table import CostTable
 from trainfit.devices.device_table import Device
 from trainfit.fitting.guessed_times import StepParts, repeats_of, runs_of_ops
 from trainfit.fitting.lent_plans import LentPlans
-from trainfit.fitting.shallow_steps import Outlook, ShallowSteps, forward_ops
+from trainfit.fitting.shallow_steps import Outlook, ShallowSteps, forward_ops, least_planned_bytes
 from trainfit.planning.certify import Certified, Unplanned, promised_peak
 from trainfit.planning.host_copies import HostLink
 from trainfit.planning.known_options import KnownOptions
@@ -32,7 +32,6 @@ _LEAST_COMPUTED = 0.8
 """Of forward and backward: what they take at least when something in them is changed, such as the loss."""
 _LEAST_ADDED = 0.95
 """Of what the best plan adds that frees as much in a step with the same forward."""
-_NOT_PLANNED = ("parameter", "buffer", "gradient", "optimizer_state")
 _MOST_PLANNERS = 6
 """How many are kept: each has all curves of a step."""
 
@@ -77,7 +76,7 @@ class Candidates:
         peak = timeline.peak_bytes + reserve
         times = schedule(trace, costs)
         parts = StepParts.of(times, runs_of_ops(times, repeats_of(changes)))
-        self._outlooks[_key(changes)] = Outlook(peak, needed, parts)
+        self._outlooks[_key(changes)] = Outlook(peak, needed, parts, least_planned_bytes(trace))
         way = self._unplanned[_key(changes)] = _way(changes, times, peak, needed)
         return way
 
@@ -220,16 +219,6 @@ class Candidates:
 def _link(costs: CostTable) -> HostLink | None:
     # A CPU computes in the host's memory: there is nowhere else to copy to.
     return HostLink.of(costs.device) if costs.device.pcie_bytes_per_second else None
-
-
-def least_planned_bytes(trace: Trace) -> int:
-    """Return what no plan changes: parameters, gradients and the optimizer's state when its step begins."""
-    begins = next((n for n, op in enumerate(trace.ops) if op.phase == "optimizer"), len(trace.ops))
-    return sum(
-        trace.occupied_at(number, begins)
-        for number, storage in enumerate(trace.storages)
-        if storage.category in _NOT_PLANNED and storage.alive_at(begins)
-    )
 
 
 def _own(changes: Sequence[StepChange]) -> list[StepChange]:

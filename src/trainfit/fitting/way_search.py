@@ -197,7 +197,7 @@ class WaySearch:
     def _look_at(self, combination: Combination) -> None:
         """Work the combination out, then capture it, then plan it, as far as it may be better."""
         outlook = self._outlook(combination)
-        if outlook is None or self._is_worked_out_to_be_worse(combination, outlook):
+        if outlook is None or self._is_worked_out_to_be_of_no_use(combination, outlook):
             return
         unplanned = self._judge(combination)
         if unplanned is None or self.candidates.fits(unplanned):
@@ -219,7 +219,7 @@ class WaySearch:
         self._longest_outlook = max(self._longest_outlook, time.monotonic() - begin)
         return outlook
 
-    def _is_worked_out_to_be_worse(self, combination: Combination, outlook: Outlook) -> bool:
+    def _is_worked_out_to_be_of_no_use(self, combination: Combination, outlook: Outlook) -> bool:
         if self.candidates.is_captured(combination):
             return False
         exactness, count = _exactness(combination), len(combination)
@@ -227,6 +227,8 @@ class WaySearch:
             return True
         if outlook.peak_bytes < _CLEARLY_TOO_LARGE * self.candidates.budget_bytes:
             return False  # it may fit without a plan, and be one thing less to do
+        if outlook.least_bytes > _CLEARLY_TOO_LARGE * self.candidates.budget_bytes:
+            return True
         planned = _OPTIMISM_OF_ONE * self.candidates.least_planned_seconds(combination)
         return self._is_beaten(exactness, count + 1, planned)
 
