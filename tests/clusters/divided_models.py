@@ -13,6 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._context_parallel import _attention
 
+from trainfit.models.parallel.exchanged_experts import ExchangedExperts
 from trainfit.models.recipe import StepOptions
 from trainfit.steps.step import Step
 from trainfit.targets import load
@@ -104,7 +105,29 @@ def _train(target: str, options: StepOptions) -> tuple[list[float | None], dict[
     losses = [_number(step.run()) for _ in range(STEPS)]
     # Also by the second name of a weight that is shared: in a pipeline each end has one of the two.
     weights = step.model.named_parameters(remove_duplicate=False)
-    return losses, {_plain_name(step, name): _whole(weight) for name, weight in weights}
+    found = {_plain_name(step, name): _whole(weight) for name, weight in weights}
+    return losses, dict(_named_as_undivided(step.model, found))
+
+
+def _named_as_undivided(
+    model: torch.nn.Module, weights: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield weights as the undivided model names them: own experts have other numbers there.
+
+    Weights of several experts in one are yielded as many.
+    """
+    divided = [module for module in model.modules() if isinstance(module, ExchangedExperts)]
+    first = divided[0].mesh.get_local_rank() * divided[0].own_count if divided else 0
+    for name, weight in weights.items():
+        plain = name.replace("experts.own.", "experts.")
+        owner, _, number = plain.partition("experts.")
+        if plain.rpartition(".")[0].endswith("experts"):
+            yield from ((f"{plain} {first + place}", one) for place, one in enumerate(weight))
+        elif plain != name:
+            number, _, rest = number.partition(".")
+            yield f"{owner}experts.{first + int(number)}.{rest}", weight
+        else:
+            yield name, weight
 
 
 def _plain_name(step: Step, name: str) -> str:

@@ -160,7 +160,9 @@ def test_a_step_of_one_process_says_so() -> None:
     ("target", "sizes", "options", "message"),
     [
         ("gpt2", {"zp": 2}, {}, "there is no dimension 'zp' .*The dimensions are pp: stages"),
-        ("mixtral-tiny", {"ep": 2}, {}, "whole experts are not divided among ranks here"),
+        ("gpt2", {"ep": 2}, {}, "gpt2 cannot be divided by --mesh ep=2: it has no experts; use fsdp"),
+        ("mixtral-tiny", {"ep": 3}, {}, "its 8 experts cannot be divided evenly among 3 ranks"),
+        ("mixtral-tiny", {"ep": 2, "tp": 2}, {}, "experts are divided either by ep, whole, or by tp"),
         ("gpt2", {"tpp": 2}, {}, "Did you mean tp?"),
         ("gpt2", {"tp": 5}, {}, "gpt2 cannot be divided by --mesh tp=5: its 12 attention heads"),
         ("llama-3-8b", {"tp": 16}, {}, "its 8 key and value heads cannot be divided evenly among 16"),

@@ -51,6 +51,7 @@ WITHIN_ROUNDING = {
         Case("gpt2-tiny", {"cp": 2}),
         Case("bert-tiny", {"cp": 2}, NO_DROPOUT),
         Case("mixtral-tiny", {"cp": 2}),
+        Case("mixtral-tiny", {"ep": 2}),
         Case("llama-tiny", {"pp": 2}, PIPELINE),
         Case("vit-tiny", {"pp": 2}, StepOptions(batch=4, optimizer="sgd")),
         Case("gpt2-tiny", {"pp": 2}, PIPELINE),
@@ -63,6 +64,10 @@ WITHIN_ROUNDING = {
         Case("bert-tiny", {"dp": 2, "tp": 2}, NO_DROPOUT),
         Case("vit-tiny", {"dp": 2, "tp": 2}, IMAGES),
         Case("mixtral-tiny", {"dp": 2, "tp": 2}),
+        Case("mixtral-tiny", {"dp": 2, "ep": 2}),
+        Case("mixtral-tiny", {"replicate": 2, "ep": 2}),
+        Case("mixtral-tiny", {"cp": 2, "ep": 2}),
+        Case("mixtral-tiny", {"pp": 2, "ep": 2}, PIPELINE),
         Case("llama-tiny", {"pp": 2, "tp": 2}, PIPELINE),
         Case("llama-tiny", {"pp": 2, "dp": 2}, PIPELINE),
         Case("llama-tiny", {"pp": 2, "replicate": 2}, PIPELINE),
@@ -169,6 +174,27 @@ def test_transformers_models_are_divided_by_their_own_plan(mesh: dict[str, int],
                 assert rank.losses == pytest.approx(rank.plain_losses, rel=1e-6)
             assert rank.largest_difference < 1e-6 and rank.compared > 0
         assert sum(rank.losses[0] is not None for rank in by_rank) == len(by_rank) // mesh.get("pp", 1)
+
+
+EXPERTS = {
+    "mixtral": CONFIGS["mixtral"],
+    "qwen3_moe": CONFIGS["qwen3"]
+    | {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+
+
+@pytest.mark.parametrize("mesh", [{"ep": 2}, {"dp": 2, "ep": 2}], ids=lambda mesh: "-".join(mesh))
+def test_transformers_experts_are_divided_whole(mesh: dict[str, int], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    cases = []
+    for name, config in EXPERTS.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+        cases.append(Case(f"hf:{tmp_path / name}.json", mesh))
+    for by_rank in zip(*on_ranks(math.prod(mesh.values()), trained, cases)):
+        for rank in by_rank:
+            assert rank.losses == pytest.approx(rank.plain_losses, rel=1e-6)
+            assert rank.largest_difference < 1e-6 and rank.compared > 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "h100"])

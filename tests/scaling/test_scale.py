@@ -15,7 +15,7 @@ from trainfit.costs.schedule import schedule
 from trainfit.devices.device_table import find_device
 from trainfit.errors import BudgetTooSmall, DeviceError, OptionError
 from trainfit.scaling.mesh_candidates import Division, MeshSizes
-from trainfit.scaling.mesh_judge import Judged, MeshJudge
+from trainfit.scaling.mesh_judge import PARTS, Judged, MeshJudge
 from trainfit.scaling.shape_captures import ScaleQuestion, ShapeCaptures, depths_of
 from trainfit.scaling.why_slower import reason_for
 from trainfit.traces.simulate import simulate
@@ -23,8 +23,8 @@ from trainfit.traces.simulate import simulate
 OPTIONS = trainfit.StepOptions(seq=128, dtype="bf16", set={"layers": 8})
 
 
-def judge_of(*meshes: MeshSizes) -> MeshJudge:
-    question = ScaleQuestion("llama-tiny", find_device("h100"), OPTIONS)
+def judge_of(*meshes: MeshSizes, target: str = "llama-tiny") -> MeshJudge:
+    question = ScaleQuestion(target, find_device("h100"), OPTIONS)
     depths, depth = depths_of(question)
     captures = ShapeCaptures(question, depths)
     for one in meshes:
@@ -32,15 +32,20 @@ def judge_of(*meshes: MeshSizes) -> MeshJudge:
     return MeshJudge(captures, depth, named_options("default"))
 
 
-def test_eight_layers_worked_out_from_two_and_three_are_as_captured() -> None:
-    wanted = MeshSizes(fsdp=8, tp=2)
-    judge = judge_of(MeshSizes(fsdp=2, tp=2), wanted, MeshSizes(fsdp=16, tp=2))
+@pytest.mark.parametrize(
+    ("target", "inner"), [("llama-tiny", {"tp": 2}), ("mixtral-tiny", {"ep": 2})], ids=["layers", "experts"]
+)
+def test_eight_layers_worked_out_from_two_and_three_are_as_captured(
+    target: str, inner: dict[str, int]
+) -> None:
+    wanted = MeshSizes(fsdp=8, **inner)
+    judge = judge_of(MeshSizes(fsdp=2, **inner), wanted, MeshSizes(fsdp=16, **inner), target=target)
     assert judge.depth == 8
     found = judge.judge(wanted, Division(4))
     assert found is not None
     cluster = trainfit.Cluster(world_size=16, mesh=wanted.mesh)
     options = trainfit.StepOptions(batch=4, seq=128, dtype="bf16", set={"layers": 8})
-    truth = trainfit.capture("llama-tiny", device="h100", options=options, cluster=cluster)
+    truth = trainfit.capture(target, device="h100", options=options, cluster=cluster)
     peak = simulate(truth).peak_bytes
     asked = judge._ask(wanted, 4)
     assert asked is not None
@@ -53,9 +58,7 @@ def test_eight_layers_worked_out_from_two_and_three_are_as_captured() -> None:
 
 
 def judged(seconds: dict[str, float], memory: int = 1, share: float = 0.0) -> Judged:
-    parts = dict.fromkeys(
-        ("compute", "recompute", "fsdp", "replicate", "cp", "tp", "bubble", "sent", "host", "optimizer"), 0.0
-    )
+    parts = dict.fromkeys(PARTS, 0.0)
     return Judged(MeshSizes(fsdp=8), Division(1), memory, 10, share, parts | seconds, 1.0)
 
 
@@ -96,6 +99,20 @@ def test_scale_of_a_small_model_is_confirmed(tmp_path: Path) -> None:
     assert data["sizes"][0]["winner"]["mesh"]
     result.save_csv(tmp_path / "tables")
     assert (tmp_path / "tables" / "sizes.csv").exists()
+
+
+def test_whole_experts_are_looked_at_where_there_are_some() -> None:
+    options = trainfit.StepOptions(seq=64, dtype="bf16")
+    result = trainfit.scale(
+        "mixtral-tiny", "8", options=options, device="h100", confirm="all", global_batch=16
+    )
+    (found,) = result.sizes
+    assert "ep" in result.dimensions and found.winner is not None
+    meshes = [row.mesh for row in (found.winner, *found.others)]
+    assert any("ep" in mesh for mesh in meshes)
+    assert not any("ep" in mesh and ("tp" in mesh or "pp" in mesh) for mesh in meshes)
+    plain = trainfit.scale("llama-tiny", "2", options=options, device="h100", confirm="none", global_batch=16)
+    assert "ep" not in plain.dimensions
 
 
 def test_nothing_fits_is_exit_code_3() -> None:

@@ -50,8 +50,9 @@ class ScaleFlags:
         str | None,
         option(
             "DIM,...",
-            "What a mesh may have, of replicate, fsdp, tp, cp and pp. Default: replicate,fsdp,tp,pp, and cp "
-            "for sequences from 32,768 tokens on or where there are fewer sequences than GPUs need.",
+            "What a mesh may have, of replicate, fsdp, tp, cp, ep and pp. Default: replicate,fsdp,tp,pp, ep "
+            "for models with experts, and cp for sequences from 32,768 tokens on or where there are fewer "
+            "sequences than GPUs need.",
         ),
     ] = None
     gpus_per_node: Annotated[int, option("N", "GPUs per node, which NVLink connects.")] = 8

@@ -31,6 +31,24 @@ class MixtralConfig:
         return self.hidden // self.heads
 
 
+class Experts(nn.ModuleList):
+    """Add up what the chosen experts return for each token, weighted."""
+
+    @property
+    def num_experts(self) -> int:
+        """How many there are; what transformers calls it, too."""
+        return len(self)
+
+    def forward(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        combined = torch.zeros_like(tokens)
+        for number, expert in enumerate(self):
+            # How many tokens an expert gets depends on their values: these two have a data-dependent shape.
+            rows, slots = torch.nonzero(chosen == number, as_tuple=True)
+            answer = expert(tokens[rows]) * weights[rows, slots, None]
+            combined.index_add_(0, rows, answer.to(combined.dtype))
+        return combined
+
+
 class MixtureOfExperts(nn.Module):
     """Send each token to its best experts and add up what they return, weighted by the router.
 
@@ -41,20 +59,13 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.experts_per_token = config.experts_per_token
         self.router = nn.Linear(config.hidden, config.experts, bias=False)
-        self.experts = nn.ModuleList(
-            SwiGLU(config.hidden, config.feed_forward) for _ in range(config.experts)
-        )
+        self.experts = Experts(SwiGLU(config.hidden, config.feed_forward) for _ in range(config.experts))
 
     def forward(self, hidden: Tensor) -> Tensor:
         tokens = hidden.flatten(end_dim=-2)
         scores, chosen = self.router(tokens).topk(self.experts_per_token, dim=-1)
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(tokens.dtype)
-        combined = torch.zeros_like(tokens)
-        for number, expert in enumerate(self.experts):
-            # How many tokens an expert gets depends on their values: these two have a data-dependent shape.
-            rows, slots = torch.nonzero(chosen == number, as_tuple=True)
-            answer = expert(tokens[rows]) * weights[rows, slots, None]
-            combined.index_add_(0, rows, answer.to(combined.dtype))
+        combined: Tensor = self.experts(tokens, chosen, weights)
         return combined.view_as(hidden)
 
 

@@ -157,11 +157,19 @@ def make_optimizer(model: nn.Module, name: OptimizerName | None) -> torch.optim.
     name = name or DEFAULT_OPTIMIZER
     match name:
         case "sgd":
-            return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+            return torch.optim.SGD(_parameter_groups(model), lr=0.01, momentum=0.9)
         case "none":
             return None
         case _:
-            return torch.optim.AdamW(model.parameters(), lr=3e-4, **_ADAMW[name])
+            return torch.optim.AdamW(_parameter_groups(model), lr=3e-4, **_ADAMW[name])
+
+
+def _parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the parameters that one operator can update together: those of one mesh."""
+    groups: dict[object, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]
 
 
 def _check_range(name: str, value: object, smallest: int, largest: int) -> None:

@@ -20,6 +20,7 @@ _PART_WORDS = {
     "fsdp": "exposed fsdp",
     "replicate": "exposed replicate",
     "cp": "exposed cp",
+    "ep": "exposed ep",
     "tp": "exposed tp",
     "bubble": "bubble",
     "sent": "sends between stages",

@@ -78,11 +78,10 @@ def _parts(found: Judged, timeline: Timeline, times: Schedule, plan: Plan | None
     """Return what the step's seconds consist of, as the capture has them."""
     own, often = figures_of(timeline, times, 0.0), found.division.accumulation
     parts = dict.fromkeys(found.parts, 0.0)
-    exposed = {name: getattr(own, f"exposed_{name}") for name in ("fsdp", "replicate", "cp", "tp")}
     host = min(own.waiting_seconds, own.pass_seconds)
     again = plan.added_seconds if plan is not None else 0.0
-    compute = max(own.pass_seconds - host - again - sum(exposed.values()), 0.0)
-    named = {"compute": compute, "recompute": again, "host": host, **exposed}
+    compute = max(own.pass_seconds - host - again - own.exposed_seconds, 0.0)
+    named = {"compute": compute, "recompute": again, "host": host, **own.exposed}
     whole = sum(named.values())
     scale = own.pass_seconds / whole if whole else 0.0
     parts |= {name: often * seconds * scale for name, seconds in named.items()}

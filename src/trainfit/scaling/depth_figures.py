@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from trainfit.costs.schedule import Schedule, with_device_seconds
+from trainfit.scaling.mesh_candidates import EXCHANGING
 from trainfit.scaling.stage_measures import StageMeasures, collectives_along, stage_measures
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import CATEGORIES
@@ -37,6 +38,7 @@ class DepthFigures:
     exposed_fsdp: float
     exposed_replicate: float
     exposed_cp: float
+    exposed_ep: float
     exposed_tp: float
     """By how much the step would be shorter without the collectives of a dimension."""
     waiting_seconds: float
@@ -67,7 +69,12 @@ class DepthFigures:
     @property
     def exposed_seconds(self) -> float:
         """By how much collectives make the step longer."""
-        return self.exposed_fsdp + self.exposed_replicate + self.exposed_cp + self.exposed_tp
+        return sum(self.exposed.values())
+
+    @property
+    def exposed(self) -> dict[str, float]:
+        """The same by dimension."""
+        return {name: float(getattr(self, f"exposed_{name}")) for name in EXCHANGING}
 
 
 def figures_of(timeline: Timeline, times: Schedule, model_flops: float) -> DepthFigures:
@@ -78,7 +85,7 @@ def figures_of(timeline: Timeline, times: Schedule, model_flops: float) -> Depth
     used = timeline.used_bytes
     first = ops.index(True) if any(ops) else len(ops) - 1
     gradients = int(timeline.by_category[CATEGORIES.index("gradient"), first]) if ops else 0
-    exposed = {name: _exposed(times, name) for name in ("fsdp", "replicate", "cp", "tp")}
+    exposed = {f"exposed_{name}": _exposed(times, name) for name in EXCHANGING}
     return DepthFigures(
         pass_bytes=float(used[~in_optimizer].max(initial=timeline.persistent_bytes)),
         optimizer_bytes=float(used[in_optimizer].max(initial=0)),
@@ -87,10 +94,7 @@ def figures_of(timeline: Timeline, times: Schedule, model_flops: float) -> Depth
         whole_parameter_bytes=float(sum(module.whole_parameter_bytes for module in trace.modules)),
         pass_seconds=phases["forward"] + phases["backward"],
         optimizer_seconds=phases["optimizer"],
-        exposed_fsdp=exposed["fsdp"],
-        exposed_replicate=exposed["replicate"],
-        exposed_cp=exposed["cp"],
-        exposed_tp=exposed["tp"],
+        **exposed,
         waiting_seconds=times.waiting_share * times.step_seconds,
         model_flops=model_flops,
         stage=stage_measures(timeline, times),
@@ -115,7 +119,7 @@ def _combined(one: Figures, other: Figures, share: float, of_other: float) -> Fi
 def _exposed(times: Schedule, dimension: str) -> float:
     """Return by how much the step would be shorter if the collectives of a dimension took no time.
 
-    Parameters that are divided among `fsdp` and `cp` together count as `fsdp`.
+    Parameters that are divided among `fsdp` and `cp` or `ep` together count as `fsdp`.
     """
     along = collectives_along(times.trace, (dimension,))
     if not along.any():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Mesh = tuple[tuple[str, int], ...]
-_ORDER = ("pp", "replicate", "fsdp", "cp", "tp")
+_ORDER = ("pp", "replicate", "fsdp", "cp", "ep", "tp")
+EXCHANGING = ("fsdp", "replicate", "cp", "ep", "tp")
+"""Dimensions along which every micro-batch, or the step, has collectives."""
 _LARGEST_MICRO_BATCH = 64
 
 
@@ -19,22 +22,23 @@ class MeshSizes:
     replicate: int = 1
     fsdp: int = 1
     cp: int = 1
+    ep: int = 1
     tp: int = 1
 
     @property
     def ranks(self) -> int:
         """How many there are."""
-        return self.pp * self.replicate * self.fsdp * self.cp * self.tp
+        return self.pp * self.replicate * self.fsdp * self.cp * self.ep * self.tp
 
     @property
     def copies(self) -> int:
         """How many copies of the model train at once, each on data of its own."""
-        return self.replicate * self.fsdp
+        return self.replicate * self.fsdp * self.ep
 
     @property
     def shards(self) -> int:
         """Among how many ranks parameters, gradients and optimizer state are divided by FSDP."""
-        return self.fsdp * self.cp
+        return self.fsdp * self.cp * self.ep
 
     @property
     def mesh(self) -> Mesh:
@@ -67,22 +71,25 @@ def meshes(
     tensor: Sequence[int],
     context: Sequence[int],
     stages: Sequence[int],
+    experts: Sequence[int] = (1,),
 ) -> Iterator[MeshSizes]:
-    """Yield every mesh of so many ranks; the last three are the sizes that the model can be divided by."""
-    for tp in tensor:
-        for cp in context:
-            for pp in stages:
-                inner = tp * cp * pp
-                if ranks % inner == 0:
-                    yield from _copies(ranks // inner, pp, cp, tp, "replicate" in dimensions)
+    """Yield every mesh of so many ranks; the last four are the sizes that the model can be divided by.
+
+    Whole experts are divided where neither layers nor stages are: experts in parts are not exchanged, and
+    those of stages are not worked out.
+    """
+    for tp, cp, pp, ep in itertools.product(tensor, context, stages, experts):
+        inner = MeshSizes(pp=pp, cp=cp, ep=ep, tp=tp)
+        if ranks % inner.ranks == 0 and (ep == 1 or (tp == 1 and pp == 1)):
+            yield from _copies(ranks // inner.ranks, inner, "replicate" in dimensions)
 
 
-def _copies(left: int, pp: int, cp: int, tp: int, replicated: bool) -> Iterator[MeshSizes]:
+def _copies(left: int, inner: MeshSizes, replicated: bool) -> Iterator[MeshSizes]:
     """Yield the ways in which copies share: FSDP over all of them, copies of groups, copies alone."""
-    yield MeshSizes(pp=pp, fsdp=left, cp=cp, tp=tp)
+    yield replace(inner, fsdp=left)
     if replicated:
         for fsdp in divisors(left)[:-1]:
-            yield MeshSizes(pp=pp, replicate=left // fsdp, fsdp=fsdp, cp=cp, tp=tp)
+            yield replace(inner, replicate=left // fsdp, fsdp=fsdp)
 
 
 def divisors(number: int) -> list[int]:

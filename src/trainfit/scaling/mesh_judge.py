@@ -13,11 +13,11 @@ from trainfit.devices.communicator_buffers import with_communicators
 from trainfit.planning.replay import Replay, replayed
 from trainfit.scaling.checkpoint_curve import CheckpointCurve, curve_of, recomputed
 from trainfit.scaling.depth_figures import DepthFigures, figures_of
-from trainfit.scaling.mesh_candidates import Division, MeshSizes
+from trainfit.scaling.mesh_candidates import EXCHANGING, Division, MeshSizes
 from trainfit.scaling.pipeline_steps import PipelinePlace, PipelineStep, StageFigures, pipeline_of
 from trainfit.scaling.shape_captures import Depth, Shape, ShapeCaptures
 
-PARTS = ("compute", "recompute", "fsdp", "replicate", "cp", "tp", "bubble", "sent", "host", "optimizer")
+PARTS = ("compute", "recompute", *EXCHANGING, "bubble", "sent", "host", "optimizer")
 """What a step's time consists of; `fsdp` to `tp` is what collectives along these dimensions expose."""
 
 _BETTER_KERNELS = 0.02
@@ -88,7 +88,7 @@ class MeshJudge:
     """The device's peak, of the rate that most products run at."""
     _asked: dict[tuple[MeshSizes, int], _Asked | None] = field(default_factory=dict)
     _full: dict[tuple[MeshSizes, int], tuple[DepthFigures, ...] | None] = field(default_factory=dict)
-    _curves: dict[tuple[int, int], CheckpointCurve] = field(default_factory=dict)
+    _curves: dict[tuple[int, int, int], CheckpointCurve] = field(default_factory=dict)
     _overheads: dict[tuple[Shape, int], int] = field(default_factory=dict)
     _flops: dict[tuple[Shape, int, Depth], float] = field(default_factory=dict)
 
@@ -141,7 +141,7 @@ class MeshJudge:
         blocks keep has to recompute at least (1 + s) / 2 of twice as much, as the budget is the same.
         """
         parts, share = found.parts, found.recomputed_share
-        kernels = parts["compute"] + parts["tp"] + parts["cp"]
+        kernels = sum(parts[name] for name in ("compute", "tp", "cp", "ep"))
         if (1 - _BETTER_KERNELS) * kernels / found.samples > best:
             return True
         key = (found.sizes, found.division.micro_batch)
@@ -269,7 +269,7 @@ class MeshJudge:
         It is in shares of what blocks keep and compute. Both grow alike with the micro-batch, and how many
         copies or shards of the parameters there are changes neither: so one is solved for all of these.
         """
-        key = (sizes.tp, sizes.cp)
+        key = (sizes.tp, sizes.cp, sizes.ep)
         if key not in self._curves:
             asked = self._ask(sizes, batch)
             assert asked is not None, "asked before"
@@ -283,13 +283,14 @@ class MeshJudge:
 
 def _parts(kept: DepthFigures, again: float, accumulation: int) -> dict[str, float]:
     """Return what the time of a step without stages consists of."""
-    exposed = {name: getattr(kept, f"exposed_{name}") for name in ("fsdp", "replicate", "cp", "tp")}
+    exposed = kept.exposed
     host = min(kept.waiting_seconds, kept.pass_seconds)
-    compute = max(kept.pass_seconds - sum(exposed.values()) - host, 0.0)
+    compute = max(kept.pass_seconds - kept.exposed_seconds - host, 0.0)
     # Collectives may hide behind one another: what they expose is shared out, so that the sum is the step.
-    over = compute + host + sum(exposed.values()) - kept.pass_seconds
-    if over > 0 and sum(exposed.values()):
-        scale = max(1 - over / sum(exposed.values()), 0.0)
+    shown = kept.exposed_seconds
+    over = compute + host + shown - kept.pass_seconds
+    if over > 0 and shown:
+        scale = max(1 - over / shown, 0.0)
         exposed = {name: seconds * scale for name, seconds in exposed.items()}
     found = {"compute": compute, "recompute": again, **exposed, "host": host}
     parts = dict.fromkeys(PARTS, 0.0) | {name: accumulation * seconds for name, seconds in found.items()}

@@ -29,6 +29,7 @@ class SizesOfModel:
     tensor: tuple[int, ...]
     context: tuple[int, ...]
     stages: tuple[int, ...]
+    experts: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class MeshSearch:
 
     def candidates(self, ranks: int) -> list[MeshSizes]:
         """Return the meshes of a world size whose state may fit, those that divide least first."""
-        found = meshes(ranks, self.dimensions, self.model.tensor, self.model.context, self.model.stages)
-        return sorted(found, key=lambda one: (one.pp, one.cp, one.tp, one.replicate))
+        model = self.model
+        found = meshes(ranks, self.dimensions, model.tensor, model.context, model.stages, model.experts)
+        return sorted(found, key=lambda one: (*_inner(one), one.replicate))
 
     def announce(self, world_sizes: Sequence[int]) -> None:
         """Say which meshes will be looked at, so that the ends of each shape's range are captured."""
@@ -77,7 +79,7 @@ class MeshSearch:
         """Return what was found out about the meshes of a world size, in no order."""
         found: list[Judged] = []
         left_out: list[LeftOut] = []
-        plain: dict[tuple[int, int, int], Judged] = {}
+        plain: dict[tuple[int, ...], Judged] = {}
         for sizes in self.candidates(ranks):
             missing = self.left_out(sizes)
             if missing is not None:
@@ -85,7 +87,7 @@ class MeshSearch:
                 continue
             if self._refuses_stages(sizes):
                 continue
-            inner = (sizes.pp, sizes.cp, sizes.tp)
+            inner = _inner(sizes)
             if sizes.replicate > 1 and not self._worth_splitting(sizes, plain.get(inner), found):
                 continue
             with as_part_of(sizes.words):
@@ -112,8 +114,8 @@ class MeshSearch:
             return sizes.pp == 1  # whole copies gather nothing: another step, and not only another group
         if plain is None:
             return False  # where FSDP over all ranks does not fit, more copies of parameters fit even less
-        others = [one for one in found if one.sizes.replicate > 1 and one.sizes.tp == sizes.tp]
-        splits = {one.sizes for one in others if (one.sizes.pp, one.sizes.cp) == (sizes.pp, sizes.cp)}
+        others = (one.sizes for one in found if one.sizes.replicate > 1)
+        splits = {one for one in others if _inner(one) == _inner(sizes)}
         if len(splits) >= _MOST_SPLITS:
             return False
         best = min((one.seconds_per_sample for one in found if one.fits), default=0.0)
@@ -133,3 +135,8 @@ class MeshSearch:
             if not judged.fits or slower or self.judge.loses_if_doubled(judged, best):
                 return
             fastest = judged.seconds_per_sample
+
+
+def _inner(sizes: MeshSizes) -> tuple[int, ...]:
+    """Return what is divided besides the copies of the model."""
+    return (sizes.pp, sizes.cp, sizes.ep, sizes.tp)

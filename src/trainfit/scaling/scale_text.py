@@ -13,7 +13,7 @@ from trainfit.traces.ranks import MOST_RANKS
 _MOST_SIZES = 24
 _RANGE = re.compile(r"([0-9]{1,9})\s*\.\.\s*([0-9]{1,9})")
 _HOW = "write it like 8..1024 (each twice the one before) or 8,16,64"
-DIMENSIONS = ("replicate", "fsdp", "tp", "cp", "pp")
+DIMENSIONS = ("replicate", "fsdp", "tp", "cp", "ep", "pp")
 """What a mesh can have; fsdp is always looked at."""
 
 
@@ -112,11 +112,6 @@ def parse_dimensions(given: str | Sequence[str] | None) -> tuple[str, ...] | Non
         return None
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
     names = ["fsdp" if name == "dp" else name for name in names]
-    if "ep" in names:
-        raise OptionError(
-            f"--dimensions {given!r:.100}: whole experts are not divided among ranks here; tp gives every "
-            "rank a part of every expert, as in fsdp,tp."
-        )
     unknown = next((name for name in names if name not in DIMENSIONS), None)
     if unknown is not None or not names:
         raise OptionError(

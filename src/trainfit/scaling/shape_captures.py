@@ -84,19 +84,21 @@ class Shape:
 
     tp: int
     cp: int
+    ep: int
     sharded: bool
     replicated: bool
 
     @staticmethod
     def of(sizes: MeshSizes) -> Shape:
         """Return the shape of a mesh; stages of a pipeline have that of a model without them."""
-        return Shape(sizes.tp, sizes.cp, sizes.fsdp > 1, sizes.replicate > 1)
+        return Shape(sizes.tp, sizes.cp, sizes.ep, sizes.fsdp > 1, sizes.replicate > 1)
 
     @property
     def words(self) -> str:
         """As it is said while it is captured."""
         parts = [name for name, used in (("replicate", self.replicated), ("fsdp", self.sharded)) if used]
-        parts += [f"{name}={size}" for name, size in (("cp", self.cp), ("tp", self.tp)) if size > 1]
+        inner = (("cp", self.cp), ("ep", self.ep), ("tp", self.tp))
+        parts += [f"{name}={size}" for name, size in inner if size > 1]
         return ", ".join(parts) or "one rank"
 
 
@@ -149,7 +151,8 @@ class ShapeCaptures:
         if key not in self._growths:
             low, high = self.ranges[shape]
             # The fewest copies that are copies: how many there are changes no number of a step.
-            base = MeshSizes(replicate=2 if shape.replicated else 1, fsdp=low, cp=shape.cp, tp=shape.tp)
+            copies = 2 if shape.replicated else 1
+            base = MeshSizes(replicate=copies, fsdp=low, cp=shape.cp, ep=shape.ep, tp=shape.tp)
             first, *larger = (1,) if batch == 1 else _BATCHES
             corners = [(base, first), *((base, size) for size in larger)]
             if high != low:

@@ -28,6 +28,7 @@ from trainfit.traces.trace import Trace
 CONFIRM = ("best", "all", "none")
 _MOST_STAGES = 16
 _MOST_CONTEXT = 16
+_MOST_EXPERT_RANKS = 64
 _LONG = 32768
 """From so many tokens on, dividing sequences is worth a look."""
 
@@ -152,12 +153,14 @@ class ScaleRequest:
     def _usual_dimensions(
         self, question: ScaleQuestion, seq: int | None, batch: int | None
     ) -> tuple[str, ...]:
-        """Return the dimensions to look at if nobody says: `cp` only where there is a reason for it."""
+        """Return the dimensions to look at if nobody says: `cp` and `ep` only where there is a reason."""
         if not isinstance(self.target, str) or ":" in self.target.removeprefix("hf:"):
             return ("fsdp",)  # what other names mean, only the author of a function knows
         few = batch is not None and batch < max(self.world_sizes) // 8
         long = seq is not None and seq >= _LONG
-        return ("replicate", "fsdp", "tp", "pp", *(("cp",) if few or long else ()))
+        experts = refusal(question, MeshSizes(ep=2), 1) is None
+        more = (("cp", few or long), ("ep", experts))
+        return ("replicate", "fsdp", "tp", "pp", *(name for name, wanted in more if wanted))
 
     def _first_look(self, search: MeshSearch) -> None:
         """Capture what bounds all meshes from below: parameters, gradients and optimizer state."""
@@ -188,4 +191,5 @@ def sizes_of_model(
     if first is not None and refusal(question, MeshSizes(pp=first, fsdp=2), first) is not None:
         stages = []
     tensor = possible("tp", question.cluster.gpus_per_node)
-    return SizesOfModel(tensor, possible("cp", _MOST_CONTEXT), tuple(stages) or (1,))
+    context, experts = possible("cp", _MOST_CONTEXT), possible("ep", _MOST_EXPERT_RANKS)
+    return SizesOfModel(tensor, context, tuple(stages) or (1,), experts)

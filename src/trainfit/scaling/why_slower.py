@@ -11,6 +11,7 @@ _WORDS = {
     "fsdp": "all-gathers and reduce-scatters of fsdp are exposed",
     "replicate": "the all-reduce of replicate is exposed",
     "cp": "the exchange of keys and values along cp is exposed",
+    "ep": "tokens on their way to experts and back along ep are exposed",
     "tp": "collectives of tp are exposed",
     "bubble": "stages wait for each other (bubble, uneven stages)",
     "sent": "stages wait for what they send each other",

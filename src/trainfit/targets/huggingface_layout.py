@@ -24,6 +24,7 @@ _DIVIDED = {
     "num_key_value_heads": "key and value heads",
     "intermediate_size": "columns of the feed-forward",
 }
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _SUMMED = "replicated_with_grad_allreduce"
 """What transformers calls modules of which every rank computes a part of the gradient."""
 
@@ -38,6 +39,12 @@ class TransformersLayout(Layout):
         self.name, self.config, self.task = f"{name} ({config.model_type})", config, task
         self.loss = next_token_loss
         self._tied = False
+
+    @property
+    def experts(self) -> int:
+        """How many experts each mixture has; 0 if there are none."""
+        text = self.config.get_text_config()
+        return next((count for name in _EXPERTS if type(count := getattr(text, name, None)) is int), 0)
 
     def no_tensor_parallel(self, size: int, options: StepOptions) -> str | None:
         """Say why the layers cannot be divided among so many ranks; None if they can."""

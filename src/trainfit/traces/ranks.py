@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainfit.errors import OptionError
 
 MOST_RANKS = 1 << 20
-COPIES = frozenset({"dp", "fsdp", "replicate", "ddp", "data", "dp_replicate", "dp_shard"})
+COPIES = frozenset({"dp", "fsdp", "replicate", "ddp", "data", "dp_replicate", "dp_shard", "ep"})
 """Dimensions of a mesh along which each rank, or group of ranks, has data of its own."""
 
 

@@ -4,6 +4,7 @@
 - `layout`: what has to be known of an architecture to divide it (`Layout`)
 - `local_parts`: a forward that computes with the local parts of its parameters
 - `tensor_styles`: ways to divide a module that torch does not have: fused projections, experts, copies
+- `exchanged_experts`: experts of which each rank has some, whole
 - `tensor_plans`: the standard tensor-parallel plan of each built-in family
 - `built_in_layout`: the layouts of the built-in families
 - `divided_sequence`: sequences of which each rank has a part

@@ -82,6 +82,11 @@ class BuiltInLayout(Layout):
         of_classes = isinstance(config, ViTConfig | ResNetConfig | BertConfig)
         self.loss = class_loss if of_classes else next_token_loss
 
+    @property
+    def experts(self) -> int:
+        """How many experts each mixture has; 0 if there are none."""
+        return getattr(self.config, "experts", 0)
+
     def no_tensor_parallel(self, size: int, options: StepOptions) -> str | None:
         """Say why the layers cannot be divided among so many ranks; None if they can."""
         if self._anatomy.plan is None or isinstance(self.config, ResNetConfig):

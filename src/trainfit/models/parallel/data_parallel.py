@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainfit.models.parallel.dimensions import MeshDimensions
+from trainfit.models.parallel.exchanged_experts import own_experts
 from trainfit.models.parallel.unit_grain import units_among
 
 
@@ -35,6 +37,9 @@ def copies_share(
     sharing = dimensions.copies(mesh)
     assert sharing is not None, "nothing is shared without one of the two"
     if dimensions.sharded:
+        experts = own_experts(model)
+        if experts:
+            _share_experts(experts, dimensions, mesh, policy, sharing.size())
         for unit in units_among(blocks):
             fully_shard(unit, mesh=sharing, mp_policy=policy, reshard_after_forward=not in_pipeline)
         fully_shard(
@@ -48,3 +53,25 @@ def copies_share(
         replicate(block, mesh=sharing, mp_policy=policy)
     replicate(model, mesh=sharing, mp_policy=policy)
     return model
+
+
+def _share_experts(
+    experts: Sequence[nn.Module],
+    dimensions: MeshDimensions,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    copies: int,
+) -> None:
+    """Let the ranks that have the same experts share them.
+
+    An expert computes with the tokens of all ranks that send it some: its gradient is a sum over them, and
+    becomes the mean over all copies of the model as every other.
+    """
+    sharing = dimensions.copies_of_experts(mesh)
+    for unit in experts:
+        fully_shard(unit, mesh=sharing, mp_policy=policy, reshard_after_forward=dimensions.size("pp") == 1)
+        shared = cast(FSDPModule, unit)
+        shared.set_gradient_divide_factor(copies)
+        # gloo has sums only; and of a mesh of one torch divides the gradients itself.
+        if mesh.device_type == "cpu" and sharing.size(-1) > 1:
+            shared.set_force_sum_reduction_for_comms(True)

@@ -20,13 +20,12 @@ MEANINGS = {
     "fsdp": "parameters, gradients and optimizer state divided (FSDP2)",
     "dp": "the same as fsdp",
     "cp": "sequences divided (context parallel)",
+    "ep": "experts divided, whole ones on each rank, and the rest as by fsdp (expert parallel)",
     "tp": "layers divided (tensor parallel)",
 }
 """The known names, in the order in which they are nested: what communicates most is innermost."""
-_ORDER = ("pp", "replicate", "fsdp", "cp", "tp")
+_ORDER = ("pp", "replicate", "fsdp", "cp", "ep", "tp")
 _ALIASES = {"dp": "fsdp"}
-_EXPERTS = "ep"
-"""What others call the dimension along which each rank has experts of its own."""
 
 Sizes = tuple[tuple[str, int], ...]
 
@@ -42,12 +41,6 @@ class MeshDimensions:
         """Refuse names that mean nothing, and orders in which torch cannot nest them."""
         text = ",".join(f"{name}={size}" for name, size in self.mesh)
         for name, _ in self.mesh:
-            if name == _EXPERTS:
-                raise OptionError(
-                    f"--mesh {text}: whole experts are not divided among ranks here. tp gives every rank a "
-                    "part of every expert, and fsdp divides all parameters; a function of your own may "
-                    "exchange tokens among ranks that have experts of their own."
-                )
             if name not in MEANINGS:
                 close = difflib.get_close_matches(name, MEANINGS, n=1)
                 meant = f" Did you mean {close[0]}?" if close else ""
@@ -76,18 +69,33 @@ class MeshDimensions:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 divides the parameters: among the ranks of `fsdp`, and of `cp` too."""
-        return self.size("fsdp") * self.size("cp") > 1
+        """Whether FSDP2 divides the parameters: among the ranks of `fsdp`, and of `cp` and `ep` too."""
+        return self.size("fsdp") * self.size("cp") * self.size("ep") > 1
 
     def copies(self, mesh: DeviceMesh) -> DeviceMesh | None:
         """Return the ranks that have a copy of the model, or its shards, each with other data; None if one.
 
         Ranks that have parts of a sequence are such copies: each has a gradient of its own.
         """
-        shards, whole = self.names("fsdp", "cp"), self.of(mesh, "replicate")
+        return self._sharing(mesh, "fsdp", "cp", "ep")
+
+    def copies_of_experts(self, mesh: DeviceMesh) -> DeviceMesh:
+        """Return the ranks that have the same experts, or shards of them; a mesh of one if no others do."""
+        if self.names("fsdp", "cp"):
+            found = self._sharing(mesh, "fsdp", "cp")
+            assert found is not None, "one of them divides something"
+            return found
+        (name,) = self.names("ep")
+        one = mesh[name]._unflatten(0, (1, self.size("ep")), ("one", f"own_{name}"))["one"]
+        whole = self.of(mesh, "replicate")
+        return one if whole is None else type(mesh)._concatenate([whole, one])
+
+    def _sharing(self, mesh: DeviceMesh, *sharded: str) -> DeviceMesh | None:
+        """Return the mesh of copies, of which the ranks of these dimensions have shards."""
+        shards, whole = self.names(*sharded), self.of(mesh, "replicate")
         if len(shards) < 2:
-            return self.of(mesh, "replicate", "fsdp", "cp")
-        # torch's trainers, too, make one dimension of the two.
+            return self.of(mesh, "replicate", *sharded)
+        # torch's trainers, too, make one dimension of them.
         flat = mesh[shards]._flatten("_".join(shards))
         return flat if whole is None else type(mesh)._concatenate([whole, flat])
 

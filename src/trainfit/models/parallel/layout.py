@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +31,12 @@ class Layout(ABC):
 
     def check(self, dimensions: MeshDimensions, options: StepOptions) -> None:
         """Raise `OptionError` if the architecture cannot be divided so; says which dimension, and why."""
-        refusals = {"cp": self.no_context_parallel, "tp": self.no_tensor_parallel, "pp": self.no_pipeline}
+        refusals: dict[str, Callable[[int, StepOptions], str | None]] = {
+            "ep": partial(self._no_expert_parallel, dimensions),
+            "cp": self.no_context_parallel,
+            "tp": self.no_tensor_parallel,
+            "pp": self.no_pipeline,
+        }
         for name, refusal in refusals.items():
             size = dimensions.size(name)
             reason = refusal(size, options) if size > 1 else None
@@ -38,6 +44,19 @@ class Layout(ABC):
                 options = replace(options, seq=options.seq // size)  # what the ranks of the others have
             if reason:
                 raise OptionError(f"{self.name} cannot be divided by --mesh {name}={size}: {reason}.")
+
+    def _no_expert_parallel(self, dimensions: MeshDimensions, size: int, options: StepOptions) -> str | None:
+        """Say why experts cannot be divided among so many ranks; None if they can."""
+        if dimensions.size("tp") > 1:
+            return "experts are divided either by ep, whole, or by tp, in parts; use one of the two"
+        if not self.experts:
+            return "it has no experts; use fsdp"
+        return not_a_multiple("experts", self.experts, size)
+
+    @property
+    @abstractmethod
+    def experts(self) -> int:
+        """How many experts each mixture has; 0 if there are none."""
 
     @abstractmethod
     def no_tensor_parallel(self, size: int, options: StepOptions) -> str | None:

@@ -1,6 +1,6 @@
 """The training step of one rank: a model, divided over a mesh in the order that torch's own trainers use.
 
-First the stage of the pipeline, then tensor parallelism, then data parallelism around both.
+First the stage of the pipeline, then experts or tensor parallelism, then data parallelism around both.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainfit.errors import OptionError
 from trainfit.models.parallel.data_parallel import copies_share
 from trainfit.models.parallel.dimensions import MeshDimensions
 from trainfit.models.parallel.divided_sequence import DividedSequence
+from trainfit.models.parallel.exchanged_experts import exchange_experts
 from trainfit.models.parallel.layout import Layout
 from trainfit.models.parallel.pipeline import StageModule, pipeline_step, refuse_few_samples
 from trainfit.models.recipe import StepOptions, in_parameter_dtype, training_step
@@ -67,6 +68,9 @@ def parallel_step(
         model = layout.stage(model, pipe.get_local_rank(), pipe.size(), options.seq or 0, places)
     if tensor is not None:
         layout.divide_layers(model, tensor)
+    experts = dimensions.of(mesh, "ep")
+    if experts is not None:
+        exchange_experts(model, experts)
     tied = None if pipe is None else layout.tied_end(model)
     sharded = dimensions.sharded
     if sharded or dimensions.size("replicate") > 1:
