@@ -48,7 +48,7 @@ def confirmed(
     batch = division.accumulation if staged else division.micro_batch
     with as_part_of(f"confirming {sizes.words}"):
         request = question.request(sizes.mesh, batch, worst=staged)
-        trace = request.trace()
+        trace = question.trace(request)
         device = request.device
         again = Request(trace, device, allocator=allocator)
         answer = estimate_step(again)

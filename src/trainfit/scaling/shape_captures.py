@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from trainfit.api.model_depth import model_depth
 from trainfit.api.request import Build, Request
 from trainfit.basics.doing import as_part_of
+from trainfit.capturing.metadata import MetadataOracle
 from trainfit.devices.device_table import Device
 from trainfit.errors import OptionError, TrainfitError
 from trainfit.models.recipe import StepOptions
@@ -51,6 +53,14 @@ class ScaleQuestion:
             ranks *= size
         cluster = replace(self.cluster, world_size=ranks, mesh=mesh)
         return Request(self.target, self.device, options, self.task, cluster=cluster, worst_rank=worst)
+
+    def trace(self, request: Request) -> Trace:
+        """Capture what was requested, with what is known of its operators from captures before."""
+        return request.trace(oracle=self._known_calls)
+
+    @cached_property
+    def _known_calls(self) -> MetadataOracle:
+        return MetadataOracle(self.device.kind)
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,7 @@ class ShapeCaptures:
         if key not in self._corners:
             layers = f", {depth.layers} layers" if depth.layers is not None else ""
             with as_part_of(f"{sizes.words}, micro-batch {batch}{layers}"):
-                self._corners[key] = self.question.request(sizes.mesh, batch, depth).trace()
+                self._corners[key] = self.question.trace(self.question.request(sizes.mesh, batch, depth))
             self.count += 1
             self.on_capture()
         return self._corners[key]
