@@ -16,6 +16,7 @@ from trainfit.api.ranks_compared import check_cluster, worst_of
 from trainfit.api.stopwatch import Stopwatch
 from trainfit.basics.doing import as_part_of
 from trainfit.capturing.importing import imported_for
+from trainfit.capturing.random_stream import followed_if
 from trainfit.costs.pricing import CostSource, check_source, price_trace
 from trainfit.costs.table import CostTable
 from trainfit.devices.architectures import same_kernels
@@ -182,15 +183,16 @@ class Request:
             # A file may read RANK, ask for a GPU, or make the process group, when it is imported.
             with imported_for(self.device, cluster):
                 target = self.resolved
-            return capturing.capture(
-                self.build,
-                device=self.device,
-                target=target.name,
-                settings=target.settings,
-                steps=self._steps,
-                cluster=cluster,
-                **how,
-            )
+            with followed_if(target.decides_by_draws):
+                return capturing.capture(
+                    self.build,
+                    device=self.device,
+                    target=target.name,
+                    settings=target.settings,
+                    steps=self._steps,
+                    cluster=cluster,
+                    **how,
+                )
 
     def with_dtype(self, dtype: Dtype) -> Request | None:
         """Return the same question about the step in another dtype; None if a flag cannot change it."""

@@ -3,7 +3,8 @@
 A model may decide by a draw what it runs (LayerDrop, stochastic depth). The draw itself is computed for
 real; for it to be the one that a real run gets, everything drawn before (weights, dropout masks) must have
 advanced the generator by the same amount. So a random operator on hollow tensors is run for real on scratch
-memory, as long as that costs little: after `BUDGET_ELEMENTS` the stream is no longer followed.
+memory, as long as that costs little: after `BUDGET_ELEMENTS` the stream is no longer followed. Of a step that
+is known to decide nothing so, it is not followed at all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -29,12 +31,25 @@ SEED = 0
 """Captures and real runs begin with this seed."""
 
 
+_is_followed: ContextVar[bool] = ContextVar("is_followed", default=True)
+
+
+@contextlib.contextmanager
+def followed_if(decides: bool) -> Iterator[None]:
+    """Follow the stream in captures inside only if draws may decide what runs."""
+    token = _is_followed.set(decides)
+    try:
+        yield
+    finally:
+        _is_followed.reset(token)
+
+
 class RandomStream:
     """Advances torch's generator as the operators that are not run would have done."""
 
     def __init__(self) -> None:
-        """Begin with the whole budget."""
-        self._left = BUDGET_ELEMENTS
+        """Begin with the whole budget, or with none."""
+        self._left = BUDGET_ELEMENTS if _is_followed.get() else -1
 
     def advance(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], results: Sequence[Any]

@@ -15,6 +15,7 @@ from trainfit.errors import OptionError, TargetError
 from trainfit.models.bert import BertConfig
 from trainfit.models.catalog import PRESETS, Config, Preset, make_model, names_by_family
 from trainfit.models.gpt2 import GPT2Config
+from trainfit.models.mixtral import MixtralConfig
 from trainfit.models.recipe import DEFAULT_OPTIMIZER, StepOptions, default_dtype
 from trainfit.models.resnet import ResNetConfig
 from trainfit.models.vit import ViTConfig
@@ -57,7 +58,8 @@ def load_built_in(name: str, options: StepOptions) -> Target:
         optimizer=options.optimizer or DEFAULT_OPTIMIZER,
         model=named({name: value for name, value in asdict(config).items() if name not in _OWN_FLAGS}),
     )
-    return Target(name, build, "built-in", settings)
+    # Only a router's weights are drawn and decide something.
+    return Target(name, build, "built-in", settings, decides_by_draws=isinstance(config, MixtralConfig))
 
 
 def _layout(preset: Preset, config: Config) -> Layout:

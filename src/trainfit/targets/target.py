@@ -21,3 +21,5 @@ class Target:
     kind: Kind
     settings: Settings = UNKNOWN_SETTINGS
     """What is known of its step before it is built."""
+    decides_by_draws: bool = True
+    """Whether random numbers may decide what it runs, as in LayerDrop."""
