@@ -180,18 +180,27 @@ def test_guesses_follow_the_busier_of_device_and_host() -> None:
     base = parts_of((6.0, 2.0), (2.0, 1.0))
     # Kernels of the first phase take half as long; and a fused optimizer has fewer of them.
     halved, fused = parts_of((3.0, 2.0), (2.0, 1.0)), parts_of((6.0, 2.0), (0.5, 0.1))
-    assert guessed_seconds(base, []) == 8.0 and guessed_seconds(base, [halved]) == 5.0
-    assert guessed_seconds(base, [halved, fused]) == pytest.approx(3.0 + 0.5)
+    assert guessed_seconds(base, []).likely == 8.0 and guessed_seconds(base, [halved]).likely == 5.0
+    assert guessed_seconds(base, [halved, fused]).likely == pytest.approx(3.0 + 0.5)
     # In four batches the host issues everything four times, and then is the busier one.
     four = parts_of((6.0, 8.0), (2.0, 1.0))
-    assert guessed_seconds(base, [halved, four]) == pytest.approx(8.0 + 1.0)
+    assert guessed_seconds(base, [halved, four]).likely == pytest.approx(8.0 + 1.0)
 
 
 def test_what_helps_only_together_is_guessed_to_help() -> None:
     base = parts_of((4.0, 4.0))
     less_device, less_host = parts_of((2.0, 4.0)), parts_of((4.0, 2.0))
-    assert guessed_seconds(base, [less_device]) == guessed_seconds(base, [less_host]) == 4.0
-    assert guessed_seconds(base, [less_device, less_host]) == pytest.approx(2.0)
+    alone = [guessed_seconds(base, [one]).likely for one in (less_device, less_host)]
+    assert alone == [4.0, 4.0]
+    assert guessed_seconds(base, [less_device, less_host]).likely == pytest.approx(2.0)
+
+
+def test_what_is_saved_of_slow_kernels_is_less_of_fast_ones() -> None:
+    """A dtype makes everything ten times as fast; of what chunks of a loss save, a tenth is left."""
+    base, fast, chunks = parts_of((10.0, 0.1)), parts_of((1.0, 0.1)), parts_of((9.0, 0.1))
+    both = guessed_seconds(base, [fast, chunks])
+    assert both.likely == pytest.approx(0.9)
+    assert both.least == pytest.approx(0.81), "added up, nothing would be left"
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from trainfit.basics.doing import doing
 from trainfit.changes.change import PLAN, StepChange
-from trainfit.fitting.guessed_times import guessed_seconds
+from trainfit.fitting.guessed_times import GuessedSeconds, guessed_seconds
 from trainfit.fitting.shallow_steps import Outlook
 from trainfit.fitting.way_candidates import Candidates
 from trainfit.fitting.way_ranking import is_as_good_as, not_beaten, rank
@@ -158,15 +158,16 @@ class WaySearch:
         alone = self._alone[change.name]
         return alone.memory_bytes < self.base.memory_bytes or alone.step_seconds < self.base.step_seconds
 
-    def _guessed_seconds(self, combination: Combination) -> float:
+    def _guessed_seconds(self, combination: Combination) -> GuessedSeconds:
         """Return the time that a combination may take without a plan."""
         known = self.candidates.known_outlook(combination)
         if known is not None:
-            return known.step_seconds
+            return GuessedSeconds(known.step_seconds, known.step_seconds)
         base = self.candidates.known_outlook(())
         assert base is not None, "the step as it is comes first"
         guessed = guessed_seconds(base.parts, [self._alone[change.name].parts for change in combination])
-        return max(guessed, self._least_seconds(combination))
+        least = self._least_seconds(combination)
+        return GuessedSeconds(max(guessed.likely, least), max(guessed.least, least))
 
     def _least_seconds(self, combination: Combination) -> float:
         return max((self.least_seconds.get(change.name, 0.0) for change in combination), default=0.0)
@@ -179,16 +180,16 @@ class WaySearch:
         return max(memory_bytes - self.candidates.budget_bytes, 0.0) / max(memory_bytes, 1.0)
 
     def _promise(self, combination: Combination) -> float:
-        """Return the time that a combination may take, with a plan if it needs one."""
+        """Return the time that a combination likely takes, with a plan if it needs one."""
         missing = self._missing_share(self._guessed_bytes(combination))
-        return self._guessed_seconds(combination) * (1 + self._freed_share * missing)
+        return self._guessed_seconds(combination).likely * (1 + self._freed_share * missing)
 
     def _may_be_better(self, combination: Combination) -> bool:
         base = self.base.step_seconds
         alone = [self._alone[change.name].step_seconds for change in combination]
         several = sum(abs(seconds - base) > _A_DIFFERENCE * base for seconds in alone) > 1
         several = several and self.candidates.known_outlook(combination) is None
-        seconds = (_OPTIMISM if several else _OPTIMISM_OF_ONE) * self._guessed_seconds(combination)
+        seconds = (_OPTIMISM if several else _OPTIMISM_OF_ONE) * self._guessed_seconds(combination).least
         return not self._is_beaten(_exactness(combination), len(combination), seconds)
 
     def _is_beaten(self, exactness: Exactness, count: int, step_seconds: float) -> bool:
