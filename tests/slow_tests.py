@@ -27,6 +27,7 @@ SLOW = (
     "clusters/test_divided_models.py::test_transformers_models_are_divided_by_their_own_plan[pp-cp]",
     "clusters/test_divided_models.py::test_transformers_models_are_divided_by_their_own_plan[pp-dp]",
     "clusters/test_divided_models.py::test_transformers_models_are_divided_by_their_own_plan[pp]",
+    "clusters/test_divided_models.py::test_transformers_experts_are_divided_whole[dp-ep]",
     "clusters/test_exchanged_counts.py::test_counts_that_are_exchanged_are_those_of_real_ranks[asynchronous]",
     "clusters/test_exchanged_counts.py::test_counts_that_are_exchanged_are_those_of_real_ranks[functional]",
     "clusters/test_exchanged_counts.py::test_counts_that_are_exchanged_are_those_of_real_ranks[with sizes]",
