@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 24
 _LONGEST_NAME = 80
 _MOST_OPERATORS = 8
+_PARTS_OF_A_MODEL = ("pp", "ep")
+"""Dimensions along which a rank has modules that others do not have."""
 _MOST_RANKS = 8
 _MOST_UNITS = 5
 _WHOLE_ABOVE = 100
@@ -110,6 +112,8 @@ def _rank(data: EstimateData) -> Text:
         f". At the peak it has {format_bytes(data.gathered_bytes)} of gathered parameters and "
         f"{format_bytes(data.communication_bytes)} of buffers for communication."
     )
+    if any(subject.mesh.get(name, 1) > 1 for name in _PARTS_OF_A_MODEL):
+        line.append(" The parameters named above are those of its part of the model.")
     if data.ranks:
         peaks = sorted(one.peak_bytes for one in data.ranks)
         named = ", ".join(format_count(one.rank) for one in data.ranks[:_MOST_RANKS])
