@@ -41,6 +41,9 @@ _LEAST_PLAN_SECONDS = 2.0
 _FREED_SHARE = 0.1
 """Of a step: what a plan may add that frees all of its memory, as long as none was made."""
 
+_NO_PLAN = 10.0
+"""Times the seconds of a step that needs as much as one for which no plan was found: it comes later."""
+
 Combination = tuple[StepChange, ...]
 
 
@@ -61,6 +64,8 @@ class WaySearch:
     _alone: dict[str, Outlook] = field(default_factory=dict)
     _freed_share: float = _FREED_SHARE
     """By how much of the step's time the last plan made it longer, for a whole step's memory."""
+    _no_plan_bytes: float = math.inf
+    """The least that a step needs for which no plan was found."""
     _tried_plan_alone: bool = False
     _deadline: float = math.inf
     _longest_outlook: float = 0.0
@@ -181,8 +186,10 @@ class WaySearch:
 
     def _promise(self, combination: Combination) -> float:
         """Return the time that a combination likely takes, with a plan if it needs one."""
-        missing = self._missing_share(self._guessed_bytes(combination))
-        return self._guessed_seconds(combination).likely * (1 + self._freed_share * missing)
+        needed = self._guessed_bytes(combination)
+        dearer = _NO_PLAN if needed >= self._no_plan_bytes else 1.0
+        likely = self._guessed_seconds(combination).likely
+        return dearer * likely * (1 + self._freed_share * self._missing_share(needed))
 
     def _may_be_better(self, combination: Combination) -> bool:
         base = self.base.step_seconds
@@ -260,6 +267,8 @@ class WaySearch:
         self._longest_plan = max(self._longest_plan, time.monotonic() - begin)
         if planned is None:
             self.complete = self.complete and in_time
+            if in_time:
+                self._no_plan_bytes = min(self._no_plan_bytes, unplanned.memory_bytes)
             return
         self.found.append(planned)
         added = planned.step_seconds / unplanned.step_seconds - 1

@@ -43,15 +43,23 @@ def can_be_offloaded(group: Group) -> bool:
 
 
 def offloading_points(
-    groups: Sequence[Group], hull: Sequence[Choice], offloading: Offloading, window: CopyWindow
+    groups: Sequence[Group],
+    hull: Sequence[Choice],
+    offloading: Offloading,
+    window: CopyWindow,
+    *,
+    solved: bool = True,
 ) -> list[Choice]:
-    """Return choices with copies to the host that no point of the hull beats."""
+    """Return choices with copies to the host that no point of the hull beats.
+
+    Not `solved`: what is kept at the points of the hull is copied, and no others are looked for.
+    """
     found = [
         with_copies(groups, point, copied, offloading, window)
         for point in hull
         for copied in (_copyable(groups, point), _inputs(groups))
     ]
-    if sum(len(group.sizes) for group in groups) <= _MOST_VALUES:
+    if solved and sum(len(group.sizes) for group in groups) <= _MOST_VALUES:
         most = max((point.bytes for point in hull), default=0)
         limits = [most * number // _POINTS for number in range(_POINTS)]
         points = (_fastest_within(groups, limit, offloading, window) for limit in limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -28,6 +29,9 @@ _POINTS_BETWEEN = 24
 """For all regions that are alike together: many of them fill the gaps of their hull by differing."""
 _MOST_GROUPS_BETWEEN = 120
 """Larger regions have many points on their hull."""
+_OFFLOAD_SECONDS = 4.0
+"""After so long, further curves with copies are made of points without them: some regions, as those of
+experts, are hard to solve."""
 Passes = tuple[RegionGraph, ...]
 """The same call of a module, once for each pass over the model."""
 
@@ -132,6 +136,7 @@ def _offloading_options(step: Schedule, regions: list[Passes], link: HostLink) -
     occupied = step.occupied_seconds
     curves: dict[object, list[Choice]] = {}
     options: list[Option] = []
+    spent = 0.0
     for number, passes in enumerate(regions):
         windows = [offloading.window(region) for region in passes]
         narrowest = min((w for w in windows if w is not None), key=lambda w: w.narrowest, default=None)
@@ -145,7 +150,9 @@ def _offloading_options(step: Schedule, regions: list[Passes], link: HostLink) -
             narrowest.back_seconds,
         )
         if key not in curves:
-            curves[key] = offloading_points(groups, _thinned(curve_of(groups)), offloading, narrowest)
+            hull, begin = _thinned(curve_of(groups)), time.monotonic()
+            points = offloading_points(groups, hull, offloading, narrowest, solved=spent < _OFFLOAD_SECONDS)
+            curves[key], spent = points, spent + time.monotonic() - begin
         for choice in curves[key]:
             effects = []
             for region, window, given in zip(passes, windows, inputs):
