@@ -10,6 +10,13 @@ import zlib
 
 _LINE = "test_doc_lines.py::test_a_line_of_the_documentation_runs[trainfit "
 SLOW = (
+    "autoplanning/test_autoplan_on_ranks.py::test_trainers_of_two_processes[lightning]",
+    "clusters/test_stage_plans.py::test_a_plan_says_what_all_stages_take",
+    "clusters/test_exchanged_counts.py::test_lists_and_rows_are_exchanged_as_by_real_ranks",
+    "scaling/test_scale.py::test_whole_experts_are_looked_at_where_there_are_some",
+    "scaling/test_pipeline_steps.py::test_stages_are_those_that_captures_say[pp=4,fsdp=2-6-bf16]",
+    "sizing/test_rank_growth.py::test_more_ranks_and_a_larger_batch[4]",
+    "test_ci_gate.py::test_the_baseline_is_that_of_the_model",
     "autoplanning/test_autoplan_on_ranks.py::test_other_ways_to_train_together",
     "autoplanning/test_planned_trainer.py::test_losses_and_weights_are_the_same[adafactor]",
     "autoplanning/test_planned_trainer.py::test_losses_and_weights_are_the_same[own loss]",
