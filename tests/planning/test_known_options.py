@@ -43,6 +43,13 @@ def test_another_forward_or_backward_has_options_of_its_own(adam: Schedule, othe
     assert second is not first and len(known.known) == 2
 
 
+def test_only_the_last_steps_are_remembered(adam: Schedule) -> None:
+    known, peak = KnownOptions(), simulate(adam.trace).peak_bytes
+    links = [None, *(HostLink(speed, 0.0, True) for speed in (1e9, 2e9, 3e9, 4e9))]
+    found = [known.options(adam, peak, link) for link in links]
+    assert [options for *_, options in known.known] == found[1:]
+
+
 def test_options_with_copies_are_not_those_without(adam: Schedule) -> None:
     known, peak = KnownOptions(), simulate(adam.trace).peak_bytes
     without = known.options(adam, peak, None)

@@ -17,6 +17,8 @@ from trainfit.planning.options import options_of
 from trainfit.traces.trace import Trace
 
 Options = tuple[list[Option], list[list[int]]]
+_MOST_KNOWN = 4
+"""How many steps are remembered, the last ones: each has its trace, and all curves."""
 
 
 @dataclass
@@ -31,7 +33,7 @@ class KnownOptions:
             if its_link == link and _are_alike(step, other):
                 return options
         options = options_of(step, peak_bytes, link=link)
-        self.known.append((step, link, options))
+        self.known = [*self.known[1 - _MOST_KNOWN :], (step, link, options)]
         return options
 
 
