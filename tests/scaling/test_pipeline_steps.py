@@ -11,10 +11,12 @@ from trainfit.allocator.named_options import named_options
 from trainfit.costs.pipeline_times import pipeline_times
 from trainfit.costs.schedule import schedule
 from trainfit.devices.device_table import find_device
+from trainfit.scaling.captures_ahead import CapturesAhead
 from trainfit.scaling.mesh_candidates import Division, MeshSizes
 from trainfit.scaling.mesh_judge import MeshJudge
 from trainfit.scaling.one_forward_one_backward import StageSeconds, order_of, step_seconds
-from trainfit.scaling.shape_captures import ScaleQuestion, ShapeCaptures, depths_of
+from trainfit.scaling.scale_question import ScaleQuestion, depths_of
+from trainfit.scaling.shape_captures import ShapeCaptures
 from trainfit.traces.simulate import simulate
 
 WIDE = {"layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 16, "feed_forward": 8192, "vocab_size": 32000}
@@ -40,7 +42,7 @@ def test_stages_are_those_that_captures_say(sizes: MeshSizes, micro_batches: int
     truth = pipeline_times([schedule(one, request.price(one)) for one in stages])
     peaks = [simulate(one).peak_bytes for one in stages]
     depths, depth = depths_of(question)
-    captures = ShapeCaptures(question, depths)
+    captures = ShapeCaptures(CapturesAhead(question), depths)
     captures.look_at(replace(sizes, pp=1, replicate=1))
     judge = MeshJudge(captures, depth, named_options("default"))
     found = judge.judge(sizes, Division(1, micro_batches))

@@ -14,9 +14,11 @@ from trainfit.cli.commands import app
 from trainfit.costs.schedule import schedule
 from trainfit.devices.device_table import find_device
 from trainfit.errors import BudgetTooSmall, DeviceError, OptionError
+from trainfit.scaling.captures_ahead import CapturesAhead
 from trainfit.scaling.mesh_candidates import Division, MeshSizes
 from trainfit.scaling.mesh_judge import PARTS, Judged, MeshJudge
-from trainfit.scaling.shape_captures import ScaleQuestion, ShapeCaptures, depths_of
+from trainfit.scaling.scale_question import ScaleQuestion, depths_of
+from trainfit.scaling.shape_captures import ShapeCaptures
 from trainfit.scaling.why_slower import reason_for
 from trainfit.traces.simulate import simulate
 
@@ -26,7 +28,7 @@ OPTIONS = trainfit.StepOptions(seq=128, dtype="bf16", set={"layers": 8})
 def judge_of(*meshes: MeshSizes, target: str = "llama-tiny") -> MeshJudge:
     question = ScaleQuestion(target, find_device("h100"), OPTIONS)
     depths, depth = depths_of(question)
-    captures = ShapeCaptures(question, depths)
+    captures = ShapeCaptures(CapturesAhead(question), depths)
     for one in meshes:
         captures.look_at(one)
     return MeshJudge(captures, depth, named_options("default"))

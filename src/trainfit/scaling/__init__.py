@@ -2,6 +2,8 @@
 
 scale_text        world sizes, a global batch and dimensions as people write them
 mesh_candidates   the meshes that a number of ranks can form, and how the batch is divided among them
+scale_question    what is asked about, and how one capture of it is requested
+captures_ahead    captures, half of them made by a second process before they are asked for
 shape_captures    the few captures that all meshes are worked out from: a shallow model, few sizes
 stage_measures    what a step without stages says about those of a pipeline
 depth_figures     bytes and seconds of a step, carried on to the model's whole depth

@@ -16,9 +16,10 @@ from trainfit.api.request import Request
 from trainfit.basics.doing import as_part_of
 from trainfit.costs.schedule import Schedule, schedule
 from trainfit.plans.plan import Plan
+from trainfit.scaling.captures_ahead import CapturesAhead
 from trainfit.scaling.depth_figures import figures_of
 from trainfit.scaling.mesh_judge import Judged
-from trainfit.scaling.shape_captures import ScaleQuestion
+from trainfit.scaling.scale_question import Wanted
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
 
@@ -35,8 +36,14 @@ class Confirmed:
     warnings: tuple[str, ...]
 
 
+def whole_step(found: Judged) -> Wanted:
+    """Return the capture that confirms a mesh."""
+    staged, division = found.sizes.pp > 1, found.division
+    return Wanted(found.sizes, division.accumulation if staged else division.micro_batch, worst=staged)
+
+
 def confirmed(
-    question: ScaleQuestion,
+    captures: CapturesAhead,
     found: Judged,
     allocator: AllocatorOptions | None,
     budget: int | None,
@@ -44,12 +51,9 @@ def confirmed(
 ) -> Confirmed:
     """Capture the whole model over a mesh, and plan it if it has to be."""
     sizes, division = found.sizes, found.division
-    staged = sizes.pp > 1
-    batch = division.accumulation if staged else division.micro_batch
+    staged, device = sizes.pp > 1, captures.question.device
     with as_part_of(f"confirming {sizes.words}"):
-        request = question.request(sizes.mesh, batch, worst=staged)
-        trace = question.trace(request)
-        device = request.device
+        trace = captures.trace(whole_step(found))
         again = Request(trace, device, allocator=allocator)
         answer = estimate_step(again)
         assert answer.costs is not None, "the device has a speed"

@@ -15,7 +15,8 @@ from trainfit.scaling.checkpoint_curve import CheckpointCurve, curve_of, recompu
 from trainfit.scaling.depth_figures import DepthFigures, figures_of
 from trainfit.scaling.mesh_candidates import EXCHANGING, Division, MeshSizes
 from trainfit.scaling.pipeline_steps import PipelinePlace, PipelineStep, StageFigures, pipeline_of
-from trainfit.scaling.shape_captures import Depth, Shape, ShapeCaptures
+from trainfit.scaling.scale_question import Depth
+from trainfit.scaling.shape_captures import Shape, ShapeCaptures
 
 PARTS = ("compute", "recompute", *EXCHANGING, "bubble", "sent", "host", "optimizer")
 """What a step's time consists of; `fsdp` to `tp` is what collectives along these dimensions expose."""

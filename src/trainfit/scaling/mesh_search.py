@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from trainfit.basics.doing import as_part_of
 from trainfit.scaling.mesh_candidates import MeshSizes, divisions, meshes
 from trainfit.scaling.mesh_judge import Judged, MeshJudge
-from trainfit.scaling.shape_captures import refusal
+from trainfit.scaling.scale_question import refusal
+from trainfit.scaling.shape_captures import Shape
 
 _EXPOSED = 0.01
 """Of a step: what is exposed less is no reason to look for groups of copies."""
@@ -62,11 +63,20 @@ class MeshSearch:
 
     def announce(self, world_sizes: Sequence[int]) -> None:
         """Say which meshes will be looked at, so that the ends of each shape's range are captured."""
+        for sizes in self._alone(world_sizes):
+            self.judge.captures.look_at(sizes)
+
+    def expect(self, world_sizes: Sequence[int]) -> None:
+        """Say which shapes are left, now that it is known what cannot fit."""
+        left = dict.fromkeys(Shape.of(sizes) for sizes in self._alone(world_sizes))
+        self.judge.captures.expect(list(left))
+
+    def _alone(self, world_sizes: Sequence[int]) -> Iterator[MeshSizes]:
+        """Yield the meshes that may fit, as their stages are captured: without the others."""
         for ranks in world_sizes:
             for sizes in self.candidates(ranks):
                 if self.left_out(sizes) is None:
-                    alone = replace(sizes, pp=1, replicate=1 if sizes.pp > 1 else sizes.replicate)
-                    self.judge.captures.look_at(alone)
+                    yield replace(sizes, pp=1, replicate=1 if sizes.pp > 1 else sizes.replicate)
 
     def left_out(self, sizes: MeshSizes) -> LeftOut | None:
         """Return a mesh whose state alone is more than the device has; None if it may fit."""

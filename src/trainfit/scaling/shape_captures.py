@@ -7,85 +7,20 @@ captured, with few layers; what lies between is worked out, and so are larger mi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
-from trainfit.api.model_depth import model_depth
-from trainfit.api.request import Build, Request
 from trainfit.basics.doing import as_part_of
-from trainfit.capturing.metadata import MetadataOracle
-from trainfit.devices.device_table import Device
-from trainfit.errors import OptionError, TrainfitError
-from trainfit.models.recipe import StepOptions
-from trainfit.scaling.mesh_candidates import Mesh, MeshSizes
+from trainfit.errors import OptionError
+from trainfit.scaling.captures_ahead import CapturesAhead
+from trainfit.scaling.mesh_candidates import MeshSizes
+from trainfit.scaling.scale_question import Depth, ScaleQuestion, Wanted
 from trainfit.sizing.rank_growth import Corner, RankGrowth
-from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
 from trainfit.workspace.gpu_workspaces import with_gpu_workspaces
 
-_DEPTHS = (2, 3)
-"""Layers of the models that are captured: one says what there is besides layers, two what a layer adds."""
-_LEAST_LAYERS = 5
-"""A model with fewer is captured whole."""
 _BATCHES = (2, 4)
 """Micro-batches of which larger ones are worked out. One sample often takes another course than several."""
-
-
-@dataclass(frozen=True)
-class ScaleQuestion:
-    """Which step is asked about, and on which cluster; its mesh is what is looked for."""
-
-    target: str | Build
-    device: Device
-    options: StepOptions
-    task: str | None = None
-    cluster: Cluster = field(default_factory=Cluster)
-    """The GPUs per node and the network; its sizes mean nothing."""
-
-    def request(self, mesh: Mesh, batch: int, depth: Depth | None = None, worst: bool = False) -> Request:
-        """Return the request for rank 0 of a mesh, with so many layers."""
-        options = replace(self.options, batch=batch)
-        if depth is not None and depth.layers is not None:
-            options = replace(options, set={**options.set, depth.setting: depth.layers})
-        ranks = 1
-        for _, size in mesh:
-            ranks *= size
-        cluster = replace(self.cluster, world_size=ranks, mesh=mesh)
-        return Request(self.target, self.device, options, self.task, cluster=cluster, worst_rank=worst)
-
-    def trace(self, request: Request) -> Trace:
-        """Capture what was requested, with what is known of its operators from captures before."""
-        return request.trace(oracle=self._known_calls)
-
-    @cached_property
-    def _known_calls(self) -> MetadataOracle:
-        return MetadataOracle(self.device.kind)
-
-
-@dataclass(frozen=True)
-class Depth:
-    """How many layers a captured model has; None: all of them."""
-
-    setting: str = ""
-    layers: int | None = None
-
-
-def depths_of(question: ScaleQuestion) -> tuple[tuple[Depth, ...], int]:
-    """Return the depths to capture, and that of the model; one depth where the model is not cut down.
-
-    What names its depth is a setting of a built-in model or of a config. A function of the user's own is
-    captured as it is.
-    """
-    if not isinstance(question.target, str):
-        return (Depth(),), 1
-    alone = replace(question, cluster=Cluster())
-    request = Request(alone.target, alone.device, alone.options, alone.task)
-    found = model_depth(request.found())
-    if found is None or found[1] < _LEAST_LAYERS:
-        return (Depth(),), 1
-    name, deepest = found
-    return tuple(Depth(name, layers) for layers in _DEPTHS), deepest
 
 
 @dataclass(frozen=True)
@@ -116,7 +51,7 @@ class Shape:
 class ShapeCaptures:
     """Captured traces by shape, and what is worked out from them."""
 
-    question: ScaleQuestion
+    source: CapturesAhead
     depths: tuple[Depth, ...]
     ranges: dict[Shape, tuple[int, int]] = field(default_factory=dict)
     """The least and the most ranks that FSDP divides a shape's parameters among, of those looked at."""
@@ -125,20 +60,36 @@ class ShapeCaptures:
     refused: dict[Shape, str] = field(default_factory=dict)
     """Shapes that the model cannot have, and why."""
     on_capture: Callable[[], None] = lambda: None
-    _corners: dict[tuple[MeshSizes, int, Depth], Trace] = field(default_factory=dict)
+    _corners: dict[Wanted, Trace] = field(default_factory=dict)
     _growths: dict[tuple[Shape, bool, Depth], RankGrowth] = field(default_factory=dict)
+
+    @property
+    def question(self) -> ScaleQuestion:
+        """What is asked."""
+        return self.source.question
 
     @property
     def first_traces(self) -> tuple[Trace, ...]:
         """Captured traces of the first mesh, one of each depth."""
-        (sizes, batch, _), *_ = self._corners
-        return tuple(self._corners[sizes, batch, depth] for depth in self.depths)
+        first, *_ = self._corners
+        return tuple(self._corners[replace(first, depth=depth)] for depth in self.depths)
 
     def look_at(self, sizes: MeshSizes) -> None:
         """Say that a mesh will be asked about, so that the ends of its shape's range are known."""
         shape = Shape.of(sizes)
         low, high = self.ranges.get(shape, (sizes.fsdp, sizes.fsdp))
         self.ranges[shape] = (min(low, sizes.fsdp), max(high, sizes.fsdp))
+
+    def expect(self, shapes: Sequence[Shape]) -> None:
+        """Say that these will be asked about: each is known by the ends of its range, of one sample."""
+        likeliest = sorted(shapes, key=lambda shape: shape.replicated)  # copies are rarely worth a look
+        wanted = [
+            Wanted(*corner, depth)
+            for shape in likeliest
+            for depth in self.depths
+            for corner in self._corners_of(shape, 1)
+        ]
+        self.source.perhaps([one for one in wanted if one not in self._corners])
 
     def trace(self, sizes: MeshSizes, batch: int, depth: Depth) -> Trace | None:
         """Return the trace of rank 0 of a mesh without stages; None if the model cannot be divided so."""
@@ -159,33 +110,29 @@ class ShapeCaptures:
     def _growth(self, shape: Shape, batch: int, depth: Depth) -> RankGrowth:
         key = (shape, batch == 1, depth)
         if key not in self._growths:
-            low, high = self.ranges[shape]
-            # The fewest copies that are copies: how many there are changes no number of a step.
-            copies = 2 if shape.replicated else 1
-            base = MeshSizes(replicate=copies, fsdp=low, cp=shape.cp, ep=shape.ep, tp=shape.tp)
-            first, *larger = (1,) if batch == 1 else _BATCHES
-            corners = [(base, first), *((base, size) for size in larger)]
-            if high != low:
-                corners.append((replace(base, fsdp=high), first))
+            corners = self._corners_of(shape, batch)
+            soon = [Wanted(*corner, each) for each in self.depths for corner in corners]
+            self.source.soon([one for one in soon if one not in self._corners])
             found = [Corner(one.fsdp, size, self._captured(one, size, depth)) for one, size in corners]
             self._growths[key] = RankGrowth(found[0], found[1:])
         return self._growths[key]
 
+    def _corners_of(self, shape: Shape, batch: int) -> list[tuple[MeshSizes, int]]:
+        """Return the meshes and micro-batches that such a micro-batch is worked out from."""
+        low, high = self.ranges[shape]
+        # The fewest copies that are copies: how many there are changes no number of a step.
+        copies = 2 if shape.replicated else 1
+        base = MeshSizes(replicate=copies, fsdp=low, cp=shape.cp, ep=shape.ep, tp=shape.tp)
+        first, *larger = (1,) if batch == 1 else _BATCHES
+        corners = [(base, first), *((base, size) for size in larger)]
+        return corners if high == low else [*corners, (replace(base, fsdp=high), first)]
+
     def _captured(self, sizes: MeshSizes, batch: int, depth: Depth) -> Trace:
-        key = (sizes, batch, depth)
-        if key not in self._corners:
+        wanted = Wanted(sizes, batch, depth)
+        if wanted not in self._corners:
             layers = f", {depth.layers} layers" if depth.layers is not None else ""
             with as_part_of(f"{sizes.words}, micro-batch {batch}{layers}"):
-                self._corners[key] = self.question.trace(self.question.request(sizes.mesh, batch, depth))
+                self._corners[wanted] = self.source.trace(wanted)
             self.count += 1
             self.on_capture()
-        return self._corners[key]
-
-
-def refusal(question: ScaleQuestion, sizes: MeshSizes, batch: int) -> str | None:
-    """Say why a model cannot be divided over a mesh, as far as it says so without being built."""
-    try:
-        question.request(sizes.mesh, batch).found()
-    except TrainfitError as error:
-        return str(error)
-    return None
+        return self._corners[wanted]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from trainfit.allocator.allocator_options import AllocatorOptions
@@ -15,12 +16,14 @@ from trainfit.devices.device_table import Device, find_device
 from trainfit.errors import DeviceError, OptionError, TrainfitError
 from trainfit.models.recipe import StepOptions
 from trainfit.planning.requests import bytes_of_budget
+from trainfit.scaling.captures_ahead import CapturesAhead
 from trainfit.scaling.found_scale import Scale
 from trainfit.scaling.mesh_candidates import MeshSizes, powers_of_two
 from trainfit.scaling.mesh_judge import MeshJudge
 from trainfit.scaling.mesh_search import MeshSearch, SizesOfModel
+from trainfit.scaling.scale_question import ScaleQuestion, Wanted, depths_of, refusal
 from trainfit.scaling.scale_text import parse_dimensions, parse_global_batch, parse_world_sizes
-from trainfit.scaling.shape_captures import ScaleQuestion, ShapeCaptures, depths_of, refusal
+from trainfit.scaling.shape_captures import ShapeCaptures
 from trainfit.scaling.winners import Winners
 from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import Trace
@@ -125,26 +128,34 @@ class ScaleRequest:
         seq = self._seq(question)
         batch = None if whole is None else whole.in_sequences(seq)
         chosen = allowed or self._usual_dimensions(question, seq, batch)
-        captures = ShapeCaptures(question, depths, on_capture=lambda: self.watch.lap("capture"))
+        ahead = CapturesAhead(question)
+        captures = ShapeCaptures(ahead, depths, on_capture=lambda: self.watch.lap("capture"))
         judge = MeshJudge(captures, depth, named_options(self.allocator), budget)
         model = sizes_of_model(question, chosen, max(self.world_sizes), depth if judge.can_cut else 1)
         search = MeshSearch(judge, chosen, model, batch)
+        winners = Winners(judge, seconds_limit, seq)
+        with closing(ahead):
+            self._look(search, winners)
+        words = "" if whole is None else whole.words
+        return winners.result(batch, words, chosen, self.watch.seconds)
+
+    def _look(self, search: MeshSearch, winners: Winners) -> None:
+        """Look at every size, and confirm what wins."""
         search.announce(self.world_sizes)
         self._first_look(search)
-        winners = Winners(question, judge, seconds_limit, seq)
+        search.expect(self.world_sizes)
         for number, ranks in enumerate(self.world_sizes, start=1):
             with as_part_of(f"{ranks:,} GPUs ({number} of {len(self.world_sizes)})"):
                 judged, left_out = search.of_size(ranks)
             winners.add(ranks, judged, left_out)
+            winners.expect(self.confirm)
             self.watch.lap("search")
         winners.confirm_those(self.confirm)
         self.watch.lap("confirm")
-        words = "" if whole is None else whole.words
-        return winners.result(batch, words, chosen, self.watch.seconds)
 
     def _seq(self, question: ScaleQuestion) -> int | None:
         try:
-            return question.request((("fsdp", 1),), 1).found().settings.seq
+            return question.request(Wanted(MeshSizes(), 1)).found().settings.seq
         except TrainfitError:
             if isinstance(self.target, str):
                 raise
@@ -154,7 +165,7 @@ class ScaleRequest:
         self, question: ScaleQuestion, seq: int | None, batch: int | None
     ) -> tuple[str, ...]:
         """Return the dimensions to look at if nobody says: `cp` and `ep` only where there is a reason."""
-        if not isinstance(self.target, str) or ":" in self.target.removeprefix("hf:"):
+        if question.runs_own_code:
             return ("fsdp",)  # what other names mean, only the author of a function knows
         few = batch is not None and batch < max(self.world_sizes) // 8
         long = seq is not None and seq >= _LONG

@@ -6,24 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from trainfit.report.scale_data import ScaleData, SizeOfCluster
-from trainfit.scaling.confirming import Confirmed, confirmed
+from trainfit.scaling.confirming import Confirmed, confirmed, whole_step
 from trainfit.scaling.found_scale import Scale
 from trainfit.scaling.mesh_judge import Judged, MeshJudge
 from trainfit.scaling.mesh_search import LeftOut
+from trainfit.scaling.scale_question import Depth
 from trainfit.scaling.scale_rows import compared_sizes, mesh_row, other_rows
-from trainfit.scaling.shape_captures import Depth, ScaleQuestion
 from trainfit.traces.settings import Settings, describe, settings_json
 from trainfit.traces.trace import Trace
 
 _TRIES = 3
 """How many meshes of one size are captured whole, if what was worked out for them does not hold."""
+_AS_FAST = 0.01
+"""By what share of its step another mesh may be worked out to be faster than one that is confirmed: what is
+worked out is not more exact than that, and a capture of each of several that are alike would say no more."""
 
 
 @dataclass
 class Winners:
     """What is found for each size, and which of it is confirmed."""
 
-    question: ScaleQuestion
     judge: MeshJudge
     seconds_limit: float
     seq: int | None
@@ -40,23 +42,37 @@ class Winners:
     def best(self, ranks: int) -> Judged | None:
         """Return the fastest mesh of a size that fits."""
         fitting = [one for one in self._found[ranks][0] if one.fits]
-        return min(fitting, key=lambda one: one.seconds_per_sample, default=None)
+        fastest = min(fitting, key=lambda one: one.seconds_per_sample, default=None)
+        known = self._confirmed.get(ranks)
+        if fastest is None or known is None or not known.judged.fits:
+            return fastest
+        as_fast = known.judged.seconds_per_sample <= (1 + _AS_FAST) * fastest.seconds_per_sample
+        return known.judged if as_fast else fastest
 
     def confirm_those(self, which: str) -> None:
         """Capture winners whole; where one does not hold, the next is tried."""
         if which == "none":
             return
-        fitting = [ranks for ranks in self._found if self.best(ranks) is not None]
-
-        def cost(ranks: int) -> float:
-            best = self.best(ranks)
-            return 0.0 if best is None else best.seconds_per_sample * ranks
-
-        chosen = fitting if which == "all" else sorted(fitting, key=cost)[:1]
-        for ranks in chosen:
+        cheapest = self._cheapest_first()
+        for ranks in sorted(cheapest) if which == "all" else cheapest[:1]:
             for _ in range(_TRIES):
                 if self._holds(ranks):
                     break
+
+    def expect(self, which: str) -> None:
+        """Say which whole model would be captured if nothing better is found any more."""
+        for ranks in self._cheapest_first()[:1] if which != "none" else ():
+            best = self.best(ranks)
+            assert best is not None, "one that fits"
+            self.judge.captures.source.rather(whole_step(best))
+
+    def _cheapest_first(self) -> list[int]:
+        """Return the sizes of which a mesh fits, the one with the most throughput per GPU first."""
+        found = {ranks: self.best(ranks) for ranks in self._found}
+        seconds = {
+            ranks: best.seconds_per_sample * ranks for ranks, best in found.items() if best is not None
+        }
+        return sorted(seconds, key=lambda ranks: seconds[ranks])
 
     def _holds(self, ranks: int) -> bool:
         """Confirm the best mesh of a size as it is now; whether it is still the best that fits."""
@@ -67,13 +83,11 @@ class Winners:
         if known is not None and known.judged is best:
             return True
         judged, judge = self._found[ranks][0], self.judge
-        found = confirmed(self.question, best, judge.allocator, judge.budget, self.seconds_limit)
+        found = confirmed(judge.captures.source, best, judge.allocator, judge.budget, self.seconds_limit)
         judged[judged.index(best)] = found.judged
         self.tries += 1
-        if not found.judged.fits or self.best(ranks) is not found.judged:
-            return False
         self._confirmed[ranks], self._derived[ranks] = found, best
-        return True
+        return self.best(ranks) is found.judged
 
     def result(
         self, batch: int | None, words: str, dimensions: tuple[str, ...], seconds: dict[str, float]
@@ -84,17 +98,17 @@ class Winners:
         fitting = [one for one in sizes if one.efficiency is not None]
         traces = captures.first_traces
         settings = whole_settings(traces, captures.depths, self.judge.depth)
-        known = self._confirmed
+        known = {ranks: one for ranks, one in self._confirmed.items() if one.judged is self.best(ranks)}
         data = ScaleData(
             target=traces[0].target,
-            device=self.question.device.name,
+            device=captures.question.device.name,
             torch=traces[0].torch,
             settings=settings_json(settings),
             description=describe(settings),
             seconds=seconds,
             captures=captures.count + self.tries,
             layers_captured=tuple(depth.layers for depth in captures.depths if depth.layers is not None),
-            gpus_per_node=self.question.cluster.gpus_per_node,
+            gpus_per_node=captures.question.cluster.gpus_per_node,
             global_batch=batch,
             global_batch_words=words,
             dimensions=dimensions,

@@ -1,7 +1,6 @@
 """Workers that are processes of this machine. Each is a Python of its own, which talks by lines of JSON.
 
-Not those of `multiprocessing`: these would execute the user's script again, and a pool of them ends as a
-whole when one of them is killed.
+Not a pool of `multiprocessing`: it ends as a whole when one of its processes is killed.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
+from trainfit.basics.other_python import started
 from trainfit.sweeping.dispatching import WorkerEvent, event_of
 from trainfit.sweeping.grid_tasks import RowTask
-from trainfit.sweeping.row_worker import COMMAND
+from trainfit.sweeping.row_worker import serve_rows
 
 _CHUNK = 1 << 16
 _PATIENCE_SECONDS = 5.0
@@ -51,17 +50,10 @@ class LocalCrew:
     def start(self, worker: int) -> None:
         """Start a process."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, json.dumps([part or os.getcwd() for part in sys.path])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            # Ctrl-C goes to all processes of a session: this one decides what happens then.
-            start_new_session=True,
-        )
-        self._crew[worker] = started = _Process(worker, process, errors)
+        process = started(serve_rows, errors)
+        self._crew[worker] = begun = _Process(worker, process, errors)
         assert process.stdout is not None
-        self._selector.register(process.stdout, selectors.EVENT_READ, started)
+        self._selector.register(process.stdout, selectors.EVENT_READ, begun)
 
     def give(self, worker: int, task: RowTask) -> None:
         """Send a row; that a process has died is noticed where its answers are read."""
