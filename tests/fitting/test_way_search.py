@@ -241,3 +241,18 @@ def test_changes_that_take_long_alone_leave_time_for_the_rest(monkeypatch: pytes
     assert any(way.plan is not None for way in search.run())
     singles = {names for names in candidates.asked[begun:] if len(names) == 1}
     assert len(singles) < len(changes)
+
+
+def test_as_long_as_nothing_fits_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan of the whole batch fits, and time is up after a few captures: another combination does."""
+    candidates, changes = invented(1)
+    candidates.memory = dict.fromkeys(candidates.memory, 0.7)
+    candidates.budget_bytes = 400
+    base = candidates.unplanned(())
+    assert base is not None
+    monkeypatch.setattr("trainfit.fitting.way_search.time.monotonic", lambda: float(len(candidates.asked)))
+    search = WaySearch(candidates, changes, base, float(len(changes)) / 2)  # type: ignore[arg-type]
+    assert candidates.planned((), 1.0) is None
+    assert search.run()
+    # Once something fits, time counts again.
+    assert len(candidates.asked) < 4 * len(changes)

@@ -28,7 +28,11 @@ class FitFlags:
         typer.Option("--keep-numerics", help="Leave out what changes results by more than rounding does."),
     ] = False
     seconds: Annotated[
-        float, option("N", "How long to look for ways; what was found until then is shown.")
+        float,
+        option(
+            "N",
+            "How long to look for ways; as long as nothing fits, up to four times as long.",
+        ),
     ] = 30.0
     step: given.StepFlags = given.NO_STEP_FLAGS
     mesh: Annotated[

@@ -6,9 +6,9 @@ bytes are added up, and what is missing to the budget is priced as a plan that f
 with many layers is worked out from few of them before it is captured (`shallow_steps.py`). Combinations are
 then captured, and planned where they have to be, in rounds: in each, the most promising one of those that
 keep results bit by bit, of those that keep them but for rounding, and of the others; the plan alone in the
-second. So it goes on until no guess is better than what was found, or time is up. What copies over the link,
-which nothing overlaps with, comes last, if it can still be better. Every figure shown is of a capture of the
-whole step.
+second. So it goes on until no guess is better than what was found, or time is up, which is later as long as
+nothing fits. What copies over the link, which nothing overlaps with, comes last, if it can still be better.
+Every figure shown is of a capture of the whole step.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ _LEAST_PLAN_SECONDS = 2.0
 _FREED_SHARE = 0.1
 """Of a step: what a plan may add that frees all of its memory, as long as none was made."""
 
+_PATIENCE = 4.0
+"""Times the limit: so long it goes on if nothing fits by then. That nothing does is no answer as long as
+something may."""
 _NO_PLAN = 10.0
 """Times the seconds of a step that needs as much as one for which no plan was found: it comes later."""
 
@@ -73,6 +76,11 @@ class WaySearch:
     _longest_plan: float = 0.0
     """Seconds: what would not be done before the deadline is not begun."""
 
+    @property
+    def _end(self) -> float:
+        """When the search ends: later as long as nothing fits."""
+        return self._deadline if self.found else self._deadline + (_PATIENCE - 1) * self.seconds_limit
+
     def run(self) -> list[Way]:
         """Return the ways that fit and are not beaten, the fastest first."""
         self._deadline = time.monotonic() + self.seconds_limit
@@ -104,7 +112,7 @@ class WaySearch:
             turns = [turn for _, turn in heads]
             # Who can make one change only wants to know of the plan alone before others are combined.
             for combination, _ in sorted(heads, key=lambda head: (head[0] != (), self._promise(head[0]))):
-                if time.monotonic() > self._deadline:
+                if time.monotonic() > self._end:
                     self.complete = False
                     return
                 doing(f"looking at {_names(combination)}")
@@ -126,12 +134,12 @@ class WaySearch:
         What has been seen by then is combined, and planned, before the others are looked at.
         """
         now = time.monotonic()
-        half = now + (self._deadline - now) / 2
+        half = now + max(self._deadline - now, 0.0) / 2
         for number, change in enumerate(changes):
             least = max(self._least_seconds((change,)), self._in_fewer_passes(change))
             if self._is_beaten(change.made.exactness, 1, least):
                 continue
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > self._end:
                 self.complete = False
                 return ()
             if number and time.monotonic() > half:
@@ -220,7 +228,7 @@ class WaySearch:
         """Work a combination out; None if it cannot be made, or not in time."""
         begin = time.monotonic()
         known = self.candidates.known_outlook(combination)
-        if known is None and begin + _MAY_TAKE * self._longest_outlook > self._deadline:
+        if known is None and begin + _MAY_TAKE * self._longest_outlook > self._end:
             self.complete = False
             return None
         outlook = known or self.candidates.outlook(combination)
@@ -245,7 +253,7 @@ class WaySearch:
         if not combination:
             return self.base
         begin, captured = time.monotonic(), self.candidates.is_captured(combination)
-        if not captured and begin + _MAY_TAKE * self._longest_capture > self._deadline:
+        if not captured and begin + _MAY_TAKE * self._longest_capture > self._end:
             self.complete = False
             return None
         way = self.candidates.unplanned(combination)
@@ -261,8 +269,8 @@ class WaySearch:
         begin = time.monotonic()
         self._tried_plan_alone = self._tried_plan_alone or not combination
         # Whether there is a plan at all is said however little time there is.
-        in_time = not self._longest_plan or begin + _MAY_TAKE * self._longest_plan <= self._deadline
-        left = max(self._deadline - begin, _LEAST_PLAN_SECONDS)
+        in_time = not self._longest_plan or begin + _MAY_TAKE * self._longest_plan <= self._end
+        left = max(self._end - begin, _LEAST_PLAN_SECONDS)
         planned = self.candidates.planned(combination, min(left, _PLAN_SECONDS), anew=in_time)
         self._longest_plan = max(self._longest_plan, time.monotonic() - begin)
         if planned is None:

@@ -18,9 +18,8 @@ def fit_answer(data: FitData) -> FirstScreen:
     figures = [Figure("as it is", needs, f"of {budget}, {format_seconds(base.step_seconds)} per step")]
     if not data.ways_found:
         sentence = f"Nothing that was tried fits into {budget}; as it is the step needs {needs} (predicted)."
-        return FirstScreen(
-            data.subject.target, data.subject.device, "Nothing fits", BAD, sentence, tuple(figures)
-        )
+        verdict = "Nothing fits" if data.complete else "Nothing found in time"
+        return FirstScreen(data.subject.target, data.subject.device, verdict, BAD, sentence, tuple(figures))
     best = data.ways_found[0]
     if best.name == base.name:
         sentence = "Nothing that was tried is faster (predicted)."
