@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainfit.cli.commands import app
 from trainfit.costs.estimates import Estimate
 from trainfit.errors import FileFormatError, GrewTooMuch, OptionError
 from trainfit.report.diff_data import ModuleChange
+from trainfit.timing.load import LoadMeter
 
 
 class Block(torch.nn.Module):
@@ -67,6 +68,14 @@ def step(model: Callable[[], torch.nn.Module], batch: int = 64) -> Callable[[], 
 
 def estimated(model: Callable[[], torch.nn.Module], batch: int = 64) -> Estimate:
     return trainfit.estimate(step(model, batch), device="cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_measurement_of_this_machine() -> Iterator[None]:
+    """Estimates that are compared have the same machine: not one measured again because it is less busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoadMeter, "should_repeat", lambda self, load: False)
+        yield
 
 
 @pytest.fixture(scope="module")

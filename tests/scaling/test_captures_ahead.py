@@ -13,14 +13,14 @@ from trainfit.models.recipe import StepOptions
 from trainfit.scaling import captures_ahead
 from trainfit.scaling.captures_ahead import CapturesAhead
 from trainfit.scaling.mesh_candidates import MeshSizes
-from trainfit.scaling.scale_question import Depth, ScaleQuestion, Wanted
+from trainfit.scaling.scale_question import Depth, ScaleQuestion, WantedCapture
 from trainfit.traces.ranks import Cluster
 
 QUESTION = ScaleQuestion(
     "llama-tiny", find_device("h100"), StepOptions(seq=16), cluster=Cluster(gpus_per_node=8)
 )
 WANTED = [
-    Wanted(sizes, batch, Depth("layers", layers))
+    WantedCapture(sizes, batch, Depth("layers", layers))
     for sizes in (MeshSizes(fsdp=4), MeshSizes(fsdp=2, tp=2), MeshSizes(replicate=2, fsdp=2))
     for batch in (1, 2)
     for layers in (2, 3)
@@ -36,7 +36,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[CapturesAhead]:
     found.close()
 
 
-def wait_until_captured(ahead: CapturesAhead, wanted: Wanted) -> None:
+def wait_until_captured(ahead: CapturesAhead, wanted: WantedCapture) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while wanted not in ahead._done and time.monotonic() < end:
         time.sleep(0.05)
@@ -70,7 +70,7 @@ def test_a_killed_process_loses_nothing(ahead: CapturesAhead) -> None:
 
 
 def test_what_fails_in_the_other_process_is_said_here(ahead: CapturesAhead) -> None:
-    refused = Wanted(MeshSizes(tp=7), 1)
+    refused = WantedCapture(MeshSizes(tp=7), 1)
     ahead.perhaps([refused, *WANTED])
     wait_until_captured(ahead, WANTED[0])
     with pytest.raises(OptionError, match="7"):
@@ -89,5 +89,5 @@ def test_few_captures_and_code_of_the_user_stay_in_this_process(ahead: CapturesA
 def test_one_whole_model_is_expected_at_a_time(ahead: CapturesAhead) -> None:
     ahead.perhaps(WANTED[:2])
     for fsdp in (2, 4):
-        ahead.rather(Wanted(MeshSizes(fsdp=fsdp), 1))
-    assert ahead._perhaps == [*WANTED[:2], Wanted(MeshSizes(fsdp=4), 1)]
+        ahead.rather(WantedCapture(MeshSizes(fsdp=fsdp), 1))
+    assert ahead._perhaps == [*WANTED[:2], WantedCapture(MeshSizes(fsdp=4), 1)]

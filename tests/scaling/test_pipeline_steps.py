@@ -15,7 +15,7 @@ from trainfit.scaling.captures_ahead import CapturesAhead
 from trainfit.scaling.mesh_candidates import Division, MeshSizes
 from trainfit.scaling.mesh_judge import MeshJudge
 from trainfit.scaling.one_forward_one_backward import StageSeconds, order_of, step_seconds
-from trainfit.scaling.scale_question import ScaleQuestion, depths_of
+from trainfit.scaling.scale_question import ScaleQuestion, WantedCapture, depths_of
 from trainfit.scaling.shape_captures import ShapeCaptures
 from trainfit.traces.simulate import simulate
 
@@ -36,7 +36,7 @@ WIDE = {"layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 16, "feed_forward"
 def test_stages_are_those_that_captures_say(sizes: MeshSizes, micro_batches: int, dtype: str) -> None:
     options = trainfit.StepOptions(seq=8192, dtype=dtype, set=WIDE)
     question = ScaleQuestion("llama-tiny", find_device("h100"), options)
-    request = question.request(sizes.mesh, micro_batches)
+    request = question.request(WantedCapture(sizes, micro_batches))
     stages = request.stages(request.trace())
     assert len(stages) == sizes.pp
     truth = pipeline_times([schedule(one, request.price(one)) for one in stages])

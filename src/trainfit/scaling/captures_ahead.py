@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from trainfit.basics.other_python import be_silent, say, started, talk
 from trainfit.errors import TrainfitError
-from trainfit.scaling.scale_question import ScaleQuestion, Wanted
+from trainfit.scaling.scale_question import ScaleQuestion, WantedCapture
 from trainfit.traces.trace import Trace
 
 _WORTH_A_PROCESS = 8
@@ -32,16 +32,16 @@ class CapturesAhead:
         """Nothing is captured yet, and there is no other process."""
         self.question = question
         self._changed = threading.Condition()
-        self._soon: list[Wanted] = []
-        self._perhaps: list[Wanted] = []
-        self._doing: Wanted | None = None
+        self._soon: list[WantedCapture] = []
+        self._perhaps: list[WantedCapture] = []
+        self._doing: WantedCapture | None = None
         """What the other process is at."""
-        self._done: dict[Wanted, Trace] = {}
+        self._done: dict[WantedCapture, Trace] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._feeder = threading.Thread(target=self._feed, daemon=True, name="trainfit-captures")
         self._ended = False
 
-    def trace(self, wanted: Wanted) -> Trace:
+    def trace(self, wanted: WantedCapture) -> Trace:
         """Return a capture: that of the other process, if it has it or is at it, or one that is made here."""
         with self._changed:
             self._changed.wait_for(lambda: self._doing != wanted)
@@ -52,17 +52,17 @@ class CapturesAhead:
                     waiting.remove(wanted)
         return self.question.captured(wanted)
 
-    def soon(self, wanted: Sequence[Wanted]) -> None:
+    def soon(self, wanted: Sequence[WantedCapture]) -> None:
         """Say what will be asked for next, in this order; the other process begins at its end."""
         self._wait_for(self._soon, wanted)
 
-    def perhaps(self, wanted: Sequence[Wanted]) -> None:
+    def perhaps(self, wanted: Sequence[WantedCapture]) -> None:
         """Say what may be asked for later, the likeliest first."""
         self._wait_for(self._perhaps, wanted)
         if self._process is None and not self._ended and len(self._perhaps) >= _WORTH_A_PROCESS:
             self._begin()
 
-    def rather(self, whole: Wanted) -> None:
+    def rather(self, whole: WantedCapture) -> None:
         """Say that of all whole models this one may be asked for, and none of those said before."""
         with self._changed:
             self._perhaps[:] = [one for one in self._perhaps if one.depth.layers is not None]
@@ -82,7 +82,7 @@ class CapturesAhead:
             with contextlib.suppress(OSError):  # what was not sent any more
                 stream.close()  # type: ignore[union-attr]
 
-    def _wait_for(self, waiting: list[Wanted], wanted: Sequence[Wanted]) -> None:
+    def _wait_for(self, waiting: list[WantedCapture], wanted: Sequence[WantedCapture]) -> None:
         with self._changed:
             known = {*self._done, self._doing, *waiting}
             waiting += [one for one in wanted if one not in known]
@@ -117,7 +117,7 @@ class CapturesAhead:
                 self._doing, self._ended = None, True
                 self._changed.notify_all()
 
-    def _next(self) -> Wanted | None:
+    def _next(self) -> WantedCapture | None:
         """Wait for something to capture; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._soon or self._perhaps)

@@ -19,7 +19,7 @@ from trainfit.plans.plan import Plan
 from trainfit.scaling.captures_ahead import CapturesAhead
 from trainfit.scaling.depth_figures import figures_of
 from trainfit.scaling.mesh_judge import Judged
-from trainfit.scaling.scale_question import Wanted
+from trainfit.scaling.scale_question import WantedCapture
 from trainfit.traces.simulate import Timeline
 from trainfit.traces.trace import Trace
 
@@ -36,10 +36,10 @@ class Confirmed:
     warnings: tuple[str, ...]
 
 
-def whole_step(found: Judged) -> Wanted:
+def whole_step(found: Judged) -> WantedCapture:
     """Return the capture that confirms a mesh."""
     staged, division = found.sizes.pp > 1, found.division
-    return Wanted(found.sizes, division.accumulation if staged else division.micro_batch, worst=staged)
+    return WantedCapture(found.sizes, division.accumulation if staged else division.micro_batch, worst=staged)
 
 
 def confirmed(

@@ -30,7 +30,7 @@ class Depth:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedCapture:
     """Rank 0 of a mesh, with so many samples and layers; or, of a pipeline, the rank that needs the most."""
 
     sizes: MeshSizes
@@ -50,7 +50,7 @@ class ScaleQuestion:
     cluster: Cluster = field(default_factory=Cluster)
     """The GPUs per node and the network; its sizes mean nothing."""
 
-    def request(self, wanted: Wanted) -> Request:
+    def request(self, wanted: WantedCapture) -> Request:
         """Return the request for a capture."""
         options, depth = replace(self.options, batch=wanted.batch), wanted.depth
         if depth.layers is not None:
@@ -58,7 +58,7 @@ class ScaleQuestion:
         cluster = replace(self.cluster, world_size=wanted.sizes.ranks, mesh=wanted.sizes.mesh)
         return Request(self.target, self.device, options, self.task, cluster=cluster, worst_rank=wanted.worst)
 
-    def captured(self, wanted: Wanted) -> Trace:
+    def captured(self, wanted: WantedCapture) -> Trace:
         """Capture here, with what is known of operators from captures before."""
         return self.request(wanted).trace(oracle=self._known_calls)
 
@@ -92,7 +92,7 @@ def depths_of(question: ScaleQuestion) -> tuple[tuple[Depth, ...], int]:
 def refusal(question: ScaleQuestion, sizes: MeshSizes, batch: int) -> str | None:
     """Say why a model cannot be divided over a mesh, as far as it says so without being built."""
     try:
-        question.request(Wanted(sizes, batch)).found()
+        question.request(WantedCapture(sizes, batch)).found()
     except TrainfitError as error:
         return str(error)
     return None

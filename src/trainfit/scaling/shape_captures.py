@@ -14,7 +14,7 @@ from trainfit.basics.doing import as_part_of
 from trainfit.errors import OptionError
 from trainfit.scaling.captures_ahead import CapturesAhead
 from trainfit.scaling.mesh_candidates import MeshSizes
-from trainfit.scaling.scale_question import Depth, ScaleQuestion, Wanted
+from trainfit.scaling.scale_question import Depth, ScaleQuestion, WantedCapture
 from trainfit.sizing.rank_growth import Corner, RankGrowth
 from trainfit.traces.trace import Trace
 from trainfit.workspace.gpu_workspaces import with_gpu_workspaces
@@ -60,7 +60,7 @@ class ShapeCaptures:
     refused: dict[Shape, str] = field(default_factory=dict)
     """Shapes that the model cannot have, and why."""
     on_capture: Callable[[], None] = lambda: None
-    _corners: dict[Wanted, Trace] = field(default_factory=dict)
+    _corners: dict[WantedCapture, Trace] = field(default_factory=dict)
     _growths: dict[tuple[Shape, bool, Depth], RankGrowth] = field(default_factory=dict)
 
     @property
@@ -84,7 +84,7 @@ class ShapeCaptures:
         """Say that these will be asked about: each is known by the ends of its range, of one sample."""
         likeliest = sorted(shapes, key=lambda shape: shape.replicated)  # copies are rarely worth a look
         wanted = [
-            Wanted(*corner, depth)
+            WantedCapture(*corner, depth)
             for shape in likeliest
             for depth in self.depths
             for corner in self._corners_of(shape, 1)
@@ -111,7 +111,7 @@ class ShapeCaptures:
         key = (shape, batch == 1, depth)
         if key not in self._growths:
             corners = self._corners_of(shape, batch)
-            soon = [Wanted(*corner, each) for each in self.depths for corner in corners]
+            soon = [WantedCapture(*corner, each) for each in self.depths for corner in corners]
             self.source.soon([one for one in soon if one not in self._corners])
             found = [Corner(one.fsdp, size, self._captured(one, size, depth)) for one, size in corners]
             self._growths[key] = RankGrowth(found[0], found[1:])
@@ -128,7 +128,7 @@ class ShapeCaptures:
         return corners if high == low else [*corners, (replace(base, fsdp=high), first)]
 
     def _captured(self, sizes: MeshSizes, batch: int, depth: Depth) -> Trace:
-        wanted = Wanted(sizes, batch, depth)
+        wanted = WantedCapture(sizes, batch, depth)
         if wanted not in self._corners:
             layers = f", {depth.layers} layers" if depth.layers is not None else ""
             with as_part_of(f"{sizes.words}, micro-batch {batch}{layers}"):

@@ -21,7 +21,7 @@ from trainfit.scaling.found_scale import Scale
 from trainfit.scaling.mesh_candidates import MeshSizes, powers_of_two
 from trainfit.scaling.mesh_judge import MeshJudge
 from trainfit.scaling.mesh_search import MeshSearch, SizesOfModel
-from trainfit.scaling.scale_question import ScaleQuestion, Wanted, depths_of, refusal
+from trainfit.scaling.scale_question import ScaleQuestion, WantedCapture, depths_of, refusal
 from trainfit.scaling.scale_text import parse_dimensions, parse_global_batch, parse_world_sizes
 from trainfit.scaling.shape_captures import ShapeCaptures
 from trainfit.scaling.winners import Winners
@@ -155,7 +155,7 @@ class ScaleRequest:
 
     def _seq(self, question: ScaleQuestion) -> int | None:
         try:
-            return question.request(Wanted(MeshSizes(), 1)).found().settings.seq
+            return question.request(WantedCapture(MeshSizes(), 1)).found().settings.seq
         except TrainfitError:
             if isinstance(self.target, str):
                 raise
