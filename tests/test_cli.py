@@ -200,6 +200,8 @@ def test_a_bad_step_is_one_message(case: str) -> None:
             [
                 "plan",
                 "gpt2-tiny",
+                "--device",
+                "h100",
                 "--solver",
                 "modules",
                 "--mesh",

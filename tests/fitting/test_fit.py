@@ -82,14 +82,17 @@ def test_results_are_as_exact_as_the_list_says(found: Any) -> None:
         return [*losses, *(p.detach() for p in step.model.parameters())]
 
     plain = trained(None)
+    before = [*(torch.zeros(()) for _ in range(3)), *(p.detach() for p in build().model.parameters())]
     for way in found.ways:
         if not all(change.by_apply for change in way.changes):
             continue
-        for one, other in zip(plain, trained(way)):
+        for begin, one, other in zip(before, plain, trained(way)):
             if way.exactness == BIT_EQUAL:
                 assert torch.equal(one, other), way.words
             else:
-                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+                # Adam divides by the gradient's size: where that is rounding, a single weight may differ by
+                # as much as it moves. Of all weights together the difference is small beside what they moved.
+                assert (one - other).norm() <= 1e-3 * (one - begin).norm(), way.words
 
 
 def test_a_way_is_written_read_applied_and_removed(found: Any, tmp_path: Path) -> None:
