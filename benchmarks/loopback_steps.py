@@ -4,9 +4,12 @@
 
 Two and four processes train a small Llama and a small GPT-2 on the same samples, divided by several meshes.
 First all processes together measure what collectives take, of each kind and in groups of each size: the
-seconds of one that exchanges next to nothing, and the bytes a second beyond that. Then the first process
-measures its operators and its Python alone. Of these the time of a step is predicted. At last the steps run,
-one mesh after the other, again and again, and the median over rounds counts.
+seconds of one that exchanges next to nothing, and the bytes a second beyond that. They do so between pieces of
+other work, whose time alone is subtracted: what the other processes leave of the caches meanwhile, which the
+work then has to read again, is a part of what an exchange takes. Then the first process measures its Python,
+while another process works on each other core, and its operators, while all others work, as in a step. Of
+these the time of a step is predicted. At last the steps run, each mesh several times in a row, in rounds, and
+the median counts.
 
 Steps and collectives are measured in processor time, of all threads of the first process: the machine may be
 busy with other work, and may have fewer cores than there are processes, and then the time on the wall says
@@ -20,6 +23,7 @@ missed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -43,7 +47,9 @@ BOUND, SAME = 0.20, 0.05
 SAMPLES = 32
 """Of all copies of the model together."""
 SIZES = (1 << 10, 1 << 18, 1 << 21, 1 << 23)
-_TRIES, _REPEATED = 5, 4
+_TRIES, _REPEATED = 9, 4
+_IN_A_ROW = 3
+"""Steps of one mesh; the first finds the caches as another mesh left them, and does not count."""
 _BUDGET = 2.5
 """Seconds for the operators of a step."""
 
@@ -168,6 +174,8 @@ def run_rank(model: str, ranks: int, rounds: int, cache: Path | None) -> dict[st
     import torch
     import torch.distributed as dist
 
+    from trainfit.costs import this_machine
+
     torch.set_num_threads(1)
     say(f"{model} on {ranks} ranks: capturing")
     first = os.environ["RANK"] == "0"
@@ -177,21 +185,52 @@ def run_rank(model: str, ranks: int, rounds: int, cache: Path | None) -> dict[st
     say("measuring exchanges")
     device = with_exchanges(ranks)
     say("measuring operators")
-    # The others sleep meanwhile, and then all go on.
     with tempfile.TemporaryDirectory() as folder:
-        predicted = {
-            name: predict(trace, device, cache or Path(folder) / "costs.db") for name, trace in traces.items()
-        }
-    dist.barrier()
+        file = cache or Path(folder) / "costs.db"
+        with beside_others("machine", len(os.sched_getaffinity(0)) - 1):
+            if first:
+                this_machine.with_speed(device, cache_path=file)
+                this_machine.host(cache_path=file)
+        with beside_others("operators", ranks - 1):
+            predicted = {name: predict(trace, device, file) for name, trace in traces.items()}
     say("running the steps")
     steps = {mesh_name(mesh): built(model, mesh, ranks) for mesh in MESHES[ranks]}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for number in range(rounds + 2):
         for name, run in steps.items():
-            seconds = timed(run)
+            seconds = [timed(run) for _ in range(_IN_A_ROW)]
             if number >= 2:  # the first steps make what later ones find
-                measured[name].append(seconds)
+                measured[name] += seconds[1:]
     return {"predicted": predicted, "measured": measured}
+
+
+@contextlib.contextmanager
+def beside_others(what: str, count: int) -> Iterator[None]:
+    """Let so many other processes work while the first measures something."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    rank, store = dist.get_rank(), _get_default_store()
+    yield
+    if rank == 0:
+        store.set(what, "measured")
+    work = some_work()
+    while 0 < rank <= count and not store.check([what]):
+        work()
+    dist.barrier()
+
+
+def some_work() -> Callable[[], object]:
+    """Return what works for some milliseconds, with more memory than the caches of a core have."""
+    import torch
+
+    rows, weights, values = torch.randn(512, 256), torch.randn(256, 1024), torch.randn(1 << 20)
+
+    def work() -> None:
+        for _ in range(4):
+            torch.nn.functional.gelu(values + rows.mm(weights).mean())
+
+    return work
 
 
 def say(text: str) -> None:
@@ -309,18 +348,20 @@ def measured_link(exchange: Callable[[int], Exchange]) -> tuple[float, float]:
     """
     import torch.distributed as dist
 
-    rounds = []
+    def seconds(run: Exchange) -> float:
+        dist.barrier()
+        begin = time.process_time()
+        for _ in range(_REPEATED):
+            work()
+            run()
+        return (time.process_time() - begin) / _REPEATED
+
+    work, rounds = some_work(), []
     for _ in range(_TRIES + 1):
-        times = []
-        for size in SIZES:
-            run = exchange(size)
-            dist.barrier()
-            begin = time.process_time()
-            for _ in range(_REPEATED):
-                run()
-            times.append((time.process_time() - begin) / _REPEATED)
-        rounds.append(times)
-    medians = [statistics.median(times) for times in zip(*rounds[1:])]
+        without = seconds(lambda: None)
+        rounds.append([seconds(exchange(size)) - without for size in SIZES])
+    # Work takes now longer, now less: an exchange is not said to take less than a call.
+    medians = [max(statistics.median(times), 1e-5) for times in zip(*rounds[1:])]
     weights = [1 / middle**2 for middle in medians]
     total = math.fsum(weights)
     mean_size = math.fsum(w * s for w, s in zip(weights, SIZES)) / total

@@ -101,6 +101,7 @@ def test_copies_of_a_model_in_a_cluster() -> None:
 
 def test_prices_by_any_name_of_a_device(tmp_path: Path) -> None:
     assert assigned_prices(["h100=2.99/h", "NVIDIA A10=1"]) == {"h100-sxm-80gb": 2.99, "a10": 1.0}
+    assert assigned_prices(["h100=2.99/h, NVIDIA A10=1"]) == {"h100-sxm-80gb": 2.99, "a10": 1.0}
     (tmp_path / "prices.toml").write_text('h100 = 2.5\nl4 = "0.8/h"\n')
     (tmp_path / "prices.json").write_text('{"h100": 2.5, "l4": 0.8}')
     for name in ("prices.toml", "prices.json"):

@@ -75,7 +75,8 @@ class Way:
         if self.plan is not None:
             moved = self.plan.host_bytes
             on_host = f", {format_bytes(moved)} in the host's memory" if moved else ""
-            parts.append(f"plan: {len(self.plan.regions)} regions{on_host}")
+            count = len(self.plan.regions)
+            parts.append(f"plan: {count} region{'s' * (count != 1)}{on_host}")
         return ", ".join(parts) or "as it is"
 
     @property

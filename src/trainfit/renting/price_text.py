@@ -30,9 +30,9 @@ def read_prices(file: str) -> Prices:
 
 
 def assigned_prices(assignments: Iterable[str]) -> Prices:
-    """Return the prices of texts such as `h100=2.99/h`."""
+    """Return the prices of texts such as `h100=2.99/h`, or of several with commas between them."""
     given: dict[str, Any] = {}
-    for text in assignments:
+    for text in (one for several in assignments for one in _each(several)):
         name, equals, price = (part.strip() for part in text.rpartition("="))
         if not equals or not name:
             file = " A file of prices is given by --prices." if text.endswith((".toml", ".json")) else ""
@@ -41,6 +41,12 @@ def assigned_prices(assignments: Iterable[str]) -> Prices:
             raise OptionError(f"--price: there are two prices for {name!r:.80}; give one.")
         given[name] = price
     return named_prices(given, "--price")
+
+
+def _each(text: str) -> list[str]:
+    """Return the prices of one text; a comma that is none between prices belongs to a file's name."""
+    parts = text.split(",")
+    return parts if all("=" in part for part in parts) else [text]
 
 
 def named_prices(given: Mapping[str, Any], place: str) -> Prices:

@@ -63,12 +63,20 @@ class NumberTable:
     Where the terminal is too narrow, names are folded first; then columns are left out.
     """
 
-    def __init__(self, first: str, *numbers: str, last: str | None = None, least: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        first: str,
+        *numbers: str,
+        last: str | None = None,
+        least: Sequence[str] = (),
+        whole_names: bool = False,
+    ) -> None:
         """Name the columns; `last` is one more that is not aligned to the right.
 
-        `least` are those that are left out first, in this order; the others follow, the last one first.
+        `least` are those that are left out first, in this order; the others follow, the last one first. With
+        `whole_names` columns are left out before names are folded.
         """
-        self._least = least
+        self._least, self._whole_names = least, whole_names
         self._headers = [first, *numbers, *([] if last is None else [last])]
         self._left = () if last is None else (len(self._headers) - 1,)
         self._rows: list[tuple[Cell, ...]] = []
@@ -80,7 +88,8 @@ class NumberTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw as many columns as there is room for."""
         widths = [self._width(console, column) for column in range(len(self._headers))]
-        shown = self._shown(widths, options.max_width - min(widths[0], _LEAST_NAME_WIDTH))
+        name = widths[0] if self._whole_names else min(widths[0], _LEAST_NAME_WIDTH)
+        shown = self._shown(widths, options.max_width - name)
         table = Table(box=None, padding=(0, _PADDING, 0, 0), pad_edge=False, header_style="dim")
         table.add_column(self._headers[0], overflow="fold")
         for column in shown[1:]:

@@ -75,6 +75,7 @@ def _best_meshes(data: ScaleData) -> NumberTable:
     table = NumberTable(
         "GPUs  best mesh",
         *("batch", f"{unit}/GPU", "step", "MFU", "recompute", "runs in", unit, "efficiency", "figures"),
+        whole_names=True,
     )
     for one in data.sizes:
         name = f"{one.world_size:>4}  "
@@ -130,6 +131,10 @@ def _others(data: ScaleData, most: int) -> list[RenderableType]:
     return [Text("why not another mesh", "bold"), *found] if found else []
 
 
+def _is_confirmed(one: SizeOfCluster) -> bool:
+    return one.winner is not None and one.winner.source == "confirmed"
+
+
 def _number(value: float) -> str:
     return format_count(round(value)) if value >= _WHOLE_ABOVE else f"{value:.3g}"
 
@@ -142,6 +147,8 @@ def _scale_footer(data: ScaleData) -> str:
         parts.append("no --global-batch: the micro-batch is the fastest, without accumulation")
     if data.layers_captured:
         depths = " and ".join(map(str, data.layers_captured))
-        parts.append(f"derived: worked out from captures with {depths} layers, not captured whole")
+        whole = [format_count(one.world_size) for one in data.sizes if _is_confirmed(one)]
+        confirmed = f"captured whole: the best mesh of {', '.join(whole)} GPUs; " if whole else ""
+        parts.append(f"{confirmed}all else is derived: worked out from captures with {depths} layers")
     taken = f"{format_count(data.captures)} captures, {data.gpus_per_node} GPUs per node"
     return f"{'; '.join([*parts, taken])}, torch {data.torch}"

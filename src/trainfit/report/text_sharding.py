@@ -47,7 +47,11 @@ def _what_to_set(data: ShardingData) -> Text:
         last = "all of them" if row.kept == row.unit_count else f"the last {row.kept} of {row.unit_count}"
         text += f"; {last} with reshard_after_forward=False"
     text += f"; {row.prefetch} gathered ahead" if row.prefetch > 1 else ""
-    text += f"; {row.regions} regions checkpointed." if row.regions else "; nothing checkpointed."
+    text += (
+        f"; {row.regions} region{'s' * (row.regions != 1)} checkpointed."
+        if row.regions
+        else "; nothing checkpointed."
+    )
     return safe(text)
 
 
