@@ -4,12 +4,12 @@
 
 Two and four processes train a small Llama and a small GPT-2 on the same samples, divided by several meshes.
 First all processes together measure what collectives take, of each kind and in groups of each size: the
-seconds of one that exchanges next to nothing, and the bytes a second beyond that. They do so between pieces of
-other work, whose time alone is subtracted: what the other processes leave of the caches meanwhile, which the
-work then has to read again, is a part of what an exchange takes. Then the first process measures its Python,
-while another process works on each other core, and its operators, while all others work, as in a step. Of
-these the time of a step is predicted. At last the steps run, each mesh several times in a row, in rounds, and
-the median counts.
+seconds of one that exchanges next to nothing, and the bytes a second beyond that. They do so between pieces
+of other work, whose time alone is subtracted: what the other processes leave of the caches meanwhile, which
+the work then has to read again, is a part of what an exchange takes. Then the first process measures its
+Python, while another process works on each other core, and its operators, while all others work, as in a
+step. Of these the time of a step is predicted. At last the steps run, each mesh several times in a row, in
+rounds, and the median counts.
 
 Steps and collectives are measured in processor time, of all threads of the first process: the machine may be
 busy with other work, and may have fewer cores than there are processes, and then the time on the wall says

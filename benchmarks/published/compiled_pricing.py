@@ -1,11 +1,11 @@
 """What a compiler saves: pointwise kernels and reductions that need each other run as one.
 
 Two ops may be one kernel if no product, attention or collective has to run between them; one that only
-happens to run there is no hindrance. So every op has a level: how many of those that nothing is fused with lead
-to it. Ops of one level in one compiled graph (a block's forward, or its backward) that use the same storage are
-a kernel: it reads each storage that was made outside of it once, and writes those of its own that others
-use. What it makes and uses itself never leaves the chip. A kernel's latency counts once for each reduction,
-which ends a loop, and once for the rest.
+happens to run there is no hindrance. So every op has a level: how many of those that nothing is fused with
+lead to it. Ops of one level in one compiled graph (a block's forward, or its backward) that use the same
+storage are a kernel: it reads each storage that was made outside of it once, and writes those of its own that
+others use. What it makes and uses itself never leaves the chip. A kernel's latency counts once for each
+reduction, which ends a loop, and once for the rest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _groups(times: Schedule, part: str) -> Iterator[list[int]]:
     kernels: list[list[int]] = []
     for number, op in enumerate(trace.ops):
         kind = costs[op.signature].kind
-        if not kind or op.queue != COMPUTE and not op.exchange:
+        if not kind or (op.queue != COMPUTE and not op.exchange):
             continue  # no kernel, or a copy that nothing waits for here
         used = {*op.reads, *op.writes}
         level = max((level_after[storage] for storage in used), default=0)
