@@ -370,14 +370,21 @@ TABLES["scale_choices"] = {
     "ranks": "GPUs of the published run",
     "published": "its mesh",
     "source": "where it is published",
+    "device": "the GPU that is asked about",
     "published_tokens_per_second_per_gpu": "as published, where it is",
     "chosen": "the mesh that `trainfit scale` chose",
     "chosen_batch": "micro-batch and accumulation",
+    "chosen_is": "`confirmed` by a capture of the whole model, or `derived`",
+    "chosen_mfu": "its share of the datasheet's FLOP/s",
+    "published_mfu_predicted": "that of the published mesh, predicted",
+    "published_fits": "whether the published mesh is predicted to fit",
     "recompute": "what it recomputes",
     "chosen_tokens_per_second_per_gpu": "predicted",
-    "predicted_tokens_per_second_per_gpu": "of the published mesh, predicted; empty if it does not fit here",
+    "predicted_tokens_per_second_per_gpu": "of the published mesh, predicted; empty if it does not fit here; "
+    "with its first micro-batch, if it loses with any",
     "same": "whether the two meshes are the same",
     "reason": "why the published mesh loses, as trainfit says",
+    "processor_seconds": "processor time of this process",
     "seconds": "wall time of the search",
 }
 TABLES["plan_quality_executors"] = TABLES["plan_quality"]

@@ -9,6 +9,7 @@ In the order in which a graph passes through them:
 - `partition_memory`: the bytes alive for a choice
 - `partition_cuts`: the cheapest choice for a price per byte, and where forward is divided
 - `partition_worth`: which values of a choice are worth most
+- `partition_swaps`: values kept in the place of others
 - `partition_search`: the fastest choice within limits
 - `torch_choices`: what torch's own partitioner would keep
 - `split_graphs`: the graphs of forward and backward that torch compiles

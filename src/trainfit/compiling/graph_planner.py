@@ -24,8 +24,12 @@ from trainfit.compiling.torch_choices import NoChoice, torch_choice
 
 Backend = Literal["inductor", "aot_eager"]
 
-CANDIDATES: dict[str, int] = {"aot_eager": 64, "inductor": 24}
+CANDIDATES: dict[str, int] = {"aot_eager": 1024, "inductor": 24}
 """Among how many partitions of a graph is chosen; counting inductor's kernels takes seconds."""
+_TORCH_FRACTIONS = (0.95, 0.85, 0.8, 0.75, 0.7, 0.65, 0.55, 0.4, 0.25)
+"""Of torch's `activation_memory_budget`: its choices for them are begun with."""
+_QUICK = 400
+"""Useful nodes up to which torch's partitioner takes a fraction of a second."""
 _SURE: dict[Backend, tuple[float, float]] = {"aot_eager": (0.05, 0.3), "inductor": (0.3, 0.7)}
 """How far below and above a limit the model's peak may be, as a share of it, so that counting can tell."""
 
@@ -80,14 +84,18 @@ class GraphPlanner:
         self._workspaces = problem_workspaces(self.problem, self._nodes)
         self.torch_failure = ""
         """Why torch's own choice is not among those that are looked at, if it is not."""
-        also: list[set[int]] = []
-        try:
-            also.append(self.torch_choice())
-        except NoChoice as why:
-            self.torch_failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
-        self.search = PartitionSearch(self.problem, also)
+        self.search = PartitionSearch(self.problem, self._torch_choices())
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
+
+    def _torch_choices(self) -> list[set[int]]:
+        """Return what torch would keep without a budget and, where that is quick, for some of its own."""
+        fractions = (1.0, *_TORCH_FRACTIONS) if len(self.problem.useful) <= _QUICK else (1.0,)
+        try:
+            return [self.torch_choice(fraction) for fraction in fractions]
+        except NoChoice as why:
+            self.torch_failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
+            return []
 
     @property
     def nodes(self) -> tuple[Node, ...]:

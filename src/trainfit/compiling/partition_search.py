@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain
 
 from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts, divided, places_to_divide
 from trainfit.compiling.partition_memory import FUSED_SHARE, PartitionMemory
+from trainfit.compiling.partition_swaps import PartitionSwaps
 from trainfit.compiling.partition_worth import by_worth
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem
 
@@ -37,6 +38,8 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
+_FILLING, _FILLED = 6, 6
+"""How many single values are tried between what was found, as a multiple of those in the end; and of one."""
 _LEVELS, _LARGE_LEVELS = 10, 3
 """Limits that are searched for, whatever is asked, between the smallest peak and that of the fastest."""
 
@@ -62,6 +65,7 @@ class PartitionSearch:
         usual = max(seconds, 1e-12) / max(size, 1)
         self._prices = [usual * _PRICE_RANGE ** (2 * n / (_PRICES - 1) - 1) for n in range(_PRICES)]
         self._memory = PartitionMemory(problem)
+        self._swaps = PartitionSwaps(problem, self._judge, self._moves)
         self._values = CrossingValues(problem)
         self._crossings: dict[tuple[int, ...], frozenset[int]] = {}
         self._known: dict[frozenset[int], Partition] = {}
@@ -77,7 +81,7 @@ class PartitionSearch:
     def partitions(self) -> list[Partition]:
         """All that were looked at and that no other beats in both peak and seconds; smallest peak first."""
         found: list[Partition] = []
-        for partition in sorted(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds)):
+        for partition in sorted(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds, p.kept)):
             if not found or partition.seconds < found[-1].seconds:
                 found.append(partition)
         return found
@@ -125,17 +129,53 @@ class PartitionSearch:
         return tuple(dict.fromkeys(self._known.values()))
 
     def look_everywhere(self) -> None:
-        """Look for partitions between the smallest peak and the fastest, so that others can choose."""
+        """Look for partitions between the smallest peak and the fastest, so that others can choose.
+
+        Half of the limits are as far from each other, the others where most may lie between two partitions.
+        """
         if self._looked:
             return
         self._looked = True
         self.fastest(GraphLimits.same(0.0))
         known = self.partitions
-        if len(known) > 1:
-            low, high = known[0].peak_bytes, known[-1].peak_bytes
-            levels = _LARGE_LEVELS if self._is_large else _LEVELS
-            for number in range(levels):
-                self.fastest(GraphLimits.same(low + (high - low) * number / levels))
+        if len(known) < 2:
+            return
+        low, high = known[0].peak_bytes, known[-1].peak_bytes
+        levels = _LARGE_LEVELS if self._is_large else _LEVELS
+        even = levels - levels // 2
+        for number in range(even):
+            self.fastest(GraphLimits.same(low + (high - low) * number / even))
+        between: set[float] = set()
+        for _ in range(levels // 2):
+            middles = ((p.peak_bytes + q.peak_bytes) / 2 for p, q in self._widest_gaps())
+            limit = next((middle for middle in middles if middle not in between), None)
+            if limit is None:
+                break
+            between.add(limit)
+            self.fastest(GraphLimits.same(limit))
+        self._fill_gaps()
+
+    def _widest_gaps(self) -> list[tuple[Partition, Partition]]:
+        """Return pairs between which no partition is known, those with most bytes times seconds first."""
+        pairs = list(itertools.pairwise(self.partitions))
+        return sorted(
+            pairs,
+            key=lambda pair: (pair[0].peak_bytes - pair[1].peak_bytes) * (pair[0].seconds - pair[1].seconds),
+        )
+
+    def _fill_gaps(self) -> None:
+        """Keep single values more than partitions that no other beats: limits lie between these, too."""
+        moves = _FILLING * self._moves
+        tried: set[tuple[int, ...]] = set()
+        while moves > 0:
+            smaller = (p for p, _ in self._widest_gaps() if p.kept not in tried)
+            partition = next(smaller, None)
+            if partition is None:
+                return
+            tried.add(partition.kept)
+            for number in by_worth(self.problem, partition, repeated=True)[:_FILLED]:
+                self._judge({*partition.kept, number})
+                moves -= 1
 
     def smallest(self) -> Partition | None:
         """Return the partition with the smallest peak that was found."""
@@ -150,9 +190,9 @@ class PartitionSearch:
         for _, places, ends in able[:_MIXED]:
             self._run_once(places, ends[0], limits)
         best = self._best(limits)
-        if best is None:
-            best = self._smaller(limits)
-        return None if best is None else self._improved(self._swapped(best, limits), limits)
+        if best is None and (nearest := self.nearest(limits)) is not None:
+            best = self._swaps.smaller(nearest, limits)
+        return None if best is None else self._improved(self._swaps.swapped(best, limits), limits)
 
     def nearest(self, limits: GraphLimits) -> Partition | None:
         """Return what exceeds the limits the least, of all that were looked at."""
@@ -223,7 +263,7 @@ class PartitionSearch:
 
         def mixed(faster: Sequence[int]) -> set[int]:
             taken = (groups[n in faster][n] for n in range(len(places) + 1))
-            return {*given, *chain.from_iterable(taken)}
+            return {*given, *itertools.chain.from_iterable(taken)}
 
         self._most(len(order), lambda count: mixed(order[:count]), limits)
         if not self._is_large:
@@ -266,44 +306,6 @@ class PartitionSearch:
             else:
                 high = middle
         return low
-
-    def _smaller(self, limits: GraphLimits) -> Partition | None:
-        """Let go of or keep single values where no cut is within the limits, while that lowers the peak."""
-        best = self.nearest(limits)
-        if best is None:
-            return None
-        for number in by_worth(self.problem, best, repeated=False)[: self._moves]:
-            if best.excess(limits) <= 0:
-                break
-            found = self._judge(set(best.kept) - {number})
-            if found is not None and found.excess(limits) < best.excess(limits):
-                best = found
-        for number in by_worth(self.problem, best, repeated=True)[: self._moves]:
-            if best.excess(limits) <= 0:
-                break
-            found = self._judge({*best.kept, number})
-            if found is not None and found.excess(limits) < best.excess(limits):
-                best = found
-        return best if best.excess(limits) <= 0 else None
-
-    def _swapped(self, best: Partition, limits: GraphLimits) -> Partition:
-        """Keep what takes long to compute again in the place of as little else as possible."""
-        nodes = self.problem.nodes
-        able = [n for n in best.repeated if nodes[n].keepable]
-        for number in sorted(able, key=lambda n: (-nodes[n].seconds, n))[: max(self._moves // 8, 1)]:
-            more = self._judge({*best.kept, number})
-            if more is None or more.seconds >= best.seconds:
-                continue
-            rest = [n for n in reversed(by_worth(self.problem, more, repeated=False)) if n != number]
-            # The less is kept, the more may be alive at once later: one by one, until it fits.
-            for _ in range(min(len(rest), self._moves // 4)):
-                if more is None or more.excess(limits) <= 0:
-                    break
-                more = self._judge({number, *rest[:-1]})
-                rest.pop()
-            if more is not None and more.excess(limits) <= 0 and more.seconds < best.seconds:
-                best = more
-        return best
 
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
