@@ -76,6 +76,13 @@ def test_reasons() -> None:
     both = judged({"compute": 1.1, "bubble": 0.2})
     assert reason_for(both, best).startswith("30.0% slower: stages wait for each other")
     assert "its kernels take longer" in reason_for(both, best)
+    # Of 1.5 s in kernels, 2 % may be saved by larger micro-batches: 1.47 s are left.
+    pruned = judged({"compute": 1.5, "fsdp": 1.0})
+    assert reason_for(pruned, best) == (
+        "150.0% slower: all-gathers and reduce-scatters of fsdp are exposed (+100.0%); its kernels take "
+        "longer: smaller products, or more of them (+50.0%); with larger micro-batches at least 47.0% "
+        "slower: its kernels"
+    )
 
 
 def test_scale_of_a_small_model_is_confirmed(tmp_path: Path) -> None:

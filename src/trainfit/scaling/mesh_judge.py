@@ -63,6 +63,16 @@ class Judged:
         """What meshes of one size are compared by."""
         return self.seconds / self.samples
 
+    @property
+    def kernel_seconds(self) -> float:
+        """What every sample takes, however many there are at once."""
+        return sum(self.parts[name] for name in ("compute", "tp", "cp", "ep"))
+
+    @property
+    def least_seconds_per_sample(self) -> float:
+        """What no larger micro-batch gets below: kernels, which may use the device better then."""
+        return (1 - _BETTER_KERNELS) * self.kernel_seconds / self.samples
+
 
 @dataclass(frozen=True)
 class _Asked:
@@ -142,8 +152,7 @@ class MeshJudge:
         blocks keep has to recompute at least (1 + s) / 2 of twice as much, as the budget is the same.
         """
         parts, share = found.parts, found.recomputed_share
-        kernels = sum(parts[name] for name in ("compute", "tp", "cp", "ep"))
-        if (1 - _BETTER_KERNELS) * kernels / found.samples > best:
+        if found.least_seconds_per_sample > best:
             return True
         key = (found.sizes, found.division.micro_batch)
         full, asked = self._full.get(key), self._asked.get(key)
@@ -155,7 +164,7 @@ class MeshJudge:
         once = sum(parts[name] for name in ("fsdp", "replicate", "host"))
         once += parts["optimizer"] if found.division.accumulation == 1 else 0.0
         again = more * max(dearest, 0.0) * found.division.accumulation
-        return again > once / 2 + _BETTER_KERNELS * kernels
+        return again > once / 2 + _BETTER_KERNELS * found.kernel_seconds
 
     def _pipeline(self, sizes: MeshSizes, division: Division) -> Judged | None:
         """Judge a pipeline: everything kept or, if that does not fit, every block recomputed."""

@@ -19,6 +19,8 @@ _WORDS = {
     "optimizer": "the optimizer's step is longer: fewer ranks share it",
 }
 assert set(_WORDS) == set(PARTS)
+_ONCE = ("fsdp", "replicate", "host", "optimizer")
+"""What there is once for each micro-batch or step, however large it is."""
 _WORTH_SAYING = 0.25
 """A second cause is named if it is this share of the first."""
 
@@ -43,6 +45,10 @@ def reason_for(other: Judged, best: Judged | None) -> str:
         for more, part in causes[:2]
         if more >= _WORTH_SAYING * largest and more >= 0.0005
     ]
+    least = other.least_seconds_per_sample / best.seconds_per_sample - 1
+    if least > 0 and causes[0][1] in _ONCE and other.sizes.pp == 1:
+        # Larger micro-batches were not looked at, and would have less of this.
+        said.append(f"with larger micro-batches at least {least:.1%} slower: its kernels")
     return f"{slower:.1%} slower: " + "; ".join(said or [_WORDS[causes[0][1]]])
 
 
