@@ -316,9 +316,29 @@ class CheckpointedAttention(nn.Module):
         return checkpoint(self.attended, x, use_reentrant=False).square().mean()
 
 
+class Joining(nn.Module):
+    """Each layer gets what all before it have made: kernels write it into parts of one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8 * n, 8, 3, padding=1) for n in range(1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.cat([x, layer(x).relu()], 1)
+        return x.mean((2, 3)).square().mean()
+
+
 @pytest.mark.slow
-def test_inductors_calls_with_several_results_are_counted() -> None:
-    build = step_of(CheckpointedAttention, lambda: torch.randn(4, 16, 32))
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(CheckpointedAttention, (4, 16, 32)), (Joining, (4, 8, 32, 32))],
+    ids=["calls", "joined"],
+)
+def test_what_inductors_kernels_need_is_counted(
+    model: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    build = step_of(model, lambda: torch.randn(shape))
     found = estimate_compiled_step(Request(build, "cpu"))
     found.trace.check()
 

@@ -98,7 +98,7 @@ class _Reader:
         planned = planned_graph(self._nodes)
         precise = precise_graph(self._nodes, planned, in_this_order=True)
         steps = range(len(self._nodes))
-        kinds = kinds_of_buffers(self._nodes)
+        kinds = kinds_of_buffers(self._nodes, in_this_order=True)
         self._lives = order_timeline(precise, steps).lifetimes
         self._longer = {
             name: between.stop - 1

@@ -117,7 +117,10 @@ def _counted(graph: GraphLowering, workspaces: dict[str, int]) -> int:
     planned = planned_graph(nodes)
     steps = range(len(nodes))
     alive = live_bytes_with_reuse(
-        planned, precise_graph(nodes, planned, in_this_order=True), steps, *kinds_of_buffers(nodes)
+        planned,
+        precise_graph(nodes, planned, in_this_order=True),
+        steps,
+        *kinds_of_buffers(nodes, in_this_order=True),
     )
     inside = [inside_bytes(node, workspaces) for node in nodes]
     return max((bytes_ + extra for bytes_, extra in zip(alive, inside)), default=0)

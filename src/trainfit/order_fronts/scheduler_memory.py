@@ -4,6 +4,9 @@ Inductor counts every buffer of a node as allocated. When it writes the code it 
 their own fused kernel uses, and lets a kernel write its result over an input of the same size that no later
 kernel reads. Both can be known before an order is chosen where they hold in every order; `precise_graph`
 takes them into account. Which of the other inputs are overwritten depends on the order and is left out.
+
+What is joined (`torch.cat`) is one buffer into whose parts kernels write: the code allocates it before the
+first of them runs, and its parts have no memory of their own. Which is first depends on the order, too.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ def planned_graph(nodes: Nodes) -> BufferGraph:
 def precise_graph(nodes: Nodes, planned: BufferGraph, *, in_this_order: bool = False) -> BufferGraph:
     """Return the same graph without what is never allocated and with what is overwritten in every order.
 
-    If the nodes will run `in_this_order`, also with what is overwritten in this one.
+    If the nodes will run `in_this_order`, also with what is overwritten in this one, and with the parts of
+    joined buffers as one.
     """
     removed = set(_removed(nodes))
     owner: dict[str, str] = {}
@@ -49,15 +53,26 @@ def precise_graph(nodes: Nodes, planned: BufferGraph, *, in_this_order: bool = F
         if not before.output and before.size_alloc == before.size_free == after.size_alloc == after.size_free:
             owner[result] = overwritten
             taken.add(overwritten)
+    whole: dict[str, str] = {}
+    for joined, parts in (_joined(nodes) if in_this_order else {}).items():
+        if joined in size and not removed & {joined, *parts}:
+            first, *others = parts
+            whole[first] = joined
+            owner |= dict.fromkeys((joined, *others), first)
     buffers = []
     for buffer in planned.buffers:
-        if buffer.name in removed or buffer.name in owner:
+        if buffer.name in whole:
+            known = size[whole[buffer.name]]
+            buffer = replace(buffer, size_alloc=known.size_alloc, size_free=known.size_free)
+        elif buffer.name in removed or buffer.name in owner:
             buffer = replace(buffer, size_alloc=0, size_free=0, alias_of=owner.get(buffer.name))
         buffers.append(buffer)
     return BufferGraph(planned.nodes, tuple(buffers), planned.inputs)
 
 
-def kinds_of_buffers(nodes: Nodes) -> tuple[dict[str, Hashable], dict[str, Hashable]]:
+def kinds_of_buffers(
+    nodes: Nodes, *, in_this_order: bool = False
+) -> tuple[dict[str, Hashable], dict[str, Hashable]]:
     """Return the kinds of the buffers that the code allocates, and of those that later ones may take over."""
     allocated: dict[str, Hashable] = {}
     released: dict[str, Hashable] = {}
@@ -69,7 +84,28 @@ def kinds_of_buffers(nodes: Nodes) -> tuple[dict[str, Hashable], dict[str, Hasha
             released[buffer.get_name()] = kind
             if buffer.node.should_allocate():
                 allocated[buffer.get_name()] = kind
+    for joined, parts in (_joined(nodes) if in_this_order else {}).items():
+        if joined in released:
+            allocated[parts[0]] = released[parts[0]] = released[joined]
+            for name in (joined, *parts[1:]):
+                released.pop(name, None)
+                allocated.pop(name, None)
     return allocated, released
+
+
+def _joined(nodes: Nodes) -> dict[str, list[str]]:
+    """Return the buffers that others are parts of, each with its parts as they are written."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        for buffer in node.get_outputs():
+            part = whole = buffer.node
+            while isinstance(whole.get_output_spec(), ir.NonOwningLayout):
+                whole = whole.get_output_spec().view.unwrap_view()
+                while isinstance(whole, ir.BaseView | ir.MutableBox):
+                    whole = whole.data
+            if whole is not part:
+                found.setdefault(whole.get_name(), []).append(part.get_name())
+    return found
 
 
 def nodes_with_unknown_workspace(nodes: Nodes) -> list[int]:
