@@ -90,12 +90,16 @@ class GraphPlanner:
 
     def _torch_choices(self) -> list[set[int]]:
         """Return what torch would keep without a budget and, where that is quick, for some of its own."""
-        fractions = (1.0, *_TORCH_FRACTIONS) if len(self.problem.useful) <= _QUICK else (1.0,)
-        try:
-            return [self.torch_choice(fraction) for fraction in fractions]
-        except NoChoice as why:
-            self.torch_failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
-            return []
+        found: list[set[int]] = []
+        for fraction in (1.0, *_TORCH_FRACTIONS) if len(self.problem.useful) <= _QUICK else (1.0,):
+            try:
+                found.append(self.torch_choice(fraction))
+            except NoChoice as why:
+                if not found:  # not even without a budget
+                    failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
+                    self.torch_failure = failure
+                break
+        return found
 
     @property
     def nodes(self) -> tuple[Node, ...]:
