@@ -190,7 +190,7 @@ def run_rank(model: str, ranks: int, rounds: int, cache: Path | None) -> dict[st
         with beside_others("machine", len(os.sched_getaffinity(0)) - 1):
             if first:
                 this_machine.with_speed(device, cache_path=file)
-                this_machine.host(cache_path=file)
+                this_machine.host(distributed=True, cache_path=file)
         with beside_others("operators", ranks - 1):
             predicted = {name: predict(trace, device, file) for name, trace in traces.items()}
     say("running the steps")
@@ -286,7 +286,7 @@ def predict(trace: Any, device: Any, cache: Path) -> tuple[float, float]:
     from trainfit.costs.schedule import schedule
 
     speedy, _ = this_machine.with_speed(device, cache_path=cache)
-    host, _ = this_machine.host(cache_path=cache)
+    host, _ = this_machine.host(distributed=True, cache_path=cache)
     fallback = Roofline(speedy, constants_of(speedy), trace.tf32, None, trace.cluster).price
     table = measured_costs(
         trace, speedy, fallback=fallback, host=host, cache_path=cache, budget_seconds=_BUDGET

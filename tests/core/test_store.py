@@ -396,7 +396,7 @@ def short_name(value: object) -> str:
         (("target",), 7, "target: expected text, found 7"),
         (("ops",), None, "ops: expected a list, found null"),
         (("ops", 0), {}, "ops[0]: the field 'signature' is missing"),
-        (("ops", 0), [1, 2], "ops[0]: expected 14 values, found 2"),
+        (("ops", 0), [1, 2], "ops[0]: expected 16 values, found 2"),
         (("ops", 0, 0), True, "ops[0].signature: expected a whole number, found true"),
         (("ops", 0, 4), 0, "ops[0].recompute: expected true or false, found 0"),
         (("storages", 0, 0), 2**62 + 1, "storages[0].bytes: expected at most 62 bits, found 4611"),

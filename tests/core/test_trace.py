@@ -115,6 +115,7 @@ BREAKAGES: list[tuple[str, Break]] = [
         change("signatures", 0, collective=Collective("", 8, "0", 8)),
     ),
     ("op 2: its queue has a name", change("ops", GELU, queue="")),
+    ("op 2: a number of calls is not negative", change("ops", GELU, converted=-1)),
     ("op 2: a unit gathers, fills, reduces, or has other hooks", change("ops", GELU, exchange="sends")),
     (
         "op 2: what it waits for is on another queue, and was issued before it",

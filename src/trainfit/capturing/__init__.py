@@ -43,6 +43,7 @@ autograd         saved tensors, and the module of each backward node
 modules          names of modules
 queues           on which queue an operator runs, and what it waits for
 recorder         the ops and storages of one run, as they happen
+rows             what it keeps of each
 counting         FLOPs and bytes of every operator
 describing       which step it is: parameters, dtypes, optimizer
 categories       what each storage is

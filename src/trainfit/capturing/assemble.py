@@ -21,7 +21,8 @@ from trainfit.capturing.describing import described, on_the_host
 from trainfit.capturing.exchanges import CommunicationGroup, collective_of
 from trainfit.capturing.ledger import LiveStorage
 from trainfit.capturing.metadata import Call, NewTensor
-from trainfit.capturing.recorder import BACKWARD, FORWARD, Row
+from trainfit.capturing.recorder import BACKWARD, FORWARD
+from trainfit.capturing.rows import Row
 from trainfit.steps.step import Step
 from trainfit.traces import arguments
 from trainfit.traces import trace as t
@@ -74,6 +75,8 @@ def trace_of(recording: Recording, labels: dict[int, str], target: str) -> t.Tra
             host_waits=row.host_waits,
             reads_value=row.reads_value,
             exchange=row.exchange,
+            wrapped=row.wrapped,
+            converted=row.converted,
         )
         for row, forward_op in zip(rows, _forward_ops(rows))
     )

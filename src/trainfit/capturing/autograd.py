@@ -21,7 +21,8 @@ import torch
 
 from trainfit.capturing.hollow import write_counter
 from trainfit.capturing.ledger import OUTSIDE, Ledger, LiveStorage
-from trainfit.capturing.recorder import BACKWARD, NO_NODE, BackwardNode, Recorder
+from trainfit.capturing.recorder import BACKWARD, Recorder
+from trainfit.capturing.rows import NO_NODE, BackwardNode
 from trainfit.capturing.values import Values, user_line
 from trainfit.errors import CaptureError
 

@@ -11,7 +11,8 @@ import torch
 from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.modules import ModuleTable
 from trainfit.capturing.plain_tensors import strided_parts
-from trainfit.capturing.recorder import FORWARD, Recorder, Row
+from trainfit.capturing.recorder import FORWARD, Recorder
+from trainfit.capturing.rows import Row
 from trainfit.steps.step import Step
 from trainfit.traces import trace as t
 

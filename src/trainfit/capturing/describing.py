@@ -12,7 +12,8 @@ from torch import nn
 
 from trainfit.basics.units import format_bytes
 from trainfit.capturing.modules import class_name
-from trainfit.capturing.recorder import OPTIMIZER, Row
+from trainfit.capturing.recorder import OPTIMIZER
+from trainfit.capturing.rows import Row
 from trainfit.operators.families import list_kind
 from trainfit.steps.step import Step
 from trainfit.traces.assumptions import Assumption

@@ -87,6 +87,8 @@ class CaptureMode(TorchDispatchMode):
                     "processes there are, with --world-size N or in Python with cluster=trainfit.Cluster(N)."
                 )
             # A tensor subclass (nested, distributed): it unwraps itself, and its parts come back here.
+            # Where autograd saves tensors it detaches them for our hooks, which a real run does not have.
+            self.recorder.wrapped += func is not aten.detach.default
             return NotImplemented
         # Without the function mode that changes what user code sees (`retarget/device.py`).
         with torch._C.DisableTorchFunction(), self.ledger.lock:

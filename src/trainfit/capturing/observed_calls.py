@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainfit.capturing.ledger import Ledger, LiveStorage
-from trainfit.capturing.recorder import BackwardNode, Recorder
+from trainfit.capturing.recorder import Recorder
+from trainfit.capturing.rows import BackwardNode
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import bisect
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,67 +18,12 @@ from trainfit.capturing.ledger import Ledger, LiveStorage
 from trainfit.capturing.metadata import Call
 from trainfit.capturing.plain_tensors import strided_parts
 from trainfit.capturing.queues import Queues
+from trainfit.capturing.rows import NO_NODE, BackwardNode, CallInProgress, Lives, Row
 from trainfit.capturing.values import user_line
-from trainfit.traces.trace import COMPUTE
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
-Lives = Sequence[LiveStorage]
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-
-
-@dataclass(slots=True, eq=False)
-class CallInProgress:
-    """One call of a module. Positions are operator counts; -1 means "did not happen"."""
-
-    module: int
-    parent: int
-    recompute: bool
-    forward_start: int
-    forward_end: int = -1
-    backward_start: int = -1
-    backward_end: int = -1
-    body_start: int = -1
-    """Where `forward` begins between the hooks of the module, if it has some."""
-    body_end: int = -1
-    backward_left: int = -1
-    """How many backward nodes had run when the last one of this call ended."""
-
-
-@dataclass(slots=True)
-class BackwardNode:
-    """What is known about a backward node: its module call, or the parameter it accumulates into."""
-
-    call: int
-    module: int
-    sequence: int
-    parameter: torch.Tensor | None = None
-    name: str = ""
-
-
-@dataclass(slots=True)
-class Row:
-    """One recorded operator call."""
-
-    call: Call
-    phase: str
-    module: int
-    module_call: int
-    recompute: bool
-    sequence: int
-    reads: Lives
-    writes: Lives
-    creates: Lives
-    live_bytes: int
-    queue: str = COMPUTE
-    waits_for: tuple[int, ...] = ()
-    host_waits: bool = False
-    reads_value: bool = False
-    exchange: str = ""
-    line: str = ""
-
-
-NO_NODE = BackwardNode(-1, -1, -1)
 
 
 def _on_host(*used: Lives) -> bool:
@@ -132,6 +76,8 @@ class Recorder:
             """Dtypes that autocast was switched on for."""
             self._arrived: list[LiveStorage] = []
             self._events = 0
+            self.wrapped = self.converted = 0
+            """Calls on distributed tensors, and conversions of them, since the last row."""
             self.queues.restart()
             self.backward_seen = False
             self._boundaries: list[int] = [-1]
@@ -181,6 +127,8 @@ class Recorder:
             group = group_of(call.operator.name, call.key[1:]) if call.operator.collective else None
             row.queue, row.waits_for = self.queues.issue(group, (*reads, *writes))
             row.exchange, row.line = self._exchange, user_line() if self.notes_lines and creates else ""
+            row.wrapped, row.converted = self.wrapped, self.converted
+            self.wrapped = self.converted = 0
             self.rows.append(row)
             ledger.clock = number + 1
 

@@ -43,7 +43,7 @@ def price_trace(
     host, meter = host_of(constants_of(device), runs_kernels=device.kind == "cpu"), LoadMeter()
     warnings: tuple[str, ...] = ()
     if device.kind == "cpu":
-        device, host, warnings = _processor(device, host, refresh, meter)
+        device, host, warnings = _processor(trace, device, host, refresh, meter)
     if costs == "roofline":
         return replace(roofline_costs(trace, device), host=host, warnings=warnings)
     from trainfit.costs.measured_costs import measured_costs  # needs torch
@@ -59,7 +59,7 @@ def price_trace(
 
 
 def _processor(
-    device: Device, host: Host, refresh: bool, meter: LoadMeter
+    trace: Trace, device: Device, host: Host, refresh: bool, meter: LoadMeter
 ) -> tuple[Device, Host, tuple[str, ...]]:
     """Complete what is known of a processor: what its file does not say is measured on this machine's."""
     from trainfit.costs import this_machine  # needs torch
@@ -68,7 +68,8 @@ def _processor(
     if not (device.bandwidth_bytes_per_second and device.flops and device.sm_count):
         device, speed_load = this_machine.with_speed(device, refresh=refresh, meter=meter)
     if _HOST - device.constants.keys():
-        host, host_load = this_machine.host(refresh=refresh, meter=meter)
+        distributed = any(op.wrapped or op.converted or op.exchange for op in trace.ops)
+        host, host_load = this_machine.host(distributed=distributed, refresh=refresh, meter=meter)
     warnings = busy_warning(
         busiest((speed_load, host_load)),
         "its own speed was measured",

@@ -273,6 +273,17 @@ def issue_seconds(trace: Trace, host: Host) -> Seconds:
     seconds += host.tensor * _per_op(trace, tensors_of(trace.signatures))
     if host.reload:
         seconds += host.reload * _per_op(trace, filled_shares(trace.signatures, host.cache_bytes))
+    if trace.cluster is not None:
+        seconds += np.fromiter(
+            (
+                op.wrapped * host.wrapped_op
+                + op.converted * host.conversion
+                + (host.unit_op if op.exchange else 0.0)
+                for op in trace.ops
+            ),
+            dtype=np.float64,
+            count=len(trace.ops),
+        )
     for call in trace.calls:
         if call.forward_start < len(seconds):
             seconds[call.forward_start] += host.module_call

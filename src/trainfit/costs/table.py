@@ -56,6 +56,12 @@ class Host:
     checkpoint_op: float = 0.0
     """The same for each op in it, besides running it again: what autograd saves is dropped, and found again
     in backward."""
+    wrapped_op: float = 0.0
+    """An operator on distributed tensors (DTensor), besides the local ones that come of it."""
+    conversion: float = 0.0
+    """Making a distributed tensor of a local one, the other way round, or dividing it anew."""
+    unit_op: float = 0.0
+    """Each op by which a unit of FSDP gathers parameters or reduces gradients, besides what others take."""
     launch: float = 0.0
     """From the host's call to the start of the kernel on an idle device."""
     reload: float = 0.0

@@ -6,8 +6,9 @@ other work then, and is not now.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from trainfit.basics.doing import doing
@@ -16,7 +17,7 @@ from trainfit.devices.device_table import Device, this_cpu
 from trainfit.devices.hardware import CUDA
 from trainfit.devices.measured_cache import Figures, Machine, MeasuredCache
 from trainfit.errors import DeviceError
-from trainfit.timing.load import LoadMeter
+from trainfit.timing.load import LoadMeter, busiest
 
 
 def refuse_absent(device: Device) -> None:
@@ -95,17 +96,32 @@ def _measure_rates() -> dict[str, float]:
 
 
 def host(
-    *, refresh: bool = False, cache_path: Path | None = None, meter: LoadMeter | None = None
+    *,
+    distributed: bool = False,
+    refresh: bool = False,
+    cache_path: Path | None = None,
+    meter: LoadMeter | None = None,
 ) -> tuple[Host, float | None]:
     """Return what this machine takes around the operators of a step that runs on its processor.
 
-    The second result is the share of the processors that other work took when it was measured.
+    What distributed tensors and FSDP take is measured only for a step that is `distributed`. The second
+    result is the share of the processors that other work took when it was measured.
     """
-    names = {field.name for field in fields(Host)} - {"runs_kernels", "launch"}
+    names = {field.name for field in fields(Host)} - {"runs_kernels", "launch", *_OF_RANKS}
     with MeasuredCache(machine_of(this_cpu()), cache_path) as cache:
         found = _figures(cache, "host", _measure_host, names, refresh, meter)
-    seconds = {name: figure for name, figure in found.values.items() if name != "cache_bytes"}
-    return Host(runs_kernels=True, cache_bytes=int(found.values["cache_bytes"]), **seconds), found.load
+        values, loads = dict(found.values), [found.load]
+        if distributed:
+            measure = partial(_measure_distributed, found.values)
+            of_ranks = _figures(cache, "host of ranks", measure, set(_OF_RANKS), refresh, meter)
+            values |= of_ranks.values
+            loads.append(of_ranks.load)
+    cache_bytes = int(values.pop("cache_bytes"))
+    return Host(runs_kernels=True, cache_bytes=cache_bytes, **values), busiest(loads)
+
+
+_OF_RANKS = ("wrapped_op", "conversion", "unit_op")
+"""What `timing/distributed_seconds.py` measures."""
 
 
 def _measure_host() -> dict[str, float]:
@@ -113,3 +129,10 @@ def _measure_host() -> dict[str, float]:
 
     doing("measuring what Python takes around operators, once")
     return host_seconds()
+
+
+def _measure_distributed(known: Mapping[str, float]) -> dict[str, float]:
+    from trainfit.timing.distributed_seconds import distributed_seconds
+
+    doing("measuring what distributed tensors take in Python, once")
+    return distributed_seconds(known)

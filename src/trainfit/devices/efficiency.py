@@ -129,6 +129,11 @@ class Constants:
     checkpoint_op: float = 16e-6
     """The same of torch, for a region under `torch.utils.checkpoint` alone. `benchmarks/executor_time.py`
     measures the four."""
+    wrapped_op: float = 20e-6
+    conversion: float = 80e-6
+    unit_op: float = 23e-6
+    """Python of DTensor and of FSDP2: an operator on distributed tensors, one of them made or taken apart, an
+    op of a unit. `benchmarks/loopback_steps.py` measures them on the host that it runs on."""
     reload: float = 0.0
     """On a CPU: bringing Python's own data and code back after an operator has filled the core's cache."""
     cache_bytes: float = 0.0

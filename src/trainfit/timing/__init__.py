@@ -14,6 +14,7 @@ What else is measured on this machine:
 
 - `samples`: small steps that are run as a whole
 - `host`: what Python, the dispatcher and autograd take around the operators of those steps
+- `distributed_seconds`: what Python of DTensor and FSDP2 takes besides, in the step of a rank
 - `executor_seconds`: what running a region under a plan takes
 - `rates`: FLOP/s and bytes per second at best
 - `load`: how busy the machine was with other work meanwhile

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from trainfit.operators.recorded_calls import filled_shares, tensors_of
 from trainfit.timing.bench import Bench, situations_of
 from trainfit.timing.executor_seconds import region_seconds
 from trainfit.timing.locality import this_machines_caches
-from trainfit.timing.samples import MEDIUM, TINY, Sample, Sizes, captured
+from trainfit.timing.samples import MEDIUM, TINY, Sizes, captured
 from trainfit.traces.trace import PHASES, Trace
 
 _BUDGET_SECONDS = 1.0
@@ -33,7 +33,7 @@ _ISSUED_STEPS = 40
 
 
 @dataclass
-class _Phase:
+class UnexplainedPhase:
     """Sums over some samples: what operators do not explain, and the calls it is shared out among."""
 
     rest: float = 0.0
@@ -45,8 +45,12 @@ class _Phase:
     tensors: int = 0
     reloads: float = 0.0
     """Operators that fill the core's own cache; those that fill a part of it count in part."""
+    wrapped: int = 0
+    """Of steps of a rank: operators on distributed tensors, conversions of them, ops of units of FSDP."""
+    converted: int = 0
+    unit_ops: int = 0
 
-    def explained(self, host: dict[str, float], operator: str) -> float:
+    def explained(self, host: Mapping[str, float], operator: str) -> float:
         """Return what these figures of the host take in this phase."""
         return (
             self.operators * host[operator]
@@ -91,8 +95,8 @@ def issuing_seconds(gpu: Device, place: str, synchronize: Callable[[], object]) 
     queue holds all that a step issues: the host never waits.
     """
 
-    def measure(samples: Sequence[tuple[str, Sizes, bool]]) -> dict[str, _Phase]:
-        phases = {phase: _Phase() for phase in PHASES}
+    def measure(samples: Sequence[tuple[str, Sizes, bool]]) -> dict[str, UnexplainedPhase]:
+        phases = {phase: UnexplainedPhase() for phase in PHASES}
         for given in samples:
             sample, trace = captured(*given, gpu=gpu, place=place, clock=time.perf_counter)
             steps: list[dict[str, float]] = []
@@ -105,7 +109,7 @@ def issuing_seconds(gpu: Device, place: str, synchronize: Callable[[], object]) 
     return _shared_out(measure(_TINY_SAMPLES), measure(_LIST_SAMPLES)["optimizer"])
 
 
-def _shared_out(tiny: dict[str, _Phase], lists: _Phase) -> HostSeconds:
+def _shared_out(tiny: dict[str, UnexplainedPhase], lists: UnexplainedPhase) -> HostSeconds:
     """Share what tiny steps take among the calls in them."""
     host = dict.fromkeys((*_OPERATOR.values(), "tensor"), 0.0)
     spreads: dict[str, float] = {}
@@ -125,19 +129,26 @@ _LIST_SAMPLES = (("gpt2", TINY, True),)
 _OPERATOR = {"forward": "forward_op", "backward": "backward_op", "optimizer": "optimizer_op"}
 
 
-def _measure(samples: Sequence[tuple[str, Sizes, bool]]) -> dict[str, _Phase]:
-    phases = {phase: _Phase() for phase in PHASES}
-    for sample in samples:
-        _add_sample(phases, *captured(*sample))
+def _measure(samples: Sequence[tuple[str, Sizes, bool]]) -> dict[str, UnexplainedPhase]:
+    phases = {phase: UnexplainedPhase() for phase in PHASES}
+    for given in samples:
+        sample, trace = captured(*given)
+        add_sample(phases, sample.run, trace, _BUDGET_SECONDS)
     return phases
 
 
-def _add_sample(phases: dict[str, _Phase], sample: Sample, trace: Trace) -> None:
+def add_sample(
+    phases: dict[str, UnexplainedPhase],
+    run: Callable[[], dict[str, float]],
+    trace: Trace,
+    budget_seconds: float,
+) -> None:
+    """Run a step, which tells the seconds of its phases, in turn with its operators: add what they leave."""
     situations = situations_of(trace)
     distinct = [situation for found in situations for situation in found]
     steps: list[dict[str, float]] = []
-    sample.run()
-    timings = Bench("cpu").time(distinct, _BUDGET_SECONDS, between=lambda: steps.append(sample.run()))
+    run()
+    timings = Bench("cpu").time(distinct, budget_seconds, between=lambda: steps.append(run()))
     seconds = {s: timing.seconds if timing else 0.0 for s, timing in zip(distinct, timings)}
     per_signature = [
         sum(seconds[situation] * count for situation, count in found.items()) / max(found.total(), 1)
@@ -148,7 +159,7 @@ def _add_sample(phases: dict[str, _Phase], sample: Sample, trace: Trace) -> None
         phases[op.phase].rest -= per_signature[op.signature]
 
 
-def _add_steps(phases: dict[str, _Phase], steps: Sequence[dict[str, float]], trace: Trace) -> None:
+def _add_steps(phases: dict[str, UnexplainedPhase], steps: Sequence[dict[str, float]], trace: Trace) -> None:
     """Add what steps took, and the calls in one of them."""
     for name, phase in phases.items():
         times = [step[name] for step in steps]
@@ -162,6 +173,9 @@ def _add_steps(phases: dict[str, _Phase], steps: Sequence[dict[str, float]], tra
         phase.operators += not signature.view
         phase.tensors += tensors[op.signature]
         phase.reloads += filled[op.signature]
+        phase.wrapped += op.wrapped
+        phase.converted += op.converted
+        phase.unit_ops += bool(op.exchange)
     phases["forward"].calls += len(trace.calls)
 
 

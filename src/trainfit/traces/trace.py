@@ -22,13 +22,7 @@ from trainfit.traces.step_runs import USUAL_STEPS, Steps
 
 PHASES = ("forward", "backward", "optimizer")
 CATEGORIES = (
-    "parameter",
-    "buffer",
-    "gradient",
-    "activation",
-    "optimizer_state",
-    "input",
-    "temporary",
+    *("parameter", "buffer", "gradient", "activation", "optimizer_state", "input", "temporary"),
     "communication",
 )
 HOLDERS = ("program", "autograd", "gradient", "optimizer")
@@ -101,6 +95,11 @@ class Op:
     """What a unit of FSDP does by it, which is then its module: `gather` parameters from other ranks, `fill`
     the memory that they are read from, `reduce` gradients; `hook` for what else its hooks do around forward.
     Empty for what the program itself computes."""
+    wrapped: int = 0
+    """How many operators on distributed tensors (DTensor) the host was asked for since the op before: each
+    finds out, in Python, what this rank has to compute of it. `detach` does not count."""
+    converted: int = 0
+    """How many distributed tensors were made of local ones since then, or taken apart, or divided anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ def _op(trace: Trace, number: int, op: Op) -> None:
     _require(only_reads or not op.reads_value, "what shows values to Python does nothing else")
     _require(bool(op.queue), "its queue has a name")
     _require(op.exchange in EXCHANGES, "a unit gathers, fills, reduces, or has other hooks")
+    _require(min(op.wrapped, op.converted) >= 0, "a number of calls is not negative")
     for other in op.waits_for:
         before = -len(trace.ops) <= other < number and trace.ops[other].queue != op.queue
         _require(before, "what it waits for is on another queue, and was issued before it")

@@ -19,7 +19,7 @@ from trainfit.traces.trace import Trace
 from trainfit.traces.trace_check import BrokenTrace
 
 FILE = FileKind(
-    "trace", schema=9, remedy="capture it again: trainfit.save_trace(trainfit.capture(build), path)"
+    "trace", schema=10, remedy="capture it again: trainfit.save_trace(trainfit.capture(build), path)"
 )
 COMPRESS_ABOVE_BYTES = 1 << 20
 

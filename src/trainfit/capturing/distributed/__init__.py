@@ -6,6 +6,7 @@ one_process       what is replaced in `torch.distributed` while a capture runs
 collective_calls  collectives, and what waits for them
 sharding_kernels  FSDP2's own operators
 sharded_units     which modules gather and reduce, and what holds their gathered parameters
+conversions       local tensors that become distributed ones, and the other way round
 ring_attention    context parallelism
 lazy_chunks       no work per rank
 shared_strategies  no work per parameter for what is the same for all of a kind

@@ -36,6 +36,7 @@ def _of_many(session: Session) -> Iterator[None]:
     # Loading these takes a second, which a step of one process does not need.
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+    from trainfit.capturing.distributed.conversions import conversions_counted
     from trainfit.capturing.distributed.lazy_chunks import without_work_per_rank
     from trainfit.capturing.distributed.object_messages import objects_exchanged
     from trainfit.capturing.distributed.pipelines import stages_of
@@ -58,6 +59,7 @@ def _of_many(session: Session) -> Iterator[None]:
         stack.enter_context(without_work_per_rank())
         stack.enter_context(strategies_shared())
         stack.enter_context(units_followed(session.mode))
+        stack.enter_context(conversions_counted(session.mode.recorder))
         spoken = session.cluster.rank, session.messages, session.listener
         stack.enter_context(stages_of(*spoken, session.values))
         stack.enter_context(objects_exchanged(*spoken))
