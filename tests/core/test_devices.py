@@ -326,7 +326,7 @@ GOOD = {"name": "mine", "memory_bytes": GIB}
         ),
         (
             {**GOOD, "constants": {"xyz": 0.9}},
-            "constants: there is no constant 'xyz' (they are best_share, in",
+            "constants: there is no constant 'xyz' (there are best_share, in",
         ),
         (
             {**GOOD, "constants": {"tile_fill": 0}},

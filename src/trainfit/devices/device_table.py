@@ -49,6 +49,8 @@ _MPS = (
 _SIZES = ("memory_bytes", "cache_bytes")
 """Fields that a file may also give as text, such as `24GiB`."""
 _LARGEST_RATE, _LARGEST_SHARE = 1e30, 1.5
+_SHOWN_CONSTANTS = 8
+"""Of all those that a message about an unknown one could name."""
 """No device does 10^30 of anything in a second."""
 
 # Words that drivers and shops put around a model's name and that tell no two devices apart.
@@ -307,7 +309,8 @@ def _check(device: Device) -> None:
     for name, value in device.constants.items():
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"they are {', '.join(names)}"
+            some = f"there are {', '.join(names[:_SHOWN_CONSTANTS])} and {len(names) - _SHOWN_CONSTANTS} more"
+            hint = f"did you mean {close[0]!r}?" if close else some
             raise Malformed(f"there is no constant {name!r:.60} ({hint})", "constants")
         if not 0 < value < _LARGEST_RATE:
             raise expected("a number above zero", value).inside(f"constants.{name}")
