@@ -49,9 +49,9 @@ _MPS = (
 _SIZES = ("memory_bytes", "cache_bytes")
 """Fields that a file may also give as text, such as `24GiB`."""
 _LARGEST_RATE, _LARGEST_SHARE = 1e30, 1.5
+"""No device does 10^30 of anything in a second."""
 _SHOWN_CONSTANTS = 8
 """Of all those that a message about an unknown one could name."""
-"""No device does 10^30 of anything in a second."""
 
 # Words that drivers and shops put around a model's name and that tell no two devices apart.
 _VENDOR_WORDS = {"nvidia", "amd", "tesla", "geforce", "instinct", "quadro", "gpu", "graphics", "radeon"}
