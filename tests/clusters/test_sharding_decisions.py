@@ -149,7 +149,7 @@ class ByHand:
         kept = len(setting.kept)
         values: dict[str, Any] = {"setting": setting, "units": self.units, "fits": kept <= 5}
         values["seconds"] = 10.0 + abs(kept - 5) + (setting.prefetch - 1)
-        values["free_seconds"] = values["unexposed_seconds"] = 1.0
+        values["free_seconds"] = values["computing_seconds"] = 1.0
         values["plan"] = SimpleNamespace(memory_bytes=100 + kept, peak_bytes=100)
         return cast(Trial, SimpleNamespace(**values))
 
@@ -170,3 +170,26 @@ def test_the_search_leaves_room_for_the_allocator() -> None:
     assert {Setting(None), Setting(None, ByHand.units)} <= set(asked.asked)
     assert asked.room[:2] == [0, 6]
     assert found.bound_seconds == 1.0
+
+
+class FasterTogether(ByHand):
+    """Parts of blocks are faster than blocks only if two of them are gathered ahead."""
+
+    def trial(self, setting: Setting) -> Trial:
+        self.asked.append(setting)
+        together = setting.grain == "parts" and setting.prefetch > 1
+        values: dict[str, Any] = {"setting": setting, "units": self.units, "fits": True}
+        values["seconds"] = 8.0 if together else 10.0 + (setting.grain == "parts")
+        values["free_seconds"] = values["computing_seconds"] = 1.0
+        values["plan"] = SimpleNamespace(memory_bytes=100, peak_bytes=100)
+        return cast(Trial, SimpleNamespace(**values))
+
+    def propose(self, setting: Setting, less_bytes: int = 0) -> Proposal | None:
+        return Proposal((), 1.0)
+
+
+def test_units_and_what_is_gathered_ahead_are_chosen_together() -> None:
+    asked = FasterTogether()
+    assert search(asked, ("blocks", "parts", "whole")).best.setting == Setting("parts", (), 2)
+    # The model alone has nothing to gather ahead.
+    assert Setting("whole", (), 2) not in asked.asked

@@ -58,8 +58,17 @@ class Schedule:
     @property
     def busy_seconds(self) -> float:
         """How long the device computes; what other queues do runs beside that."""
-        computes = np.array([op.queue == COMPUTE for op in self.trace.ops], dtype=np.bool_)
-        return float(self.device_seconds[computes].sum())
+        return float(self.device_seconds[self._computes].sum())
+
+    @property
+    def _computes(self) -> NDArray[np.bool_]:
+        return np.array([op.queue == COMPUTE for op in self.trace.ops], dtype=np.bool_)
+
+    @property
+    def computing_seconds(self) -> float:
+        """How long the device would compute if nothing else ran beside it."""
+        alone = self.device_seconds if self.undelayed_seconds is None else self.undelayed_seconds
+        return float(alone[self._computes].sum())
 
     @property
     def marginal_seconds(self) -> Seconds:

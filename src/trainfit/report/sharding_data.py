@@ -53,7 +53,7 @@ class ShardingData:
     kept: tuple[str, ...]
     prefetch: int
     bound_seconds: float
-    """What the step would take with nothing exposed and nothing recomputed: no setting is faster."""
+    """How long the GPU computes in it, with nothing recomputed: no setting is faster."""
     tried: tuple[ShardingRow, ...]
     """Each setting that was tried, the fastest that fits first."""
     warnings: tuple[str, ...]

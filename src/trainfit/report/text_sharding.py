@@ -36,7 +36,7 @@ def _sharding_headline(data: ShardingData) -> Text:
     line.append(f"{format_bytes(data.memory_bytes)} of {format_bytes(data.budget_bytes)} at ")
     line.append(f"{format_seconds(data.step_seconds)} per step (predicted)", "bold green")
     slower = data.step_seconds / data.bound_seconds - 1 if data.bound_seconds else 0.0
-    return line.append(f", {slower:.1%} more than with nothing exposed and nothing recomputed")
+    return line.append(f", {slower:.1%} more than the GPU computes")
 
 
 def _what_to_set(data: ShardingData) -> Text:

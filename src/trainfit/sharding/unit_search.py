@@ -1,9 +1,12 @@
-"""The fastest setting of FSDP's units within a budget, with one capture for each choice of units.
+"""The fastest setting of FSDP's units within a budget: one problem, solved by branching.
 
 Which units stay whole after forward trades memory for gathers, and memory is what a plan trades for
 recomputation: both are chosen by one program (`planning/kept_problem.py`), and the choice is replayed with
-the fastest plan for it. Which modules are units, and how many are gathered ahead, are few choices, each of
-which is captured. No unit kept and all of them are always tried, so that no uniform setting is faster.
+the fastest plan for it. Which modules are units, and how many are gathered ahead, changes what there is to
+choose from, and is branched on: each of the few combinations is captured and has its own program, whose bound
+says whether anything in that branch can be faster than what was found. So the best of all branches is found,
+as far as the programs are right about seconds (`_MODEL_ERROR`). No unit kept and all of them are always
+tried, so that no uniform setting is faster.
 
 PyTorch's proposed `fsdp_ilp` (which modules to wrap, so that exposed communication is least under a budget)
 is the special case without checkpointing and without units that are kept, with figures per module instead of
@@ -12,6 +15,7 @@ a replay.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -42,7 +46,7 @@ class UnitSettings(Protocol):
 
 @dataclass(frozen=True)
 class BestSetting:
-    """The best setting, and what the step would take with nothing exposed and nothing recomputed."""
+    """The best setting, and how long the step takes at least, whatever is set: what it computes."""
 
     best: Trial
     bound_seconds: float
@@ -78,14 +82,12 @@ def search(settings: UnitSettings, grains: Sequence[Grain | None]) -> BestSettin
     first = Setting(grains[0])
     units = tried(first).units
     tried(replace(first, kept=units))
-    solved(first)
-    # Other units and gathering ahead can hide what is exposed, and nothing else.
-    for grain in grains[1:]:
-        if not _enough(found):
-            solved(Setting(grain))
-    best = _best(found)
-    if not _enough(found) and len(best.units) > _AHEAD:
-        solved(replace(best.setting, prefetch=_AHEAD))
+    # Others can hide what is exposed, or spare the host what each unit takes, and nothing else.
+    for prefetch, grain in itertools.product((1, _AHEAD), grains):
+        branch = Setting(grain, prefetch=prefetch)
+        several = grain != "whole" and len(units) > _AHEAD
+        if branch == first or ((prefetch == 1 or several) and not _enough(found)):
+            solved(branch)
     return BestSetting(_best(found), _bound(found))
 
 
@@ -97,8 +99,8 @@ def _best(found: Found) -> Trial:
 
 
 def _bound(found: Found) -> float:
-    """Return how long the step would take with nothing exposed and nothing recomputed."""
-    return min(one.unexposed_seconds for one in found.values())
+    """Return how long the step takes at least: nothing is exposed or recomputed, and the host is ahead."""
+    return min(one.computing_seconds for one in found.values())
 
 
 def _enough(found: Found) -> bool:

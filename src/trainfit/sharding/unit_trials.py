@@ -94,8 +94,8 @@ class Trial:
     plan: Certified = field(repr=False)
     free_seconds: float
     """How long the step takes with every activation kept, whether it fits or not."""
-    unexposed_seconds: float
-    """The same if collectives took no time."""
+    computing_seconds: float
+    """How long the device computes in it, with nothing beside that."""
     exposed_seconds: float
     """Of the step with its plan."""
     communication_seconds: float
@@ -199,7 +199,7 @@ class UnitTrials:
             trace,
             replace(plan, plan=plan.promised()),
             free.step_seconds,
-            free.step_seconds - free.exposed_communication_seconds,
+            free.computing_seconds,
             times.exposed_communication_seconds,
             times.communication_seconds,
             one.request.device,
