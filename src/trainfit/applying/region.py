@@ -23,7 +23,7 @@ from trainfit.applying.offloaded_results import HostCopy
 from trainfit.applying.op_results import can_be_absent, parts_of
 from trainfit.applying.plain_checkpoint import OnFollowed
 from trainfit.applying.planned_model import PlannedModel
-from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
+from trainfit.applying.python_objects import LastAttributes, ModuleAttributes, has_hooks_inside
 from trainfit.applying.quick_recording import QuickRecorder
 from trainfit.applying.randomness import drawn_again
 from trainfit.applying.recording import RegionRecorder
@@ -91,6 +91,8 @@ class RegionCall:
     _forward: Callable[..., Any]
     _planned: PlannedCall
     _planned_model: PlannedModel
+    _last_attributes: LastAttributes
+    """Those of the module, from the call before."""
     _on_followed: OnFollowed | None = None
     """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
     _record: Record | None = None
@@ -151,7 +153,7 @@ class RegionCall:
     @contextlib.contextmanager
     def _in_forward(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> Iterator[None]:
         recorder = self._recorder = self._new_recorder()
-        attributes, host_random = ModuleAttributes(self._module), HostRandomState()
+        attributes, host_random = self._last_attributes.now(self._module), HostRandomState()
         hooks = saved_tensors_hooks(recorder.noting(pack), unpack)
         ordinary, reads = ordinary_paths(self._planned.names), self._planned_model.noticing_reads()
         quiet = quiet_distribution(expected=recorder.expects_subclasses)
