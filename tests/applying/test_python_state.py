@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from plans import as_a_whole, plan_for, recompute_everything, save_everything, s
 from torch import nn
 
 from trainfit.applying import applied
-from trainfit.applying.python_objects import ModuleAttributes, copy_structure
+from trainfit.applying.python_objects import LastAttributes, ModuleAttributes, copy_structure
 
 POLICIES = (recompute_everything, as_a_whole, save_products, save_everything)
 
@@ -383,3 +384,54 @@ def test_what_a_process_group_counts_is_never_put_back() -> None:
         assert module.group.messages == 2
     assert module.group.messages == 2
     assert copy_structure({"group": module.group})["group"] is module.group
+
+
+class Various(nn.Module):
+    """A module with a little of everything in its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.shape, self.noted, self.last = nn.Linear(2, 2), (1, 2), [1, [2]], None
+        self.register_buffer("seen", torch.zeros(2))
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "an attribute": lambda module: setattr(module, "last", 1),
+    "another name": lambda module: (delattr(module, "last"), setattr(module, "none", None)),
+    "an equal list": lambda module: setattr(module, "noted", [*module.noted]),
+    "a list": lambda module: module.noted[1].append(3),
+    "training": lambda module: module.eval(),
+    "of an inner module": lambda module: setattr(module.inner, "in_features", 3),
+    "an inner module": lambda module: setattr(module, "inner", nn.Linear(2, 2)),
+    "one more": lambda module: module.inner.add_module("more", nn.Tanh()),
+    "a buffer": lambda module: setattr(module, "seen", torch.zeros(2)),
+    "a first buffer": lambda module: module.inner.register_buffer("first", torch.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_attributes_are_looked_at_anew_when_something_has_changed(change: str) -> None:
+    module, last = Various(), LastAttributes()
+    before = last.now(module)
+    assert last.now(module) is before
+    CHANGES[change](module)
+    after = last.now(module)
+    assert after is not before
+    assert after.is_present() and list(after.modules) == list(module.modules())
+    assert last.now(module) is after
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), [torch.zeros(2)], (torch.zeros(2),), object()])
+def test_attributes_that_may_hold_tensors_are_not_held(value: Any) -> None:
+    module, last = Various(), LastAttributes()
+    module.last = value
+    assert last.now(module) is not last.now(module)
+    assert last.now(module).is_present()
+
+
+def test_attributes_that_change_each_time_are_not_held() -> None:
+    module, last = Various(), LastAttributes()
+    for number in range(50):
+        module.last = number
+        last.now(module)
+    assert last.now(module) is not last.now(module)

@@ -7,7 +7,9 @@ In the order in which a step passes through them:
 - `planned_model.py` is what a model's regions share: which call each is, and what the user was told;
 - `sharding_check.py` tells when a model is divided otherwise than its plan was made for;
 - `execution.py` is what each thread runs at the moment, the only state that steers regions;
-- `region.py` runs one call of a region under `torch.utils.checkpoint`;
+- `region.py` runs one call of a region, and again in backward;
+- `saved_tensors.py` is the checkpoint around it: what autograd saves is dropped, and computed again when
+  backward asks for it (where somebody else watches, `torch.utils.checkpoint` does that);
 - `recording.py` is its forward, which follows the plan (`following.py`) and leaves a record (`records.py`);
 - `quick_recording.py` compares it with what calls before it did (`courses.py`), and describes what differs;
 - `replaying.py` computes it again in backward, with the `call_arguments.py` that it was called with, or with
@@ -18,7 +20,7 @@ In the order in which a step passes through them:
 - `modes.py` and `torch_changes.py` let a region run the operators that the capture recorded, and no others;
 - `way_changes.py` makes what else a way changes, besides its plan;
 - `unit_sharding.py` puts FSDP's units, and what is set about them, onto a model;
-- `plain_checkpoint.py` leaves regions to torch alone, where that is known to do the same.
+- `plain_checkpoint.py` computes regions again as a whole, where that is known to do the same.
 """
 
 from trainfit.applying.attach import applied, apply, attach_plan, remove, runs_plan

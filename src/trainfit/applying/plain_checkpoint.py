@@ -2,7 +2,7 @@
 
 The first call is run like any other region's. If it did nothing but compute its result from its inputs, the
 same can be expected of the next call in the same circumstances (kinds of arguments, attributes of the
-modules, autocast), and that is left to `torch.utils.checkpoint` alone, which needs much less of the host.
+modules, autocast), and that is just computed again under a checkpoint, which needs much less of the host.
 What can be checked at almost no cost still is: that no parameter, buffer or input was written to.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from trainfit.applying.call_arguments import without_untouched
@@ -24,6 +25,7 @@ from trainfit.applying.python_objects import ModuleAttributes, copy_structure, h
 from trainfit.applying.randomness import generators_at, state_of
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import VALUE, Record, modified_error
+from trainfit.applying.saved_tensors import SavedTensors, nobody_watches, run_alone
 from trainfit.plans.recomputation import NOBODY
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -92,7 +94,7 @@ class KnownCalls:
     def learn(
         self, circumstances: Circumstances, attributes: ModuleAttributes, recorder: RegionRecorder
     ) -> None:
-        """Look at a call that was followed, and remember it if torch alone can repeat it."""
+        """Look at a call that was followed, and remember it if it can be repeated without following it."""
         if self._changes > _MOST_CHANGES or len(self._known) == _MOST_KINDS:
             return
         generators = _generators_if_repeatable(recorder.record)
@@ -178,7 +180,7 @@ def _context(tensor: Any) -> tuple[Hashable, ...]:
 
 
 class PlainCheckpoint:
-    """Runs a region's forward under `torch.utils.checkpoint`, and again as a whole."""
+    """Runs a region's forward under a checkpoint, and again as a whole."""
 
     def __init__(
         self, name: str, forward: Callable[..., Any], expected: Expected, on_backward: Callable[[], None]
@@ -202,6 +204,8 @@ class PlainCheckpoint:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run forward; the results are those of the module without a plan."""
+        if nobody_watches():
+            return run_alone(self._run_alone, args, kwargs)
         arguments = [(args, kwargs)]
 
         def forward() -> Any:
@@ -209,6 +213,12 @@ class PlainCheckpoint:
 
         # Random states are ours: torch asks the arguments for their devices, and is given none.
         return checkpoint(forward, use_reentrant=False, preserve_rng_state=False)
+
+    def _run_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run forward where torch's own checkpoint is not needed."""
+        saved = SavedTensors(self._again)
+        with saved_tensors_hooks(saved.pack, saved.unpack):
+            return self._first(args, kwargs)
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with execution.forward():

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from trainfit.applying.execution import execution
 from trainfit.applying.plain_checkpoint import KnownCalls, PlainCheckpoint, circumstances_of
 from trainfit.applying.planned_model import PlannedModel
+from trainfit.applying.python_objects import LastAttributes
 from trainfit.applying.region import PlannedCall, RegionCall, inside_checkpoint
 from trainfit.applying.sharded_modules import has_distributed_weights
 from trainfit.changes.hidden_forward import FORWARD, HiddenForward
@@ -54,6 +55,7 @@ class PlannedForward(HiddenForward):
         self._distributed = has_distributed_weights(module)
         self._eager = (part != ROOT or bool(calls)) and self._distributed
         self._known: defaultdict[int, KnownCalls] = defaultdict(KnownCalls)
+        self._last_attributes = LastAttributes()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles know nothing yet of their calls."""
@@ -124,7 +126,8 @@ class PlannedForward(HiddenForward):
                 plain = PlainCheckpoint(self._name, forward, expected, self._planned_model.step_ends)
                 return plain.run(args, kwargs)
             on_followed = functools.partial(known.learn, circumstances)
-        call = RegionCall(self._name, module, forward, planned, self._planned_model, on_followed)
+        last = self._last_attributes
+        call = RegionCall(self._name, module, forward, planned, self._planned_model, last, on_followed)
         return call.run(args, kwargs)
 
 

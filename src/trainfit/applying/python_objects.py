@@ -29,12 +29,16 @@ _NEVER_CHANGED = (
 )
 _SIMPLE = frozenset((int, float, bool, str, type(None)))
 """The most frequent of these."""
+_NEVER_HOLDS = (tuple, types.BuiltinFunctionType, torch.memory_format, torch.layout)
+"""What holds no tensors, if there are only simple values in a tuple."""
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 _FIRST = list(vars(nn.Module()))
 _OF_TORCH = frozenset(_FIRST) - {"training"} | {FORWARD}
 """The attributes that torch itself gives a module: parameters, submodules, hooks; and a plan's `forward`."""
 _DEEPEST = 4
 """How deep to look into the attributes of a module: `self.a.b["c"].d` is at depth 4."""
+_MOST_CHANGES = 16
+"""After as many, the attributes of a module are looked at each time."""
 _LONGEST = 256
 """Longer containers hold data; they are remembered, but not looked into."""
 
@@ -127,6 +131,9 @@ class ModuleAttributes:
         self._own: list[list[tuple[str, Any]]] = []
         """The attributes of each module without those that torch sets, which are not replaced."""
         self._held: list[tuple[Any, Any]] = []
+        self._inner = [tuple(attributes["_modules"].values()) for _, attributes, _ in self._rows]
+        self.is_known = True
+        """Whether all that lies in them was looked at, and there are no tensors among it but buffers."""
         seen: set[int] = set()
         for _, attributes, _ in self._rows:
             own = _own_items(attributes)
@@ -138,16 +145,21 @@ class ModuleAttributes:
     def _hold(self, value: Any, seen: set[int], depth: int) -> None:
         # What FSDP remembers on its units is its own business: it changes when parameters are gathered.
         if isinstance(value, _NEVER_CHANGED) or id(value) in seen or is_distributed(type(value)):
+            if isinstance(value, torch.Tensor) or is_distributed(type(value)):
+                self.is_known = False
             return
         seen.add(id(value))
         # The attributes of an object are a dict themselves.
         holder = value if type(value) in _CONTAINERS else getattr(value, "__dict__", None)
         if not isinstance(holder, _CONTAINERS):
+            self.is_known &= isinstance(value, _NEVER_HOLDS) and _SIMPLE.issuperset(map(type, _items(value)))
             return
         self._held.append((holder, copy.copy(holder)))
         if depth > 1 and len(holder) <= _LONGEST:
             for item in holder.values() if isinstance(holder, dict) else holder:
                 self._hold(item, seen, depth - 1)
+        elif holder:
+            self.is_known = False
 
     @property
     def modules(self) -> Iterator[nn.Module]:
@@ -163,6 +175,19 @@ class ModuleAttributes:
             for name, value in own:
                 if now.get(name) is not value:
                     return False
+        return all(_same_items(holder, items) for holder, items in self._held)
+
+    def is_as_if_new(self) -> bool:
+        """Return whether looking anew would find the same, down to what torch itself sets."""
+        for (module, attributes, buffers), inner in zip(self._rows, self._inner):
+            now = vars(module)
+            if (
+                list(now) != list(attributes)
+                or not all(map(operator.is_, now.values(), attributes.values()))
+                or tuple(now["_modules"].values()) != inner
+                or ((buffers or now["_buffers"]) and not _same(now["_buffers"], buffers))
+            ):
+                return False
         return all(_same_items(holder, items) for holder, items in self._held)
 
     @contextlib.contextmanager
@@ -181,6 +206,34 @@ class ModuleAttributes:
             yield
         finally:
             _put(now, held_now)
+
+
+class LastAttributes:
+    """The attributes of one module when it was called last: the same object, as long as nothing changes."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._last: ModuleAttributes | None = None
+        self._changes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies begin anew."""
+        return LastAttributes, ()
+
+    def now(self, module: nn.Module) -> ModuleAttributes:
+        """Return the attributes as they are now; to compare them takes a third of looking at them."""
+        last = self._last
+        if last is not None and last.is_as_if_new():
+            return last
+        self._changes += 1
+        found = ModuleAttributes(module)
+        # Not held beyond backward if there may be tensors in them, or if they are others each time.
+        self._last = found if found.is_known and self._changes <= _MOST_CHANGES else None
+        return found
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, tuple) else ()
 
 
 def _own_items(attributes: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""One call of a region: its forward and its recomputation under `torch.utils.checkpoint`."""
+"""One call of a region: its forward and its recomputation, under a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from trainfit.applying.offloaded_results import HostCopy
 from trainfit.applying.op_results import can_be_absent, parts_of
 from trainfit.applying.plain_checkpoint import OnFollowed
 from trainfit.applying.planned_model import PlannedModel
-from trainfit.applying.python_objects import ModuleAttributes, has_hooks_inside
+from trainfit.applying.python_objects import LastAttributes, ModuleAttributes, has_hooks_inside
 from trainfit.applying.quick_recording import QuickRecorder
 from trainfit.applying.randomness import drawn_again
 from trainfit.applying.recording import RegionRecorder
 from trainfit.applying.records import CountedTensor, Record
 from trainfit.applying.replaying import Replayer, RunAll
+from trainfit.applying.saved_tensors import SavedTensors, nobody_watches, run_alone
 from trainfit.applying.sharded_modules import is_unit
 from trainfit.applying.torch_changes import ordinary_paths, quiet_distribution
 from trainfit.capturing.random_stream import HostRandomState
@@ -53,7 +54,7 @@ class PlannedCall:
     continued: bool = False
     """Whether the next region does so."""
     whole: bool = False
-    """Whether nothing is kept, so that torch alone may compute it again."""
+    """Whether nothing is kept, so that it may be computed again without following it."""
     beside: NamedCall | None = None
     """The call beside which results are copied to the host; None if they are copied at once."""
     host_inputs: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -90,6 +91,8 @@ class RegionCall:
     _forward: Callable[..., Any]
     _planned: PlannedCall
     _planned_model: PlannedModel
+    _last_attributes: LastAttributes
+    """Those of the module, from the call before."""
     _on_followed: OnFollowed | None = None
     """Called when forward is over, if it went as planned and drew nothing that torch does not know of."""
     _record: Record | None = None
@@ -122,18 +125,35 @@ class RegionCall:
             result = arguments.call(self._forward, tensors)
             return pass_on(result) if self._planned.continued else result
 
+        if nobody_watches():
+            return run_alone(self._run_alone, forward)
         options: dict[str, Any] = {
             "use_reentrant": False,
             "preserve_rng_state": False,
-            "context_fn": lambda: (self._in_forward(), _Again(self)),
+            "context_fn": lambda: (self._in_torchs(), _Again(self)),
         }
         return checkpoint(forward, *arguments.tensors, **options)
 
+    def _run_alone(self, forward: Callable[[], Any]) -> Any:
+        """Run forward where torch's own checkpoint is not needed."""
+        saved = SavedTensors(functools.partial(self._run_again, forward))
+        with self._in_forward(saved.pack, saved.unpack):
+            return forward()
+
+    def _run_again(self, forward: Callable[[], Any]) -> None:
+        with self.again():
+            forward()
+
     @contextlib.contextmanager
-    def _in_forward(self) -> Iterator[None]:
-        pack, unpack = _top_hooks(False)
+    def _in_torchs(self) -> Iterator[None]:
+        """Run forward under torch's own checkpoint, whose hooks have just been set."""
+        with self._in_forward(*_top_hooks(False)):
+            yield
+
+    @contextlib.contextmanager
+    def _in_forward(self, pack: Callable[..., Any], unpack: Callable[..., Any]) -> Iterator[None]:
         recorder = self._recorder = self._new_recorder()
-        attributes, host_random = ModuleAttributes(self._module), HostRandomState()
+        attributes, host_random = self._last_attributes.now(self._module), HostRandomState()
         hooks = saved_tensors_hooks(recorder.noting(pack), unpack)
         ordinary, reads = ordinary_paths(self._planned.names), self._planned_model.noticing_reads()
         quiet = quiet_distribution(expected=recorder.expects_subclasses)

@@ -20,15 +20,20 @@ _CONNECTIONS = ("ProcessGroup", "Backend", "Store", "Work")
 """What other ranks see the state of: a class of somebody's own may be derived from these."""
 
 
+_is_distributed: dict[type, bool] = {}
+
+
 def is_distributed(kind: type) -> bool:
     """Whether a class is one of `torch.distributed`'s: meshes, groups, and FSDP's state.
 
     So is a process group written in Python. What it counts (its messages, for one) is never put back to what
     it was in forward: the next message would have the name of an old one, and ranks would wait for ever.
     """
-    return _is_of_torch(kind) or any(
-        base.__name__ in _CONNECTIONS and _is_of_torch(base) for base in kind.__mro__
-    )
+    known = _is_distributed.get(kind)
+    if known is None:
+        connects = (base.__name__ in _CONNECTIONS and _is_of_torch(base) for base in kind.__mro__)
+        known = _is_distributed[kind] = _is_of_torch(kind) or any(connects)
+    return known
 
 
 def _is_of_torch(kind: type) -> bool:
