@@ -21,6 +21,7 @@ from trainfit.costs.schedule import issue_seconds
 from trainfit.costs.table import Host
 from trainfit.devices.device_table import this_cpu
 from trainfit.models.recipe import StepOptions
+from trainfit.operators.recorded_calls import nbytes
 from trainfit.targets.parse import load
 from trainfit.timing import distributed_seconds
 from trainfit.traces.ranks import Cluster
@@ -102,6 +103,19 @@ def test_the_host_takes_time_for_each() -> None:
     assert {bool(op.exchange) for op in trace.ops} == {True, False}
 
 
+def test_the_host_takes_longer_where_operators_fill_its_cache() -> None:
+    trace = captured(MESHES[2])
+    usual = replace(HOST, cache_bytes=10_000)
+    more = (issue_seconds(trace, replace(usual, rank_reload=1.0)) - issue_seconds(trace, usual)).tolist()
+    for op, seconds in zip(trace.ops, more):
+        signature = trace.signatures[op.signature]
+        specs = (*signature.inputs, *signature.outputs)
+        size = sum(map(nbytes, specs))
+        filled = 0.0 if signature.view else min(size / 10_000, 1.0)
+        assert seconds == pytest.approx(filled * (op.wrapped + op.converted + bool(op.exchange)))
+    assert max(more) > 1.0
+
+
 def test_figures_are_measured_for_steps_of_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
@@ -120,13 +134,15 @@ def test_figures_are_measured_for_steps_of_ranks_only(monkeypatch: pytest.Monkey
 def test_measured_figures_are_sane(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed_seconds, "_BUDGET_SECONDS", 0.05)
     monkeypatch.setattr(distributed_seconds, "_SAMPLES", ("gpt2-tiny",))
-    monkeypatch.setattr(distributed_seconds, "_OPTIONS", StepOptions(batch=1, seq=8))
+    monkeypatch.setattr(distributed_seconds, "_SMALL", StepOptions(batch=1, seq=8))
+    monkeypatch.setattr(distributed_seconds, "_MEDIUM", StepOptions(batch=1, seq=8))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         found = distributed_seconds.measured(asdict(HOST))
     finally:
         torch.set_num_threads(threads)
-    assert found.keys() == {"wrapped_op", "conversion", "unit_op"}
+    assert found.keys() == {"wrapped_op", "conversion", "unit_op", "rank_reload"}
     # A real machine takes 10 to 100 microseconds for each; nothing is said about a busy one.
-    assert all(1e-6 < seconds < 1e-2 for seconds in found.values())
+    assert all(1e-6 < seconds < 1e-2 for name, seconds in found.items() if name != "rank_reload")
+    assert 0 <= found["rank_reload"] < 1e-2

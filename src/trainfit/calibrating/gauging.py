@@ -131,7 +131,7 @@ def _figures(
 _SECONDS = {
     *("kernel_seconds", "forward_op", "backward_op", "optimizer_op", "view_op", "module_call", "tensor"),
     *("region_call", "region_op", "checkpoint_call", "checkpoint_op", "launch", "reload"),
-    *("wrapped_op", "conversion", "unit_op"),
+    *("wrapped_op", "conversion", "unit_op", "rank_reload"),
 }
 _FACTORS = {"cache_gain", "winograd_gain", "narrow_groups_gain", "depthwise_float32_waste"}
 

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from trainfit.compiling.joint_problem import CannotPlan, read_joint_graph
-from trainfit.compiling.kernel_memory import kernel_peaks
+from trainfit.compiling.kernel_memory import KernelPeaks, kernel_peaks
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
@@ -44,6 +44,13 @@ class DividedGraph:
     forward_peak_bytes: int
     backward_peak_bytes: int
     """With the gradients from outside, and with what forward returned."""
+    laid_out_bytes: int = 0
+    """Of copies of the caller's tensors that inductor lays out otherwise and hands to backward."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What is there between forward and backward."""
+        return self.partition.held_bytes + self.laid_out_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -52,9 +59,7 @@ class DividedGraph:
 
     def excess(self, limits: GraphLimits) -> float:
         """Return by how many bytes it is above its limits; 0 or less: it is within."""
-        return limits.exceeded_by(
-            self.forward_peak_bytes, self.partition.held_bytes, self.backward_peak_bytes
-        )
+        return limits.exceeded_by(self.forward_peak_bytes, self.held_bytes, self.backward_peak_bytes)
 
 
 class GraphPlanner:
@@ -165,10 +170,11 @@ class GraphPlanner:
         if self._backend == "aot_eager":
             inside = self._workspaces
             backward = with_better_order(backward, inside)
-            peaks = graph_peak(forward, (), inside), graph_peak(backward, kept, inside)
+            peaks = KernelPeaks(graph_peak(forward, (), inside), graph_peak(backward, kept, inside), 0)
         else:
             peaks = kernel_peaks(forward, backward, kept, self._workspaces)
-        return DividedGraph(forward, backward, partition, peaks[0], peaks[1] + self._beside(partition))
+        most = peaks.forward_bytes, peaks.backward_bytes + self._beside(partition)
+        return DividedGraph(forward, backward, partition, *most, peaks.laid_out_bytes)
 
     def fastest(self, limits: GraphLimits) -> DividedGraph | None:
         """Return the fastest division that keeps the limits as it was counted; None if none was found.

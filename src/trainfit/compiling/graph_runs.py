@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainfit.compiling.graph_planner import Backend
 from trainfit.compiling.kernel_calls import KernelRun, kernel_run
-from trainfit.compiling.kernel_memory import kept_strides
+from trainfit.compiling.kernel_memory import kept_strides, laid_out_anew
 from trainfit.compiling.node_calls import node_run
 from trainfit.compiling.node_costs import hint
 from trainfit.compiling.split_graphs import given_away
@@ -48,6 +48,8 @@ def graph_run(
     donated = given_away(backward)
     if backend == "inductor":
         first = kernel_run(forward, backward=False, workspaces=workspaces)
+        own = {buffer.name for buffer in first.buffers if buffer.start >= 0}
+        handed_on = [name if name in own else None for name in first.outputs]
         second = kernel_run(
             backward,
             backward=True,
@@ -55,6 +57,7 @@ def graph_run(
             workspaces=workspaces,
             before=names,
             strides=kept_strides(forward, first.strides),
+            given=laid_out_anew(forward, handed_on),
         )
     else:
         first = node_run(forward, workspaces=workspaces)

@@ -2,12 +2,12 @@
 
 A fused kernel is priced by the bytes that it reads and writes; a kernel of torch's own, which compiled code
 calls (products, convolutions, attention), as the operator that it is. A buffer lives as long as inductor's
-code has it: kept for a later one of its kind, or written over, where that is what the code does.
+code has it (`written_code.py`): of kernels that are one function, as long as the first to the last of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch._inductor import ir
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.graph import GraphLowering
-from torch._inductor.scheduler import NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
 
@@ -23,9 +22,7 @@ from trainfit.compiling.kernel_memory import Stride, lowered, output_strides
 from trainfit.compiling.kernel_workspaces import called_node, inside_bytes
 from trainfit.compiling.node_costs import signature_of_node
 from trainfit.compiling.value_names import module_of
-from trainfit.order_fronts.reuse import kept_for_later
-from trainfit.order_fronts.scheduler_memory import kinds_of_buffers, planned_graph, precise_graph
-from trainfit.ordering.order_timeline import Lifetime, order_timeline
+from trainfit.compiling.written_code import runs_nothing, written_code
 from trainfit.traces import arguments
 from trainfit.traces.trace import Signature, TensorSpec
 
@@ -78,46 +75,32 @@ def kernel_run(
     workspaces: dict[str, int] | None = None,
     before: Set[str] = frozenset(),
     strides: Mapping[str, Stride] | None = None,
+    given: Collection[str] = (),
 ) -> KernelRun:
     """Return the kernels of a graph; the arguments are those of `kernel_memory.kernel_peaks` and `lowered`.
 
-    `before` are the nodes that forward has computed: in backward they run again.
+    `before` are the nodes that forward has computed: in backward they run again; `given` what it has copied
+    of the caller's for backward.
     """
     with lowered(module, backward=backward, donated=donated, strides=strides) as graph:
-        return _Reader(graph, workspaces or {}, before).read()
+        return _KernelReader(graph, workspaces or {}, before, given).read()
 
 
-class _Reader:
+class _KernelReader:
     """Reads what inductor's scheduler has made of one graph."""
 
-    def __init__(self, graph: GraphLowering, workspaces: dict[str, int], before: Set[str]) -> None:
+    def __init__(
+        self, graph: GraphLowering, workspaces: dict[str, int], before: Set[str], given: Collection[str]
+    ) -> None:
         self._graph = graph
         self._ran = before
         self._nodes: list[Any] = graph.scheduler.nodes
         self._workspaces = workspaces
-        planned = planned_graph(self._nodes)
-        precise = precise_graph(self._nodes, planned, in_this_order=True)
-        steps = range(len(self._nodes))
-        kinds = kinds_of_buffers(self._nodes, in_this_order=True)
-        self._lives = order_timeline(precise, steps).lifetimes
-        self._longer = {
-            name: between.stop - 1
-            for name, between, _ in kept_for_later(planned, precise, steps, *kinds)
-            if between
-        }
-        self._written = {b.name for b in precise.buffers if b.size_free or b.size_alloc or b.alias_of}
-        self._inputs = set(precise.inputs)
-        self._owner = {b.name: precise.buffers[precise.root[n]].name for n, b in enumerate(precise.buffers)}
-        """The buffer whose memory each buffer is: itself, or what it is written over."""
-        self._count = 0
-        self._before: list[int] = []
-        """For each of the scheduler's nodes how many kernels run before it."""
-        for node in self._nodes:
-            self._before.append(self._count)
-            self._count += not _is_nothing(node)
+        self._code = written_code(graph, given)
+        self._owner = self._code.owner
 
     def read(self) -> KernelRun:
-        calls = tuple(self._call(node) for node in self._nodes if not _is_nothing(node))
+        calls = tuple(self._call(node) for node in self._nodes if not runs_nothing(node))
         outputs = tuple(self._output(result) for result in self._graph.graph_outputs)
         buffers = tuple(self._buffers()) if calls else ()
         return KernelRun(calls, buffers, outputs, tuple(output_strides(self._graph)))
@@ -129,33 +112,20 @@ class _Reader:
         return self._owner.get(name, name)
 
     def _buffers(self) -> Iterator[KernelBuffer]:
-        makers = {b.get_name(): step for step, node in enumerate(self._nodes) for b in node.get_outputs()}
-        for life in self._lives:
-            if not life.size_free:
-                continue  # the same memory as another, or none
-            if life.buffer in self._inputs:
-                yield KernelBuffer(life.buffer, life.size_free, -1, self._end(life))
-                continue
-            start = makers[life.buffer]
-            if not life.size_alloc:
-                # One of several results: all of them begin with the kernel that computes them.
-                reads = [makers.get(d.name, start) for d in self._nodes[start].read_writes.reads]
-                start = min([start, *reads])
-            first = min(self._before[start], self._count - 1)
-            end = self._end(life)
-            yield KernelBuffer(life.buffer, life.size_free, first, None if end is None else max(end, first))
-
-    def _end(self, life: Lifetime) -> int | None:
-        """Return the last kernel that a buffer is there for."""
-        if life.end is None:
-            return None
-        step = max(life.end, self._longer.get(life.buffer, 0))
-        return max(self._before[step] - _is_nothing(self._nodes[step]), 0)
+        kernels = [call for node, call in zip(self._nodes, self._code.called_at) if not runs_nothing(node)]
+        first: dict[int, int] = {-1: -1}
+        last: dict[int, int] = {-1: 0}
+        for number, call in enumerate(kernels):
+            first.setdefault(call, number)
+            last[call] = number
+        for storage in self._code.storages:
+            end = None if storage.end is None else last[storage.end]
+            yield KernelBuffer(storage.name, storage.bytes, first[storage.start], end)
 
     def _call(self, node: Any) -> KernelCall:
         own = {buffer.get_name() for buffer in node.get_outputs()}
         reads = {d.name: d for d in node.read_writes.reads if d.name not in own}
-        written = [d for d in node.read_writes.writes if d.name in self._written]
+        written = [d for d in node.read_writes.writes if d.name in self._owner]
         origins = list(_origins(node))
         signature = _of_torch(node, origins)
         if signature is None:
@@ -177,13 +147,6 @@ class _Reader:
         again = bool(origins) and all(origin.name in self._ran for origin in origins)
         read = dict.fromkeys(self._owner.get(name, name) for name in reads)
         return KernelCall(signature, module_of(origins[-1]) if origins else "", tuple(read), again)
-
-
-def _is_nothing(node: Any) -> bool:
-    """Whether a scheduler's node runs no kernel: it takes one of several results, or only has memory."""
-    if isinstance(node, NopKernelSchedulerNode):
-        return True
-    return all(isinstance(part.node, ir.MultiOutput) for part in node.get_nodes())
 
 
 def _origins(node: Any) -> Iterator[Node]:

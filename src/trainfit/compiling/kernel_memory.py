@@ -1,7 +1,7 @@
 """What inductor's code of a graph will need: the graph is lowered, fused and ordered by inductor itself.
 
-Nothing is compiled: inductor goes as far as its final list of kernels, and their memory is counted as the
-code has it (`order_fronts/scheduler_memory.py`, `reuse.py`). The graph that is looked at is a copy.
+Nothing is compiled: inductor goes as far as writing its code, whose memory is read off (`written_code.py`).
+The graph that is looked at is a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._guards import detect_fake_mode
@@ -25,8 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from trainfit.compiling.kernel_workspaces import inside_bytes
-from trainfit.order_fronts.reuse import live_bytes_with_reuse
-from trainfit.order_fronts.scheduler_memory import kinds_of_buffers, planned_graph, precise_graph
+from trainfit.compiling.written_code import WrittenCode, written_code
 
 _graph_numbers = itertools.count(10**6)
 """Of graphs that are looked at: inductor counts its own from 0."""
@@ -35,19 +34,42 @@ _graph_numbers = itertools.count(10**6)
 Stride = tuple[int, ...]
 
 
+class KernelPeaks(NamedTuple):
+    """What inductor's code of two graphs needs, above what is the caller's."""
+
+    forward_bytes: int
+    backward_bytes: int
+    laid_out_bytes: int
+    """Of copies of the caller's tensors that forward hands to backward in the place of these."""
+
+
 def kernel_peaks(
     forward: GraphModule, backward: GraphModule, donated: Sequence[str], workspaces: dict[str, int]
-) -> tuple[int, int]:
+) -> KernelPeaks:
     """Return the most bytes that inductor's code of two graphs has alive, above what is the caller's.
 
     `donated` are placeholders that backward may write over; `workspaces` the bytes that kernels of operators
     need inside, by the node's name, and by the operator's for nodes that inductor has made.
     """
     with lowered(forward, backward=False) as graph:
-        first, strides = _counted(graph, workspaces), output_strides(graph)
-    laid_out = kept_strides(forward, strides)
-    with lowered(backward, backward=True, donated=donated, strides=laid_out) as graph:
-        return first, _counted(graph, workspaces)
+        code = written_code(graph)
+        first, strides = _most(graph, code, workspaces), output_strides(graph)
+    copies = laid_out_anew(forward, code.results)
+    strided = kept_strides(forward, strides)
+    with lowered(backward, backward=True, donated=donated, strides=strided) as graph:
+        code = written_code(graph, copies)
+        again = sum(storage.bytes for storage in code.storages if storage.name in copies)
+        return KernelPeaks(first, _most(graph, code, workspaces), again)
+
+
+def laid_out_anew(forward: GraphModule, results: Sequence[str | None]) -> list[str]:
+    """Return which of the caller's tensors forward hands to backward as copies, which lie otherwise.
+
+    `results` are the storages of what forward returns; None for what it has not made.
+    """
+    leaves = tree_leaves(next(node for node in forward.graph.nodes if node.op == "output").args)
+    pairs = zip(leaves, results, strict=True)
+    return [n.name for n, made in pairs if made is not None and isinstance(n, Node) and n.op == "placeholder"]
 
 
 def kept_strides(forward: GraphModule, strides: Sequence[Stride | None]) -> dict[str, Stride]:
@@ -112,18 +134,14 @@ def lowered(
             yield graph
 
 
-def _counted(graph: GraphLowering, workspaces: dict[str, int]) -> int:
-    nodes = graph.scheduler.nodes
-    planned = planned_graph(nodes)
-    steps = range(len(nodes))
-    alive = live_bytes_with_reuse(
-        planned,
-        precise_graph(nodes, planned, in_this_order=True),
-        steps,
-        *kinds_of_buffers(nodes, in_this_order=True),
-    )
-    inside = [inside_bytes(node, workspaces) for node in nodes]
-    return max((bytes_ + extra for bytes_, extra in zip(alive, inside)), default=0)
+def _most(graph: GraphLowering, code: WrittenCode, workspaces: dict[str, int]) -> int:
+    """Return the most bytes that the code of a graph has alive."""
+    alive = code.alive()
+    for node, call in zip(graph.scheduler.nodes, code.called_at):
+        inside = inside_bytes(node, workspaces) if call >= 0 else 0
+        if inside:
+            alive[call] += inside  # a call of torch's own is one node
+    return max(alive, default=0)
 
 
 def _lying(value: Any, stride: Stride | None) -> Any:

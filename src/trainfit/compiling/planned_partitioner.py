@@ -142,7 +142,7 @@ def _described(divided: DividedGraph, planner: GraphPlanner, limits: GraphLimits
         seconds=partition.seconds,
         forward_peak_bytes=divided.forward_peak_bytes,
         backward_peak_bytes=divided.backward_peak_bytes,
-        held_bytes=partition.held_bytes,
+        held_bytes=divided.held_bytes,
         gradient_bytes=planner.gradient_bytes(),
         limits=limits,
     )

@@ -280,8 +280,9 @@ def issue_seconds(trace: Trace, host: Host) -> Seconds:
     )
     seconds = np.fromiter(own, dtype=np.float64, count=len(trace.ops))
     seconds += host.tensor * _per_op(trace, tensors_of(trace.signatures))
+    filled = filled_shares(trace.signatures, host.cache_bytes) if host.reload or host.rank_reload else []
     if host.reload:
-        seconds += host.reload * _per_op(trace, filled_shares(trace.signatures, host.cache_bytes))
+        seconds += host.reload * _per_op(trace, filled)
     if trace.cluster is not None:
         seconds += np.fromiter(
             (
@@ -293,6 +294,10 @@ def issue_seconds(trace: Trace, host: Host) -> Seconds:
             dtype=np.float64,
             count=len(trace.ops),
         )
+        if host.rank_reload:
+            calls = (op.wrapped + op.converted + bool(op.exchange) for op in trace.ops)
+            of_ranks = np.fromiter(calls, dtype=np.float64, count=len(trace.ops))
+            seconds += host.rank_reload * of_ranks * _per_op(trace, filled)
     for call in trace.calls:
         if call.forward_start < len(seconds):
             seconds[call.forward_start] += host.module_call

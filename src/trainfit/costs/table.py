@@ -62,6 +62,8 @@ class Host:
     """Making a distributed tensor of a local one, the other way round, or dividing it anew."""
     unit_op: float = 0.0
     """Each op by which a unit of FSDP gathers parameters or reduces gradients, besides what others take."""
+    rank_reload: float = 0.0
+    """On a CPU: each of these three takes so much longer where operators fill the core's cache."""
     launch: float = 0.0
     """From the host's call to the start of the kernel on an idle device."""
     reload: float = 0.0

@@ -120,7 +120,7 @@ def host(
     return Host(runs_kernels=True, cache_bytes=cache_bytes, **values), busiest(loads)
 
 
-_OF_RANKS = ("wrapped_op", "conversion", "unit_op")
+_OF_RANKS = ("wrapped_op", "conversion", "unit_op", "rank_reload")
 """What `timing/distributed_seconds.py` measures."""
 
 

@@ -136,6 +136,8 @@ class Constants:
     op of a unit. `benchmarks/loopback_steps.py` measures them on the host that it runs on."""
     reload: float = 0.0
     """On a CPU: bringing Python's own data and code back after an operator has filled the core's cache."""
+    rank_reload: float = 0.0
+    """The same for Python of DTensor and of FSDP2, for each of their three."""
     cache_bytes: float = 0.0
     """On a CPU: the size of that cache."""
     launch: float = 5e-6

@@ -29,7 +29,8 @@ from trainfit.traces.ranks import Cluster
 from trainfit.traces.trace import PHASES
 
 _SAMPLES = ("gpt2-tiny", "llama-tiny")
-_OPTIONS = StepOptions(batch=2, seq=64)
+_SMALL, _MEDIUM = StepOptions(batch=2, seq=64), StepOptions(batch=8, seq=128)
+"""In steps of the second size operators fill the core's cache: Python is slower after each of them."""
 _BUDGET_SECONDS = 1.5
 
 
@@ -56,26 +57,32 @@ def serve_distributed_seconds() -> None:
 
 def measured(host: Mapping[str, float]) -> dict[str, float]:
     """Measure here, in a process that belongs to no group."""
-    sharded, divided = (_rest(((kind, 2),), host) for kind in ("dp", "tp"))
+    sharded, divided = (_rest(kind, _SMALL, host) for kind in ("dp", "tp"))
     optimizer, before = sharded["optimizer"], [sharded[phase] for phase in ("forward", "backward")]
     wrapped = max(optimizer.rest / optimizer.wrapped, 0.0)
     unit = max(sum(phase.rest for phase in before) / sum(phase.unit_ops for phase in before), 0.0)
     converting = divided.values()
     rest = sum(phase.rest - wrapped * phase.wrapped for phase in converting)
     conversion = max(rest / sum(phase.converted for phase in converting), 0.0)
-    return {"wrapped_op": wrapped, "conversion": conversion, "unit_op": unit}
+    larger = [phase for kind in ("dp", "tp") for phase in _rest(kind, _MEDIUM, host).values()]
+    slower = sum(
+        phase.rest - wrapped * phase.wrapped - conversion * phase.converted - unit * phase.unit_ops
+        for phase in larger
+    )
+    again = max(slower / sum(phase.rank_reloads for phase in larger), 0.0)
+    return {"wrapped_op": wrapped, "conversion": conversion, "unit_op": unit, "rank_reload": again}
 
 
-def _rest(mesh: tuple[tuple[str, int], ...], host: Mapping[str, float]) -> dict[str, UnexplainedPhase]:
+def _rest(kind: str, options: StepOptions, host: Mapping[str, float]) -> dict[str, UnexplainedPhase]:
     """Return what the host's figures leave of steps of one of two ranks, and the calls in them."""
     from trainfit.capturing import capture
     from trainfit.capturing.distributed.fake_groups import rank_of
     from trainfit.targets.parse import load
 
-    cluster = Cluster(2, 0, mesh=mesh)
+    cluster = Cluster(2, 0, mesh=((kind, 2),))
     phases = {phase: UnexplainedPhase() for phase in PHASES}
     for name in _SAMPLES:
-        build = load(name, replace(_OPTIONS, cluster=cluster)).build
+        build = load(name, replace(options, cluster=cluster)).build
         with unheard():
             trace = capture(build, device="cpu", steps=1, cluster=cluster)
         with rank_of(cluster):

@@ -49,6 +49,8 @@ class UnexplainedPhase:
     """Of steps of a rank: operators on distributed tensors, conversions of them, ops of units of FSDP."""
     converted: int = 0
     unit_ops: int = 0
+    rank_reloads: float = 0.0
+    """Of these three as many as find the core's cache filled by operators."""
 
     def explained(self, host: Mapping[str, float], operator: str) -> float:
         """Return what these figures of the host take in this phase."""
@@ -176,6 +178,7 @@ def _add_steps(phases: dict[str, UnexplainedPhase], steps: Sequence[dict[str, fl
         phase.wrapped += op.wrapped
         phase.converted += op.converted
         phase.unit_ops += bool(op.exchange)
+        phase.rank_reloads += filled[op.signature] * (op.wrapped + op.converted + bool(op.exchange))
     phases["forward"].calls += len(trace.calls)
 
 
