@@ -172,7 +172,7 @@ class GraphPlanner:
             backward = with_better_order(backward, inside)
             peaks = KernelPeaks(graph_peak(forward, (), inside), graph_peak(backward, kept, inside), 0)
         else:
-            peaks = kernel_peaks(forward, backward, kept, self._workspaces)
+            peaks = kernel_peaks(forward, backward, kept, self._workspaces, self._forward_outputs)
         most = peaks.forward_bytes, peaks.backward_bytes + self._beside(partition)
         return DividedGraph(forward, backward, partition, *most, peaks.laid_out_bytes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import GraphModule, Node
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainfit.compiling.graph_planner import Backend
 from trainfit.compiling.kernel_calls import KernelRun, kernel_run
-from trainfit.compiling.kernel_memory import kept_strides, laid_out_anew
+from trainfit.compiling.kernel_memory import handed_on, kept_strides
 from trainfit.compiling.node_calls import node_run
 from trainfit.compiling.node_costs import hint
 from trainfit.compiling.split_graphs import given_away
@@ -48,8 +48,12 @@ def graph_run(
     donated = given_away(backward)
     if backend == "inductor":
         first = kernel_run(forward, backward=False, workspaces=workspaces)
-        own = {buffer.name for buffer in first.buffers if buffer.start >= 0}
-        handed_on = [name if name in own else None for name in first.outputs]
+        sizes = {buffer.name: buffer.bytes for buffer in first.buffers}
+        made = [name if name in sizes else None for name in first.outputs]
+        # What is returned, too, is the caller's matter: `compiled_trace.py` knows how long it is there.
+        given = [
+            replace(storage, stays=False) for storage in handed_on(forward, results, sizes, forward_outputs)
+        ]
         second = kernel_run(
             backward,
             backward=True,
@@ -57,23 +61,23 @@ def graph_run(
             workspaces=workspaces,
             before=names,
             strides=kept_strides(forward, first.strides),
-            given=laid_out_anew(forward, handed_on),
+            given=[replace(storage, stays=False) for storage in given],
         )
     else:
         first = node_run(forward, workspaces=workspaces)
         donated += [node.name for node in _tangents(backward)]
         second = node_run(backward, donated=donated, workspaces=workspaces, before=names)
     results = tree_leaves(next(node for node in forward.graph.nodes if node.op == "output").args)
-    made = {buffer.name for buffer in first.buffers}
-    buffers = [name if name in made else None for name in first.outputs]
+    own = {buffer.name for buffer in first.buffers}
+    buffers = [name if name in own else None for name in first.outputs]
     returned = [name for name in buffers[:forward_outputs] if name is not None]
     saved = [
         (buffer, result.name)
         for buffer, result in zip(buffers[forward_outputs:], results[forward_outputs:], strict=True)
         if buffer is not None and isinstance(result, Node)
     ]
-    given = [(_bytes(node), _last_read(second, node.name)) for node in _tangents(backward)]
-    return GraphRun(first, second, tuple(dict.fromkeys(returned)), tuple(saved), tuple(given))
+    tangents = [(_bytes(node), _last_read(second, node.name)) for node in _tangents(backward)]
+    return GraphRun(first, second, tuple(dict.fromkeys(returned)), tuple(saved), tuple(tangents))
 
 
 def _tangents(backward: GraphModule) -> list[Node]:

@@ -7,7 +7,7 @@ code has it (`written_code.py`): of kernels that are one function, as long as th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from trainfit.compiling.kernel_memory import Stride, lowered, output_strides
 from trainfit.compiling.kernel_workspaces import called_node, inside_bytes
 from trainfit.compiling.node_costs import signature_of_node
 from trainfit.compiling.value_names import module_of
-from trainfit.compiling.written_code import runs_nothing, written_code
+from trainfit.compiling.written_code import GivenStorage, runs_nothing, written_code
 from trainfit.traces import arguments
 from trainfit.traces.trace import Signature, TensorSpec
 
@@ -75,12 +75,12 @@ def kernel_run(
     workspaces: dict[str, int] | None = None,
     before: Set[str] = frozenset(),
     strides: Mapping[str, Stride] | None = None,
-    given: Collection[str] = (),
+    given: Sequence[GivenStorage] = (),
 ) -> KernelRun:
     """Return the kernels of a graph; the arguments are those of `kernel_memory.kernel_peaks` and `lowered`.
 
-    `before` are the nodes that forward has computed: in backward they run again; `given` what it has copied
-    of the caller's for backward.
+    `before` are the nodes that forward has computed: in backward they run again; `given` is the memory that
+    it hands to backward.
     """
     with lowered(module, backward=backward, donated=donated, strides=strides) as graph:
         return _KernelReader(graph, workspaces or {}, before, given).read()
@@ -90,13 +90,18 @@ class _KernelReader:
     """Reads what inductor's scheduler has made of one graph."""
 
     def __init__(
-        self, graph: GraphLowering, workspaces: dict[str, int], before: Set[str], given: Collection[str]
+        self,
+        graph: GraphLowering,
+        workspaces: dict[str, int],
+        before: Set[str],
+        given: Sequence[GivenStorage],
     ) -> None:
         self._graph = graph
         self._ran = before
         self._nodes: list[Any] = graph.scheduler.nodes
         self._workspaces = workspaces
         self._code = written_code(graph, given)
+        self._given = {storage.names[0]: storage.names for storage in given}
         self._owner = self._code.owner
 
     def read(self) -> KernelRun:
@@ -120,7 +125,9 @@ class _KernelReader:
             last[call] = number
         for storage in self._code.storages:
             end = None if storage.end is None else last[storage.end]
-            yield KernelBuffer(storage.name, storage.bytes, first[storage.start], end)
+            names = self._given[storage.name] if storage.start < 0 else (storage.name,)
+            for number, name in enumerate(names):
+                yield KernelBuffer(name, 0 if number else storage.bytes, first[storage.start], end)
 
     def _call(self, node: Any) -> KernelCall:
         own = {buffer.get_name() for buffer in node.get_outputs()}

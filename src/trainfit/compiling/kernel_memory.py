@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from trainfit.compiling.kernel_workspaces import inside_bytes
-from trainfit.compiling.written_code import WrittenCode, written_code
+from trainfit.compiling.written_code import GivenStorage, WrittenCode, written_code
 
 _graph_numbers = itertools.count(10**6)
 """Of graphs that are looked at: inductor counts its own from 0."""
@@ -44,7 +44,11 @@ class KernelPeaks(NamedTuple):
 
 
 def kernel_peaks(
-    forward: GraphModule, backward: GraphModule, donated: Sequence[str], workspaces: dict[str, int]
+    forward: GraphModule,
+    backward: GraphModule,
+    donated: Sequence[str],
+    workspaces: dict[str, int],
+    forward_outputs: int,
 ) -> KernelPeaks:
     """Return the most bytes that inductor's code of two graphs has alive, above what is the caller's.
 
@@ -54,28 +58,39 @@ def kernel_peaks(
     with lowered(forward, backward=False) as graph:
         code = written_code(graph)
         first, strides = _most(graph, code, workspaces), output_strides(graph)
-    copies = laid_out_anew(forward, code.results)
+    sizes = {storage.name: storage.bytes for storage in code.storages}
+    given = handed_on(forward, code.results, sizes, forward_outputs)
+    own = {node.name for node in forward.graph.find_nodes(op="placeholder")}
+    copies = sum(storage.bytes for storage in given if not own.isdisjoint(storage.names))
     strided = kept_strides(forward, strides)
     with lowered(backward, backward=True, donated=donated, strides=strided) as graph:
-        code = written_code(graph, copies)
-        again = sum(storage.bytes for storage in code.storages if storage.name in copies)
-        return KernelPeaks(first, _most(graph, code, workspaces), again)
+        return KernelPeaks(first, _most(graph, written_code(graph, given), workspaces), copies)
 
 
-def laid_out_anew(forward: GraphModule, results: Sequence[str | None]) -> list[str]:
-    """Return which of the caller's tensors forward hands to backward as copies, which lie otherwise.
+def handed_on(
+    forward: GraphModule, results: Sequence[str | None], sizes: Mapping[str, int], forward_outputs: int
+) -> list[GivenStorage]:
+    """Return the memory that forward hands to backward.
 
-    `results` are the storages of what forward returns; None for what it has not made.
+    `results` are the storages of what forward returns, with their bytes; None for what is the caller's. A
+    parameter can be among them: a copy that lies otherwise.
     """
-    leaves = tree_leaves(next(node for node in forward.graph.nodes if node.op == "output").args)
-    pairs = zip(leaves, results, strict=True)
-    return [n.name for n, made in pairs if made is not None and isinstance(n, Node) and n.op == "placeholder"]
+    leaves = _results_of(forward)
+    names: dict[str, list[str]] = {}
+    for leaf, made in list(zip(leaves, results, strict=True))[forward_outputs:]:
+        if made is not None and isinstance(leaf, Node):
+            names.setdefault(made, []).append(leaf.name)
+    returned = set(results[:forward_outputs])
+    return [GivenStorage(tuple(n), sizes.get(made, 0), made in returned) for made, n in names.items()]
+
+
+def _results_of(forward: GraphModule) -> list[Any]:
+    return tree_leaves(next(node for node in forward.graph.nodes if node.op == "output").args)
 
 
 def kept_strides(forward: GraphModule, strides: Sequence[Stride | None]) -> dict[str, Stride]:
     """Return how what forward returns lies in memory, by its name: backward is compiled for that."""
-    results = tree_leaves(next(node for node in forward.graph.nodes if node.op == "output").args)
-    pairs = zip(results, strides, strict=True)
+    pairs = zip(_results_of(forward), strides, strict=True)
     return {leaf.name: stride for leaf, stride in pairs if isinstance(leaf, Node) and stride is not None}
 
 

@@ -9,7 +9,7 @@ what they are the last to read is let go after it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,15 @@ from torch._inductor.utils import get_dtype_size
 from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves
 
-from trainfit.order_fronts.scheduler_graph import freeable_inputs
+
+@dataclass(frozen=True)
+class GivenStorage:
+    """Memory that forward made and hands to backward, under one name or several: views share it."""
+
+    names: tuple[str, ...]
+    bytes: int
+    stays: bool
+    """Whether somebody else has it, too, so that it is there as long as backward runs."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class CodeStorage:
     """Memory that the code of a graph makes, or is given and lets go."""
 
     name: str
-    """The buffer that it was made for, or the input."""
+    """The buffer that it was made for, or the first of its names as an input."""
     bytes: int
     start: int
     """The call before or in which it is made; -1 if it is given."""
@@ -71,10 +79,10 @@ def runs_nothing(node: Any) -> bool:
     return all(isinstance(part.node, ir.MultiOutput) for part in node.get_nodes())
 
 
-def written_code(graph: GraphLowering, given: Collection[str] = ()) -> WrittenCode:
+def written_code(graph: GraphLowering, given: Sequence[GivenStorage] = ()) -> WrittenCode:
     """Let inductor write the code of a graph that it has scheduled, and read it; once for each graph.
 
-    `given` are inputs that the code lets go, besides those whose names say so (`primals` are the caller's).
+    `given` are the inputs that the code may let go; all others are the caller's and no memory of the graph.
     """
     lines = list(_lines(graph))
     return _Reader(graph, lines).read(given)
@@ -127,12 +135,13 @@ class _Reader:
         """How many names hold each storage."""
         self._owner: dict[str, str] = {}
 
-    def read(self, given: Collection[str]) -> WrittenCode:
-        inputs = self._graph.graph_inputs
-        sizes = {name: _touched_bytes(name) for name in given if name in inputs}
-        sizes |= {name: use.size_free for name, use in freeable_inputs(self._nodes, inputs).items()}
-        for name, size in sizes.items():
-            self._make(name, size, -1)
+    def read(self, given: Sequence[GivenStorage]) -> WrittenCode:
+        for storage in given:
+            self._make(storage.names[0], storage.bytes, -1)
+            held = self._held[storage.names[0]]
+            for name in storage.names[1:]:
+                self._hold(name, held)
+            self._holders[held[0]] += storage.stays
         for place, line in self._lines:
             self._follow(place, line)
         returned = {number for name in self._outputs for number in self._held.get(name, ())}
@@ -229,11 +238,6 @@ class _Reader:
             self._holders[number] -= 1
             if not self._holders[number]:
                 self._ends[number] = self._calls - 1
-
-
-def _touched_bytes(name: str) -> int:
-    count = V.graph.sizevars.optimization_hint(V.graph.get_numel(name), fallback=0)
-    return int(count) * get_dtype_size(V.graph.get_dtype(name))
 
 
 def _bytes(buffer: Any) -> int:
