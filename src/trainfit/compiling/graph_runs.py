@@ -52,7 +52,7 @@ def graph_run(
         made = [name if name in sizes else None for name in first.outputs]
         # What is returned, too, is the caller's matter: `compiled_trace.py` knows how long it is there.
         given = [
-            replace(storage, stays=False) for storage in handed_on(forward, results, sizes, forward_outputs)
+            replace(storage, stays=False) for storage in handed_on(forward, made, sizes, forward_outputs)
         ]
         second = kernel_run(
             backward,
