@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from trainfit.compiling.graph_planner import Backend
 from trainfit.compiling.kernel_calls import KernelRun, kernel_run
 from trainfit.compiling.kernel_memory import handed_on, kept_strides
 from trainfit.compiling.node_calls import node_run
 from trainfit.compiling.node_costs import hint
-from trainfit.compiling.split_graphs import given_away
+from trainfit.compiling.split_graphs import given_away, names_in_backward
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,13 @@ def graph_run(
     """Return what a backend's code of a divided graph does."""
     names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
     donated = given_away(backward)
+    taken = names_in_backward(forward, backward, forward_outputs)
     if backend == "inductor":
         first = kernel_run(forward, backward=False, workspaces=workspaces)
         sizes = {buffer.name: buffer.bytes for buffer in first.buffers}
         made = [name if name in sizes else None for name in first.outputs]
         # What is returned, too, is the caller's matter: `compiled_trace.py` knows how long it is there.
-        given = [
-            replace(storage, stays=False) for storage in handed_on(forward, made, sizes, forward_outputs)
-        ]
+        given = [replace(storage, stays=False) for storage in handed_on(made, sizes, taken)]
         second = kernel_run(
             backward,
             backward=True,
@@ -67,14 +65,13 @@ def graph_run(
         first = node_run(forward, workspaces=workspaces)
         donated += [node.name for node in _tangents(backward)]
         second = node_run(backward, donated=donated, workspaces=workspaces, before=names)
-    results = tree_leaves(next(node for node in forward.graph.nodes if node.op == "output").args)
     own = {buffer.name for buffer in first.buffers}
     buffers = [name if name in own else None for name in first.outputs]
     returned = [name for name in buffers[:forward_outputs] if name is not None]
     saved = [
-        (buffer, result.name)
-        for buffer, result in zip(buffers[forward_outputs:], results[forward_outputs:], strict=True)
-        if buffer is not None and isinstance(result, Node)
+        (buffer, name)
+        for buffer, name in zip(buffers[forward_outputs:], taken, strict=True)
+        if buffer is not None and name
     ]
     tangents = [(_bytes(node), _last_read(second, node.name)) for node in _tangents(backward)]
     return GraphRun(first, second, tuple(dict.fromkeys(returned)), tuple(saved), tuple(tangents))

@@ -22,9 +22,9 @@ from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from trainfit.compiling.kernel_workspaces import inside_bytes
+from trainfit.compiling.split_graphs import names_in_backward, results_of
 from trainfit.compiling.written_code import GivenStorage, WrittenCode, written_code
 
 _graph_numbers = itertools.count(10**6)
@@ -59,7 +59,8 @@ def kernel_peaks(
         code = written_code(graph)
         first, strides = _most(graph, code, workspaces), output_strides(graph)
     sizes = {storage.name: storage.bytes for storage in code.storages}
-    given = handed_on(forward, code.results, sizes, forward_outputs)
+    names = names_in_backward(forward, backward, forward_outputs)
+    given = handed_on(code.results, sizes, names)
     own = {node.name for node in forward.graph.find_nodes(op="placeholder")}
     copies = sum(storage.bytes for storage in given if not own.isdisjoint(storage.names))
     strided = kept_strides(forward, strides)
@@ -68,29 +69,25 @@ def kernel_peaks(
 
 
 def handed_on(
-    forward: GraphModule, results: Sequence[str | None], sizes: Mapping[str, int], forward_outputs: int
+    results: Sequence[str | None], sizes: Mapping[str, int], names: Sequence[str]
 ) -> list[GivenStorage]:
-    """Return the memory that forward hands to backward.
+    """Return the memory that forward hands to backward, which calls it by these names.
 
-    `results` are the storages of what forward returns, with their bytes; None for what is the caller's. A
+    `results` are the storages of all that forward returns, with their bytes; None for what is the caller's. A
     parameter can be among them: a copy that lies otherwise.
     """
-    leaves = _results_of(forward)
-    names: dict[str, list[str]] = {}
-    for leaf, made in list(zip(leaves, results, strict=True))[forward_outputs:]:
-        if made is not None and isinstance(leaf, Node):
-            names.setdefault(made, []).append(leaf.name)
-    returned = set(results[:forward_outputs])
-    return [GivenStorage(tuple(n), sizes.get(made, 0), made in returned) for made, n in names.items()]
-
-
-def _results_of(forward: GraphModule) -> list[Any]:
-    return tree_leaves(next(node for node in forward.graph.nodes if node.op == "output").args)
+    outputs = len(results) - len(names)
+    found: dict[str, list[str]] = {}
+    for name, made in zip(names, results[outputs:], strict=True):
+        if name and made is not None:
+            found.setdefault(made, []).append(name)
+    returned = set(results[:outputs])
+    return [GivenStorage(tuple(n), sizes.get(made, 0), made in returned) for made, n in found.items()]
 
 
 def kept_strides(forward: GraphModule, strides: Sequence[Stride | None]) -> dict[str, Stride]:
     """Return how what forward returns lies in memory, by its name: backward is compiled for that."""
-    pairs = zip(_results_of(forward), strides, strict=True)
+    pairs = zip(results_of(forward), strides, strict=True)
     return {leaf.name: stride for leaf, stride in pairs if isinstance(leaf, Node) and stride is not None}
 
 

@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainfit.compiling.node_costs import signature_of_node
+from trainfit.compiling.split_graphs import WITH_STATES, node_workspace
 from trainfit.operators.families import CONVOLUTIONS
 from trainfit.order_fronts.scheduler_memory import kernel_names
 from trainfit.traces.trace import Signature, TensorSpec
@@ -28,6 +29,7 @@ def inside_bytes(node: Any, workspaces: dict[str, int]) -> int:
     `workspaces` are the bytes as the graph has them, by the node's name, and by the operator's.
     """
     found = [workspaces.get(name, workspaces.get(called, 0)) for name, called in kernel_names(node)]
+    found += [node_workspace(origin, workspaces) for origin in _given_states(node)]
     most = max(found, default=0)
     if not most:
         return 0
@@ -37,6 +39,13 @@ def inside_bytes(node: Any, workspaces: dict[str, int]) -> int:
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
         measured = measure_operators(laid_out, QUICK)
     return max(most if result is None else result.workspace_bytes for result in measured)
+
+
+def _given_states(node: Any) -> Iterator[Node]:
+    """Yield the nodes of the graph that run an operator with a random state, where a kernel is their call."""
+    for part in node.get_nodes():
+        if isinstance(part.node, ir.ExternKernel):
+            yield from (found for found in part.node.get_origins() if found.target in WITH_STATES)
 
 
 def called_node(kernel: Any, origins: Iterator[Node]) -> Node | None:

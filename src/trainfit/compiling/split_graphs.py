@@ -27,7 +27,7 @@ from trainfit.order_fronts.fx import buffer_graph, in_order
 from trainfit.ordering.best_order import best_order
 from trainfit.ordering.ordering_problem import problem_of, step_bytes
 
-_WITH_STATES = (
+WITH_STATES = (
     torch.ops.higher_order.run_and_save_rng_state,
     torch.ops.higher_order.run_with_rng_state,
 )
@@ -164,6 +164,23 @@ def given_away(backward: GraphModule) -> list[str]:
     return found
 
 
+def results_of(module: GraphModule) -> list[object]:
+    """Return what a graph returns, in order."""
+    return tree_leaves(next(node for node in module.graph.nodes if node.op == "output").args)
+
+
+def names_in_backward(forward: GraphModule, backward: GraphModule, forward_outputs: int) -> list[str]:
+    """Return what backward calls each thing that forward hands to it, in the order in which it does.
+
+    They have one name in both graphs, but for random states, which are handed on in their order.
+    """
+    taken = [node.name for node in backward.graph.find_nodes(op="placeholder")]
+    leaves = results_of(forward)[forward_outputs:]
+    names = [leaf.name if isinstance(leaf, Node) else "" for leaf in leaves]
+    others = (name for name in taken if name not in set(names) and "tangents" not in name)
+    return [name if name in set(taken) else next(others, "") for name in names]
+
+
 def graph_peak(
     module: GraphModule, freeable: Sequence[str] = (), workspaces: Mapping[str, int] | None = None
 ) -> int:
@@ -181,7 +198,7 @@ def graph_peak(
 
 def node_workspace(node: Node, workspaces: Mapping[str, int]) -> int:
     """Return what a node's kernel needs inside, also that of an operator that is given a random state."""
-    if node.target in _WITH_STATES:
+    if node.target in WITH_STATES:
         run = [value for value in node.args if isinstance(value, torch._ops.OpOverload)]
         # Whoever is given a state puts back the one that was there.
         given = node.target is torch.ops.higher_order.run_with_rng_state
