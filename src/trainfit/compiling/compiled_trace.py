@@ -96,13 +96,14 @@ class _Compiled:
     def _lay_out(self) -> None:
         forward = {number: part for part in self._parts for number in part.forward}
         backward = {call: part for part in self._parts for call in part.inside}
+        again = {op: part for part in self._parts for op in part.again}
         for number, op in enumerate(self._old.ops):
             self._place.append(len(self._ops))
             part = forward.get(number)
             if part is not None and not part.forward_at:
                 self._run_forward(part)
             elif part is None and op.phase == "backward":
-                part = backward.get(op.call)
+                part = again.get(number) or backward.get(op.call)
                 if part is not None and not part.backward_at:
                     self._run_backward(part)
             self._stays.append(part is None)
@@ -214,9 +215,13 @@ class _Compiled:
             self._free_tangent(size, base, base + last + 1, self._after(base, run))
 
     def _free_tangent(self, size: int, begin: int, end: int, after: int) -> None:
-        """Free a gradient that eager code made for a graph with its last reader: compiled code does so."""
+        """Free a gradient that eager code made for a graph with its last reader: compiled code does so.
+
+        But for the one that `backward()` begins with, which it keeps itself.
+        """
         for number, storage in enumerate(self._storages):
-            made_outside = 0 <= storage.start < begin and not self._ops[storage.start][1]
+            op, is_kernel = self._ops[max(storage.start, 0)]
+            made_outside = 0 <= storage.start < begin and not is_kernel and op.phase == "backward"
             if made_outside and storage.bytes == size and storage.end == after and end < after:
                 held = [replace(i, end=end) if i.end == after else i for i in storage.holders]
                 self._storages[number] = replace(storage, end=end, holders=tuple(held))
