@@ -21,6 +21,7 @@ from torch._inductor.debug import DebugContext
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from trainfit.compiling.kernel_workspaces import inside_bytes
@@ -124,7 +125,9 @@ def lowered(
     inputs = [_lying(node.meta["val"], (strides or {}).get(node.name)) for node in placeholders]
     fake_mode = detect_fake_mode(inputs)
     assert fake_mode is not None, "the inputs of a joint graph are fake tensors"
-    with V.set_fake_mode(fake_mode), DebugContext(), config.patch(fx_graph_cache=False):
+    # While torch.compile divides a graph a fake mode is active, and when it lowers one there is none.
+    without_modes = unset_fake_temporarily()
+    with without_modes, V.set_fake_mode(fake_mode), DebugContext(), config.patch(fx_graph_cache=False):
         view_to_reshape(module)
         if any(value is not node.meta["val"] for value, node in zip(inputs, placeholders)):
             # What was a view of the one layout may be a copy of the other.
