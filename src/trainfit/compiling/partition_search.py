@@ -20,10 +20,10 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from trainfit.compiling.fast_partitions import FUSED_SHARE
 from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts, divided, places_to_divide
-from trainfit.compiling.partition_memory import FUSED_SHARE, PartitionMemory
+from trainfit.compiling.partition_memory import PartitionMemory
 from trainfit.compiling.partition_swaps import PartitionSwaps
-from trainfit.compiling.partition_worth import by_worth
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem
 
 _PRICES = 31
@@ -56,7 +56,8 @@ class PartitionSearch:
     def __init__(self, problem: RecomputeProblem, also: Iterable[Collection[int]] = ()) -> None:
         """Begin with choices that others have made (`also`): what is found is never worse than those."""
         self.problem = problem
-        self._cuts = PartitionCuts(problem, FUSED_SHARE)
+        self._memory = PartitionMemory(problem)
+        self._cuts = PartitionCuts(problem, FUSED_SHARE, self._memory.rows)
         self._is_large = len(problem.useful) > _LARGE
         # What one move takes grows with the graph.
         self._moves = max(_LEAST_MOVES, min(_MOST_MOVES, 60 * _LARGE // 2 // max(len(problem.useful), 1)))
@@ -64,8 +65,7 @@ class PartitionSearch:
         size = sum(problem.own_bytes[n] for n in problem.useful)
         usual = max(seconds, 1e-12) / max(size, 1)
         self._prices = [usual * _PRICE_RANGE ** (2 * n / (_PRICES - 1) - 1) for n in range(_PRICES)]
-        self._memory = PartitionMemory(problem)
-        self._swaps = PartitionSwaps(problem, self._judge, self._moves)
+        self._swaps = PartitionSwaps(self._memory, self._judge, self._moves)
         self._values = CrossingValues(problem)
         self._crossings: dict[tuple[int, ...], frozenset[int]] = {}
         self._known: dict[frozenset[int], Partition] = {}
@@ -173,7 +173,7 @@ class PartitionSearch:
             if partition is None:
                 return
             tried.add(partition.kept)
-            for number in by_worth(self.problem, partition, repeated=True)[:_FILLED]:
+            for number in self._memory.worth_keeping(partition)[:_FILLED]:
                 self._judge({*partition.kept, number})
                 moves -= 1
 
@@ -309,7 +309,7 @@ class PartitionSearch:
 
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
-        worth = by_worth(self.problem, best, repeated=True)
+        worth = self._memory.worth_keeping(best)
         for _ in range(_ROUNDS if not self._is_large else 2):
             kept, waiting = frozenset(best.kept), tuple(worth)
             count = self._most(len(waiting), lambda n, k=kept, w=waiting: k | {*w[:n]}, limits)  # type: ignore[misc]
@@ -320,7 +320,7 @@ class PartitionSearch:
             if not worth:
                 break
         moves = 0
-        for number in by_worth(self.problem, best, repeated=True):
+        for number in self._memory.worth_keeping(best):
             if moves >= self._moves:
                 break
             if number in best.kept or number not in best.repeated:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection
 
-from trainfit.compiling.partition_worth import by_worth
-from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem
+from trainfit.compiling.partition_memory import PartitionMemory
+from trainfit.compiling.recompute_problem import GraphLimits, Partition
 
 
 class PartitionSwaps:
@@ -14,16 +14,16 @@ class PartitionSwaps:
 
     def __init__(
         self,
-        problem: RecomputeProblem,
+        memory: PartitionMemory,
         judge: Callable[[Collection[int]], Partition | None],
         moves: int,
     ) -> None:
         """Prepare to try as many as the moves allow that a search has."""
-        self.problem, self._judge, self._moves = problem, judge, moves
+        self._memory, self._judge, self._moves = memory, judge, moves
 
     def swapped(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep what takes long to compute again in the place of as little else as possible."""
-        nodes = self.problem.nodes
+        nodes = self._memory.problem.nodes
         able = [n for n in best.repeated if nodes[n].keepable]
         for number in sorted(able, key=lambda n: (-nodes[n].seconds, n))[: max(self._moves // 8, 1)]:
             more = self._judge({*best.kept, number})
@@ -36,7 +36,7 @@ class PartitionSwaps:
 
     def _least_worth_out(self, more: Partition, number: int, limits: GraphLimits) -> Partition | None:
         """Let go of others than `number`, the least worth first, until it fits."""
-        rest = [n for n in reversed(by_worth(self.problem, more, repeated=False)) if n != number]
+        rest = [n for n in reversed(self._memory.least_worth_keeping(more)) if n != number]
         found: Partition | None = more
         # The less is kept, the more may be alive at once later: one by one.
         for _ in range(min(len(rest), self._moves // 4)):
@@ -53,7 +53,7 @@ class PartitionSwaps:
         """
         tries = max(self._moves // 4, 1)
         while more.excess(limits) > 0:
-            others = (n for n in by_worth(self.problem, more, repeated=False) if n != number)
+            others = (n for n in self._memory.least_worth_keeping(more) if n != number)
             smaller = None
             for other in itertools.islice(others, tries):
                 tries -= 1
@@ -68,13 +68,13 @@ class PartitionSwaps:
 
     def smaller(self, best: Partition, limits: GraphLimits) -> Partition | None:
         """Let go of or keep single values where no cut is within the limits, while that lowers the peak."""
-        for number in by_worth(self.problem, best, repeated=False)[: self._moves]:
+        for number in self._memory.least_worth_keeping(best)[: self._moves]:
             if best.excess(limits) <= 0:
                 break
             found = self._judge(set(best.kept) - {number})
             if found is not None and found.excess(limits) < best.excess(limits):
                 best = found
-        for number in by_worth(self.problem, best, repeated=True)[: self._moves]:
+        for number in self._memory.worth_keeping(best)[: self._moves]:
             if best.excess(limits) <= 0:
                 break
             found = self._judge({*best.kept, number})
