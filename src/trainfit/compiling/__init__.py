@@ -14,6 +14,7 @@ In the order in which a graph passes through them:
 - `fast_partitions`: those from `graph_rows` to here, compiled where that was possible
 - `partition_memory`: what choices of a problem need
 - `partition_cuts`: the cheapest choice for a price per byte, and where forward is divided
+- `pareto_front`: what no other choice beats
 - `partition_swaps`: values kept in the place of others
 - `partition_search`: the fastest choice within limits
 - `torch_choices`: what torch's own partitioner would keep

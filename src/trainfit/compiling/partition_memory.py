@@ -14,7 +14,8 @@ A search asks for thousands of choices of one problem: `partition_judge.py` answ
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Sequence
 
 from trainfit.compiling.fast_partitions import (
     GraphRows,
@@ -54,7 +55,11 @@ class PartitionMemory:
         """Take what does not depend on the choice."""
         self.problem = problem
         self.rows = rows_of(problem)
-        self._judge = PartitionJudge(self.rows)
+        self._whole = PartitionJudge(self.rows)
+        # Views are in the way of what only needs memory and time.
+        fewer = None if self.rows.fuses else rows_without_views(problem)
+        self._judge = self._whole if fewer is None else PartitionJudge(fewer)
+        self._rows = self._judge.rows
 
     def partition(self, chosen: Collection[int]) -> Partition | None:
         """Return what keeping these nodes means; None if something is needed that cannot run again."""
@@ -63,29 +68,76 @@ class PartitionMemory:
             return None
         return Partition(
             tuple(found.kept),
-            tuple(found.repeated),
-            tuple(found.order),
             found.seconds,
             found.kept_bytes,
             found.held_bytes,
             found.forward_bytes,
             found.backward_bytes,
+            self._what_runs,
         )
+
+    def _what_runs(self, kept: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        found = self._whole.judge(list(kept))
+        assert found is not None, "it was judged before"
+        return tuple(found.repeated), tuple(found.order)
+
+    def again(self, partition: Partition) -> list[int]:
+        """Return what runs again, in order, without views."""
+        found = self._judge.needed(list(partition.kept))
+        assert found is not None, "it was judged before"
+        return found[1][::-1]
 
     def worth_keeping(self, partition: Partition) -> list[int]:
         """Return what runs again and could be kept as well, most seconds per byte first."""
-        return worth_keeping(self.rows, list(partition.repeated))
+        return worth_keeping(self._rows, self.again(partition))
 
     def least_worth_keeping(self, partition: Partition) -> list[int]:
         """Return what is kept, fewest seconds per byte first."""
-        return least_worth_keeping(self.rows, list(partition.kept), list(partition.repeated))
+        return least_worth_keeping(self._rows, list(partition.kept), self.again(partition))
 
 
 def rows_of(problem: RecomputeProblem) -> GraphRows:
     """Return a problem as lists of numbers."""
+    return _rows(problem, frozenset())
+
+
+def rows_without_views(problem: RecomputeProblem) -> GraphRows:
+    """Return the same with the readers of views reading what those are views of: same memory, same time.
+
+    Views of forward values that backward itself has stay where they are: what they need is needed there.
+    """
     nodes = problem.nodes
+    results = {*problem.forward_outputs, *problem.backward_outputs}
+    views = set()
+    for number, node in enumerate(nodes):
+        if node.fusing is not Fusing.VIEW or node.makes or node.workspace_bytes or number in results:
+            continue
+        if node.role is Role.FORWARD:
+            left_out = node.repeatable and not node.keepable and not node.seconds
+        else:
+            left_out = node.role is Role.BACKWARD and all(
+                nodes[read].role in (Role.BACKWARD, Role.TANGENT) for read in node.reads
+            )
+        read = {s for read in node.reads for s in nodes[read].storages}
+        if left_out and node.reads and (node.picks or read <= set(node.storages)):
+            views.add(number)
+    return _rows(problem, views)
+
+
+def _rows(problem: RecomputeProblem, views: Collection[int]) -> GraphRows:
+    nodes = problem.nodes
+    reads: list[list[int]] = []
+    touches: list[list[int]] = []
+    for number, node in enumerate(nodes):
+        behind = (reads[read] if read in views else (read,) for read in node.reads)
+        reads.append(list(dict.fromkeys(itertools.chain.from_iterable(behind))))
+        storages = dict.fromkeys((*node.storages, *node.makes))
+        if not node.picks:
+            for read in node.reads:
+                storages.update(dict.fromkeys(nodes[read].storages))
+        touches.append([] if number in views else list(storages))
     rows = GraphRows(
-        [list(dict.fromkeys(node.reads)) for node in nodes],
+        reads,
         [node.role is Role.FORWARD for node in nodes],
         [node.repeatable for node in nodes],
         [node.keepable for node in nodes],
@@ -93,13 +145,6 @@ def rows_of(problem: RecomputeProblem) -> GraphRows:
         [node.workspace_bytes for node in nodes],
         [_KINDS[node.fusing] for node in nodes],
     )
-    touches: list[list[int]] = []
-    for node in nodes:
-        storages = dict.fromkeys((*node.storages, *node.makes))
-        if not node.picks:
-            for read in node.reads:
-                storages.update(dict.fromkeys(nodes[read].storages))
-        touches.append(list(storages))
     rows.set_storages(
         list(problem.sizes),
         [list(node.storages) for node in nodes],
@@ -109,5 +154,7 @@ def rows_of(problem: RecomputeProblem) -> GraphRows:
     )
     tangents = [n for n, node in enumerate(nodes) if node.role is Role.TANGENT]
     rows.set_results(list(problem.forward_outputs), list(problem.backward_outputs), tangents)
-    rows.set_backward(list(problem.backward_nodes), list(problem.useful))
+    rows.set_backward(
+        [n for n in problem.backward_nodes if n not in views], [n for n in problem.useful if n not in views]
+    )
     return rows

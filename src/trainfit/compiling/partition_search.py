@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from trainfit.compiling.fast_partitions import FUSED_SHARE
+from trainfit.compiling.pareto_front import ParetoFront
 from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts, divided, places_to_divide
 from trainfit.compiling.partition_memory import PartitionMemory
 from trainfit.compiling.partition_swaps import PartitionSwaps
@@ -69,6 +70,7 @@ class PartitionSearch:
         self._values = CrossingValues(problem)
         self._crossings: dict[tuple[int, ...], frozenset[int]] = {}
         self._known: dict[frozenset[int], Partition] = {}
+        self._front = self._everywhere = ParetoFront(lambda partition: partition.peak_bytes)
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
         self._looked = False
@@ -80,11 +82,7 @@ class PartitionSearch:
     @property
     def partitions(self) -> list[Partition]:
         """All that were looked at and that no other beats in both peak and seconds; smallest peak first."""
-        found: list[Partition] = []
-        for partition in sorted(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds, p.kept)):
-            if not found or partition.seconds < found[-1].seconds:
-                found.append(partition)
-        return found
+        return self._front.partitions
 
     @property
     def trade_offs(self) -> list[Partition]:
@@ -107,11 +105,13 @@ class PartitionSearch:
         For limits that are all the same these are the same partitions whatever the limit is. So whoever takes
         the first that fits never takes a slower one for a higher limit.
         """
-        ordered = sorted(self._everywhere, key=lambda p: (p.excess(limits), p.seconds, p.kept))
-        found: list[Partition] = []
-        for partition in ordered:
-            if not found or partition.seconds < found[-1].seconds:
-                found.append(partition)
+        self.look_everywhere()
+        found = self._everywhere.partitions
+        if not limits.are_same:
+            front = ParetoFront(lambda partition: partition.excess(limits))
+            for partition in self._known.values():
+                front.add(partition)
+            found = front.partitions
         if len(found) > most:
             low, high = found[0].excess(limits), found[-1].excess(limits)
             wanted = [low + (high - low) * n / (most - 1) for n in range(most)]
@@ -122,12 +122,6 @@ class PartitionSearch:
             found = [found[n] for n in sorted(taken)]
         return found[::-1]
 
-    @functools.cached_property
-    def _everywhere(self) -> tuple[Partition, ...]:
-        """All partitions that are seen on the way to a row of limits that depends on the graph alone."""
-        self.look_everywhere()
-        return tuple(dict.fromkeys(self._known.values()))
-
     def look_everywhere(self) -> None:
         """Look for partitions between the smallest peak and the fastest, so that others can choose.
 
@@ -136,6 +130,10 @@ class PartitionSearch:
         if self._looked:
             return
         self._looked = True
+        self._look()
+        self._everywhere = self._front.copy()
+
+    def _look(self) -> None:
         self.fastest(GraphLimits.same(0.0))
         known = self.partitions
         if len(known) < 2:
@@ -199,6 +197,8 @@ class PartitionSearch:
         return min(self._known.values(), key=lambda p: (p.excess(limits), p.seconds), default=None)
 
     def _best(self, limits: GraphLimits) -> Partition | None:
+        if limits.are_same:
+            return self._front.fastest(limits.backward_bytes)
         fitting = [p for p in self._known.values() if p.excess(limits) <= 0]
         return min(fitting, key=lambda p: (p.seconds, p.peak_bytes, p.kept), default=None)
 
@@ -221,8 +221,13 @@ class PartitionSearch:
             found = self._memory.partition(key)
             if found is None:
                 return None
+            kept = frozenset(found.kept)
+            if kept in self._known:
+                found = self._known[kept]
+            else:
+                self._known[kept] = found
+                self._front.add(found)
             self._known[key] = found
-            self._known.setdefault(frozenset(found.kept), found)
         return self._known[key]
 
     def _at(self, places: tuple[int, ...], price: float) -> Partition | None:
@@ -281,7 +286,8 @@ class PartitionSearch:
             found = None if chosen is None else self._judge(chosen | given)
             return found if found is not None and found.excess(limits) <= 0 else None
 
-        dearest = sorted((n for n in small.repeated if nodes[n].seconds), key=lambda n: -nodes[n].seconds)
+        again = self._memory.again(small)
+        dearest = sorted((n for n in again if nodes[n].seconds), key=lambda n: -nodes[n].seconds)
         worth = []
         for number in dearest[: self._moves]:
             found = cut(frozenset((number,)))
@@ -316,19 +322,22 @@ class PartitionSearch:
             if count:
                 best = min(best, self._judge(kept | {*waiting[:count]}) or best, key=lambda p: p.seconds)
             # The next one is what does not fit: it is passed over.
-            worth = [n for n in waiting[count + 1 :] if n in set(best.repeated)]
+            again = set(self._memory.again(best))
+            worth = [n for n in waiting[count + 1 :] if n in again]
             if not worth:
                 break
         moves = 0
+        again = set(self._memory.again(best))
         for number in self._memory.worth_keeping(best):
             if moves >= self._moves:
                 break
-            if number in best.kept or number not in best.repeated:
+            if number not in again:
                 continue
             moves += 1
             found = self._judge({*best.kept, number})
             if found is not None and found.excess(limits) <= 0 and found.seconds < best.seconds:
                 best = found
+                again = set(self._memory.again(best))
         return self._best(limits) or best
 
 

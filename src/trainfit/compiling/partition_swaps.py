@@ -24,7 +24,7 @@ class PartitionSwaps:
     def swapped(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep what takes long to compute again in the place of as little else as possible."""
         nodes = self._memory.problem.nodes
-        able = [n for n in best.repeated if nodes[n].keepable]
+        able = [n for n in self._memory.again(best) if nodes[n].keepable]
         for number in sorted(able, key=lambda n: (-nodes[n].seconds, n))[: max(self._moves // 8, 1)]:
             more = self._judge({*best.kept, number})
             if more is None or more.seconds >= best.seconds:
