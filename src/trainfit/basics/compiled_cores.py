@@ -81,6 +81,7 @@ PARTITIONS = CompiledCore(
         "fused_runs",
         "partition_judge",
         "value_worth",
+        "peak_relief",
         "price_network",
         "price_cuts",
     ),

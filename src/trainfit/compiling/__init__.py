@@ -9,6 +9,7 @@ In the order in which a graph passes through them:
 - `fused_runs`: what a compiler that fuses computes inside of other nodes
 - `partition_judge`: what runs again for a choice, and when, and the bytes alive
 - `value_worth`: which values of a choice are worth most
+- `peak_relief`: which values to let go of, so that the peak is lower
 - `price_network`: the cheapest choice for a price per byte, of one part
 - `price_cuts`: the parts of a problem, each solved once
 - `fast_partitions`: those from `graph_rows` to here, compiled where that was possible

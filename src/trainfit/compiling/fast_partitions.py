@@ -9,6 +9,7 @@ from __future__ import annotations
 from trainfit.basics.compiled_cores import PARTITIONS
 from trainfit.compiling.graph_rows import GraphRows
 from trainfit.compiling.partition_judge import FUSED_SHARE, Judgement, PartitionJudge
+from trainfit.compiling.peak_relief import relieving
 from trainfit.compiling.price_cuts import PriceCuts
 from trainfit.compiling.value_worth import least_worth_keeping, worth_keeping
 
@@ -20,6 +21,7 @@ __all__ = [
     "PartitionJudge",
     "PriceCuts",
     "least_worth_keeping",
+    "relieving",
     "worth_keeping",
 ]
 

@@ -26,6 +26,11 @@ class Judgement:
         self.held_bytes = 0
         self.forward_bytes = 0
         self.backward_bytes = 0
+        self.running: list[int] = []
+        """What forward runs, in order."""
+        self.forward_place = 0
+        """Where forward needs most; not known where nodes are fused."""
+        self.backward_place = 0
 
 
 class PartitionJudge:
@@ -49,6 +54,7 @@ class PartitionJudge:
         self._base_order = [n for n in range(rows.count) if self._base[n]]
         self._kept_callers = [c or o for c, o in zip(rows.callers, rows.outputs)]
         self._kept_staying = [c or s for c, s in zip(rows.callers, rows.staying)]
+        self._peak_place = 0
         self._given_bytes = 0
         self._output_bytes = 0
         for storage in range(len(rows.sizes)):
@@ -128,11 +134,14 @@ class PartitionJudge:
         for number in repeated:
             total += rows.seconds[number]
         result.seconds = total
+        result.running = running
         result.forward_bytes = self._peak(running, runs, self._nobody, held, 0)
+        result.forward_place = self._peak_place
         runs = self._own.copy()
         for number in repeated:
             runs[number] = True
         result.backward_bytes = self._peak(order, runs, there, self._kept_staying, begin)
+        result.backward_place = self._peak_place
         return result
 
     def _order(self, repeated: list[int], when: list[int]) -> list[int]:
@@ -189,6 +198,7 @@ class PartitionJudge:
         seen = self._nobody.copy()
         # Compared with the end, where that is not known yet.
         alive = most = 0
+        self._peak_place = 0
         for place in range(len(order) - 1, -1, -1):
             number = order[place]
             for storage in touches[number]:
@@ -207,6 +217,7 @@ class PartitionJudge:
                     alive -= sizes[storage]
             if here > most:
                 most = here
+                self._peak_place = place
         return max(begin, begin - alive + most)
 
     def _judge_fused(

@@ -21,6 +21,7 @@ from trainfit.compiling.fast_partitions import (
     GraphRows,
     PartitionJudge,
     least_worth_keeping,
+    relieving,
     worth_keeping,
 )
 from trainfit.compiling.graph_rows import NOTHING, POINTWISE, REDUCTION, VIEW
@@ -93,7 +94,17 @@ class PartitionMemory:
 
     def least_worth_keeping(self, partition: Partition) -> list[int]:
         """Return what is kept, fewest seconds per byte first."""
-        return least_worth_keeping(self._rows, list(partition.kept), self.again(partition))
+        kept = list(partition.kept)
+        return least_worth_keeping(self._rows, kept, kept, self.again(partition))
+
+    def relieving(self, partition: Partition) -> list[int]:
+        """Return what is kept and would not be there at the peak if let go of, fewest seconds per byte first.
+
+        Where nodes are fused, all that is kept: there it is not known where the peak is.
+        """
+        if self._rows.fuses:
+            return self.least_worth_keeping(partition)
+        return relieving(self._judge, list(partition.kept))
 
 
 def rows_of(problem: RecomputeProblem) -> GraphRows:

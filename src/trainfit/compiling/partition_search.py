@@ -41,6 +41,7 @@ _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
 _FILLING, _FILLED = 6, 6
 """How many single values are tried between what was found, as a multiple of those in the end; and of one."""
+_DESCENTS, _TRIES = 4, 4
 _LEVELS, _LARGE_LEVELS = 10, 3
 """Limits that are searched for, whatever is asked, between the smallest peak and that of the fastest."""
 
@@ -138,6 +139,7 @@ class PartitionSearch:
         known = self.partitions
         if len(known) < 2:
             return
+        self._descend(known[-1])
         low, high = known[0].peak_bytes, known[-1].peak_bytes
         levels = _LARGE_LEVELS if self._is_large else _LEVELS
         even = levels - levels // 2
@@ -152,6 +154,19 @@ class PartitionSearch:
             between.add(limit)
             self.fastest(GraphLimits.same(limit))
         self._fill_gaps()
+
+    def _descend(self, partition: Partition) -> None:
+        """Let go of one value after the other, each time one that lowers the peak and costs least per byte."""
+        for _ in range(_DESCENTS * self._moves):
+            lower = None
+            for number in self._memory.relieving(partition)[:_TRIES]:
+                found = self._judge(set(partition.kept) - {number})
+                if found is not None and found.peak_bytes <= partition.peak_bytes:
+                    lower = found
+                    break
+            if lower is None:
+                return
+            partition = lower
 
     def _widest_gaps(self) -> list[tuple[Partition, Partition]]:
         """Return pairs between which no partition is known, those with most bytes times seconds first."""
@@ -263,11 +278,12 @@ class PartitionSearch:
     def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: GraphLimits) -> None:
         """Let as many stretches as fit take the faster choice: from the last on, then from the first on."""
         given = self._crossing(places)
-        groups = [_of_stretches(places, partition.kept) for partition in (small, fast)]
-        order = [n for n in range(len(places), -1, -1) if groups[0][n] != groups[1][n]]
+        borders = self._places[-1] if self._places else []
+        groups = [_of_stretches(borders, partition.kept) for partition in (small, fast)]
+        order = [n for n in range(len(borders), -1, -1) if groups[0][n] != groups[1][n]]
 
         def mixed(faster: Sequence[int]) -> set[int]:
-            taken = (groups[n in faster][n] for n in range(len(places) + 1))
+            taken = (groups[n in faster][n] for n in range(len(borders) + 1))
             return {*given, *itertools.chain.from_iterable(taken)}
 
         self._most(len(order), lambda count: mixed(order[:count]), limits)

@@ -37,16 +37,18 @@ def worth_keeping(rows: GraphRows, repeated: list[int]) -> list[int]:
     return [number for _, number in found]
 
 
-def least_worth_keeping(rows: GraphRows, kept: list[int], repeated: list[int]) -> list[int]:
-    """Return what is kept, fewest seconds per byte first; what cannot be had again last."""
+def least_worth_keeping(
+    rows: GraphRows, able: list[int], kept: list[int], repeated: list[int]
+) -> list[int]:
+    """Return some of what is kept, fewest seconds per byte first; what cannot be had again last."""
     there = [False] * rows.count
     for number in kept:
         there[number] = True
     for number in repeated:
         there[number] = True
     found: list[tuple[float, int, int]] = []
-    for place in range(len(kept)):
-        number = kept[place]
+    for place in range(len(able)):
+        number = able[place]
         size = rows.own_bytes[number]
         lost = _seconds_without(rows, there, number)
         found.append((lost / (size if size > 0 else 1), place, number))
