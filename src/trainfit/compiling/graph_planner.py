@@ -26,10 +26,6 @@ Backend = Literal["inductor", "aot_eager"]
 
 CANDIDATES: dict[str, int] = {"aot_eager": 1024, "inductor": 24}
 """Among how many partitions of a graph is chosen; counting inductor's kernels takes seconds."""
-_TORCH_FRACTIONS = (0.95, 0.85, 0.8, 0.75, 0.7, 0.65, 0.55, 0.4, 0.25)
-"""Of torch's `activation_memory_budget`: its choices for them are begun with."""
-_QUICK = 400
-"""Useful nodes up to which torch's partitioner takes a fraction of a second."""
 _SURE: dict[Backend, tuple[float, float]] = {"aot_eager": (0.05, 0.3), "inductor": (0.3, 0.7)}
 """How far below and above a limit the model's peak may be, as a share of it, so that counting can tell."""
 
@@ -89,17 +85,12 @@ class GraphPlanner:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
 
     def _torch_choices(self) -> list[set[int]]:
-        """Return what torch would keep without a budget and, where that is quick, for some of its own."""
-        found: list[set[int]] = []
-        for fraction in (1.0, *_TORCH_FRACTIONS) if len(self.problem.useful) <= _QUICK else (1.0,):
-            try:
-                found.append(self.torch_choice(fraction))
-            except NoChoice as why:
-                if not found:  # not even without a budget
-                    failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
-                    self.torch_failure = failure
-                break
-        return found
+        """Return what torch would keep without a budget, if its partitioner does not fail."""
+        try:
+            return [self.torch_choice()]
+        except NoChoice as why:
+            self.torch_failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
+            return []
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -35,7 +35,8 @@ class GraphRows:
         for number in range(self.count):
             for read in reads[number]:
                 self.users[read].append(number)
-        self.many_reads: list[bool] = []
+        self.picks = [False] * self.count
+        """Whether a node only takes one of several results of what it reads."""
         self.storages: list[list[int]] = []
         self.makes: list[list[int]] = []
         self.touches: list[list[int]] = []

@@ -94,17 +94,22 @@ class PartitionMemory:
 
     def least_worth_keeping(self, partition: Partition) -> list[int]:
         """Return what is kept, fewest seconds per byte first."""
-        kept = list(partition.kept)
-        return least_worth_keeping(self._rows, kept, kept, self.again(partition))
+        return [group[0] for group in self._least_worth_keeping(partition, True)]
 
-    def relieving(self, partition: Partition) -> list[int]:
-        """Return what is kept and would not be there at the peak if let go of, fewest seconds per byte first.
+    def _least_worth_keeping(self, partition: Partition, per_byte: bool) -> list[list[int]]:
+        kept = list(partition.kept)
+        return least_worth_keeping(self._rows, kept, kept, self.again(partition), per_byte)
+
+    def relieving(self, partition: Partition, *, per_byte: bool = True) -> list[list[int]]:
+        """Return what is kept and would not be there at the peak if let go of, fewest seconds first.
+
+        Each comes with what can be let go of for nothing then.
 
         Where nodes are fused, all that is kept: there it is not known where the peak is.
         """
         if self._rows.fuses:
-            return self.least_worth_keeping(partition)
-        return relieving(self._judge, list(partition.kept))
+            return self._least_worth_keeping(partition, per_byte)
+        return relieving(self._judge, list(partition.kept), per_byte)
 
 
 def rows_of(problem: RecomputeProblem) -> GraphRows:
@@ -156,6 +161,7 @@ def _rows(problem: RecomputeProblem, views: Collection[int]) -> GraphRows:
         [node.workspace_bytes for node in nodes],
         [_KINDS[node.fusing] for node in nodes],
     )
+    rows.picks = [node.picks for node in nodes]
     rows.set_storages(
         list(problem.sizes),
         [list(node.storages) for node in nodes],

@@ -39,9 +39,10 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
-_FILLING, _FILLED = 6, 6
-"""How many single values are tried between what was found, as a multiple of those in the end; and of one."""
-_DESCENTS, _TRIES = 4, 4
+_SMALL_STEPS = 2
+"""On the way from the fastest to the smallest: values with the fewest seconds that are let go of."""
+_FILLING, _LARGE_FILLING = 600, 300
+"""How many choices are judged around those that no other beats."""
 _LEVELS, _LARGE_LEVELS = 10, 3
 """Limits that are searched for, whatever is asked, between the smallest peak and that of the fastest."""
 
@@ -50,6 +51,8 @@ _END_PRICES = {0.0: 1e-19, math.inf: 1e3}
 """The two ends: time alone decides, and bytes alone."""
 
 Figures = tuple[float, int, int, int]
+Divided = tuple[float, tuple[int, ...], tuple[Partition, Partition]]
+"""Seconds, the places where forward is divided, and the partitions at two prices."""
 
 
 class PartitionSearch:
@@ -70,6 +73,7 @@ class PartitionSearch:
         self._swaps = PartitionSwaps(self._memory, self._judge, self._moves)
         self._values = CrossingValues(problem)
         self._crossings: dict[tuple[int, ...], frozenset[int]] = {}
+        self._judged = 0
         self._known: dict[frozenset[int], Partition] = {}
         self._front = self._everywhere = ParetoFront(lambda partition: partition.peak_bytes)
         self._places = places_to_divide(problem)
@@ -124,10 +128,7 @@ class PartitionSearch:
         return found[::-1]
 
     def look_everywhere(self) -> None:
-        """Look for partitions between the smallest peak and the fastest, so that others can choose.
-
-        Half of the limits are as far from each other, the others where most may lie between two partitions.
-        """
+        """Look for partitions between the smallest peak and the fastest, so that others can choose."""
         if self._looked:
             return
         self._looked = True
@@ -135,60 +136,56 @@ class PartitionSearch:
         self._everywhere = self._front.copy()
 
     def _look(self) -> None:
+        """Look for the smallest, then from the fastest down, at a row of limits, and where gaps are left."""
         self.fastest(GraphLimits.same(0.0))
         known = self.partitions
         if len(known) < 2:
             return
-        self._descend(known[-1])
+        self._go_down(known[-1])
         low, high = known[0].peak_bytes, known[-1].peak_bytes
         levels = _LARGE_LEVELS if self._is_large else _LEVELS
-        even = levels - levels // 2
-        for number in range(even):
-            self.fastest(GraphLimits.same(low + (high - low) * number / even))
-        between: set[float] = set()
-        for _ in range(levels // 2):
-            middles = ((p.peak_bytes + q.peak_bytes) / 2 for p, q in self._widest_gaps())
-            limit = next((middle for middle in middles if middle not in between), None)
-            if limit is None:
-                break
-            between.add(limit)
-            self.fastest(GraphLimits.same(limit))
-        self._fill_gaps()
+        for number in range(levels):
+            self._cut(GraphLimits.same(low + (high - low) * number / levels), mixed=_MIXED)
+        self._fill_gaps(_FILLING if not self._is_large else _LARGE_FILLING)
 
-    def _descend(self, partition: Partition) -> None:
-        """Let go of one value after the other, each time one that lowers the peak and costs least per byte."""
-        for _ in range(_DESCENTS * self._moves):
-            lower = None
-            for number in self._memory.relieving(partition)[:_TRIES]:
-                found = self._judge(set(partition.kept) - {number})
-                if found is not None and found.peak_bytes <= partition.peak_bytes:
-                    lower = found
-                    break
-            if lower is None:
-                return
+    def _cut(self, limits: GraphLimits, mixed: int | None = None) -> list[Divided]:
+        """Return the ways to divide forward with the price that just fits and the one below, fastest first.
+
+        Of some of them the stretches take different prices.
+        """
+        found = [(self._bisect(places, limits), places) for places in self._divisions]
+        able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
+        for _, places, ends in able[:mixed]:
+            self._mix(places, *ends, limits)
+        return able
+
+    def _go_down(self, partition: Partition) -> None:
+        """Let go of one value after the other, from the fastest partition to the smallest."""
+        lower: Partition | None = partition
+        while lower is not None:
             partition = lower
+            lower = self._swaps.lower(partition)
+            # What is small fits where the next one would not.
+            self._swaps.descend(partition, 0, _SMALL_STEPS, per_byte=False)
 
-    def _widest_gaps(self) -> list[tuple[Partition, Partition]]:
+    def _widest_gaps(self) -> list[Partition]:
         """Return pairs between which no partition is known, those with most bytes times seconds first."""
         pairs = list(itertools.pairwise(self.partitions))
-        return sorted(
-            pairs,
+        pairs.sort(
             key=lambda pair: (pair[0].peak_bytes - pair[1].peak_bytes) * (pair[0].seconds - pair[1].seconds),
         )
+        return [p for pair in pairs for p in pair]
 
-    def _fill_gaps(self) -> None:
-        """Keep single values more than partitions that no other beats: limits lie between these, too."""
-        moves = _FILLING * self._moves
+    def _fill_gaps(self, most: int) -> None:
+        """Try what lies around partitions that no other beats, first where limits may lie between two."""
         tried: set[tuple[int, ...]] = set()
-        while moves > 0:
-            smaller = (p for p, _ in self._widest_gaps() if p.kept not in tried)
-            partition = next(smaller, None)
+        most += self._judged
+        while self._judged < most:
+            partition = next((p for p in self._widest_gaps() if p.kept not in tried), None)
             if partition is None:
                 return
             tried.add(partition.kept)
-            for number in self._memory.worth_keeping(partition)[:_FILLED]:
-                self._judge({*partition.kept, number})
-                moves -= 1
+            self._swaps.try_around(partition)
 
     def smallest(self) -> Partition | None:
         """Return the partition with the smallest peak that was found."""
@@ -196,10 +193,7 @@ class PartitionSearch:
 
     def fastest(self, limits: GraphLimits) -> Partition | None:
         """Return the fastest partition found within the limits; None if none is."""
-        found = [(self._bisect(places, limits), places) for places in self._divisions]
-        able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
-        for _, places, ends in able[:_MIXED] if self._is_large else able:
-            self._mix(places, *ends, limits)
+        able = self._cut(limits, _MIXED if self._is_large else None)
         for _, places, ends in able[:_MIXED]:
             self._run_once(places, ends[0], limits)
         best = self._best(limits)
@@ -233,6 +227,7 @@ class PartitionSearch:
     def _judge(self, chosen: Collection[int]) -> Partition | None:
         key = frozenset(chosen)
         if key not in self._known:
+            self._judged += 1
             found = self._memory.partition(key)
             if found is None:
                 return None

@@ -8,6 +8,11 @@ from collections.abc import Callable, Collection
 from trainfit.compiling.partition_memory import PartitionMemory
 from trainfit.compiling.recompute_problem import GraphLimits, Partition
 
+_TRIES = 4
+"""How many values are tried, if to let go of the first does not lower the peak."""
+_MORE, _FEWER, _DEAREST, _STEPS = 4, 2, 3, 6
+"""Around a partition: how many values more, fewer, or in the place of how many others are tried."""
+
 
 class PartitionSwaps:
     """Tries swaps in partitions of one problem; `judge` says what a choice needs and takes."""
@@ -20,6 +25,38 @@ class PartitionSwaps:
     ) -> None:
         """Prepare to try as many as the moves allow that a search has."""
         self._memory, self._judge, self._moves = memory, judge, moves
+
+    def lower(self, partition: Partition, *, per_byte: bool = True) -> Partition | None:
+        """Let go of what costs the fewest seconds (per byte), if one of few tries lowers the peak."""
+        for group in self._memory.relieving(partition, per_byte=per_byte)[:_TRIES]:
+            found = self._judge(set(partition.kept).difference(group))
+            if found is not None and found.peak_bytes <= partition.peak_bytes:
+                return found
+        return None
+
+    def descend(self, partition: Partition, until: float, steps: int, *, per_byte: bool = True) -> None:
+        """Do that again and again, until the peak is low enough."""
+        for _ in range(steps):
+            if partition.peak_bytes <= until:
+                return
+            lower = self.lower(partition, per_byte=per_byte)
+            if lower is None:
+                return
+            partition = lower
+
+    def try_around(self, partition: Partition) -> None:
+        """Try what is like a partition: a value more or fewer, and some in the place of others."""
+        nodes, kept = self._memory.problem.nodes, set(partition.kept)
+        worth = self._memory.worth_keeping(partition)
+        for number in worth[:_MORE]:
+            self._judge(kept | {number})
+        for group in self._memory.relieving(partition)[:_FEWER]:
+            self._judge(kept.difference(group))
+        self.descend(partition, 0, _STEPS, per_byte=False)
+        for number in sorted(worth, key=lambda n: -nodes[n].seconds)[:_DEAREST]:
+            more = self._judge(kept | {number})
+            if more is not None and more.seconds < partition.seconds:
+                self.descend(more, partition.peak_bytes, _STEPS)
 
     def swapped(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep what takes long to compute again in the place of as little else as possible."""

@@ -9,8 +9,10 @@ from trainfit.compiling.partition_judge import PartitionJudge
 from trainfit.compiling.value_worth import least_worth_keeping
 
 
-def relieving(judge: PartitionJudge, chosen: list[int]) -> list[int]:
-    """Return the kept values that would not be there at the peak, fewest seconds per byte first.
+def relieving(judge: PartitionJudge, chosen: list[int], per_byte: bool) -> list[list[int]]:
+    """Return the kept values that would not be there at the peak, fewest seconds (per byte) first.
+
+    Each comes with others that can be let go of for nothing then.
 
     At a peak in backward those are the values that nothing has read by then: computed again, they come later.
     At one in forward those that forward itself has read for the last time.
@@ -39,4 +41,4 @@ def relieving(judge: PartitionJudge, chosen: list[int]) -> list[int]:
                 gone = False
         if gone:
             able.append(number)
-    return least_worth_keeping(rows, able, judged.kept, judged.repeated)
+    return least_worth_keeping(rows, able, judged.kept, judged.repeated, per_byte)

@@ -38,29 +38,45 @@ def worth_keeping(rows: GraphRows, repeated: list[int]) -> list[int]:
 
 
 def least_worth_keeping(
-    rows: GraphRows, able: list[int], kept: list[int], repeated: list[int]
-) -> list[int]:
-    """Return some of what is kept, fewest seconds per byte first; what cannot be had again last."""
+    rows: GraphRows, able: list[int], kept: list[int], repeated: list[int], per_byte: bool
+) -> list[list[int]]:
+    """Return some of what is kept, fewest seconds (per byte) first; what cannot be had again last.
+
+    Each comes with the other results of what would run again for it, which can be let go of for nothing.
+    """
     there = [False] * rows.count
     for number in kept:
         there[number] = True
     for number in repeated:
         there[number] = True
-    found: list[tuple[float, int, int]] = []
+    is_able = [False] * rows.count
+    for number in able:
+        is_able[number] = True
+    found: list[tuple[float, int, list[int]]] = []
+    met: list[int] = []
     for place in range(len(able)):
         number = able[place]
+        met.clear()
+        lost = _seconds_without(rows, there, number, met)
         size = rows.own_bytes[number]
-        lost = _seconds_without(rows, there, number)
-        found.append((lost / (size if size > 0 else 1), place, number))
+        group = [number]
+        for other in met:
+            for user in rows.users[other]:
+                if is_able[user] and user != number and rows.picks[user]:
+                    size += rows.own_bytes[user]
+                    group.append(user)
+        found.append((lost / (size if size > 0 and per_byte else 1), place, group))
     found.sort()
-    return [number for _, _, number in found]
+    return [group for _, _, group in found]
 
 
-def _seconds_without(rows: GraphRows, there: list[bool], number: int) -> float:
-    """Return what would run again as well if a value were not kept; without end if that cannot be."""
+def _seconds_without(rows: GraphRows, there: list[bool], number: int, met: list[int]) -> float:
+    """Return what would run again as well if a value were not kept; without end if that cannot be.
+
+    Adds what that is to `met`.
+    """
     total = 0.0
     pending = [number]
-    met: list[int] = []
     there[number] = False
     while pending:
         here = pending.pop()
