@@ -62,7 +62,12 @@ for seed in range(12):
         problem = dataclasses.replace(problem, nodes=tuple(nodes))
     search = PartitionSearch(problem)
     search.look_everywhere()
-    found.append([dataclasses.astuple(partition) for partition in search.trade_offs])
+    found.append(
+        [
+            (p.kept, p.seconds, p.held_bytes, p.forward_peak_bytes, p.backward_peak_bytes, p.backward_order)
+            for p in search.trade_offs
+        ]
+    )
 print(json.dumps(found))
 """
 PROGRAMS = {ALLOCATOR: REPLAYS, PARTITIONS: SEARCHES}

@@ -22,6 +22,7 @@ In the order in which a graph passes through them:
 - `split_graphs`: the graphs of forward and backward that torch compiles
 - `kernel_workspaces`: what kernels of torch's own need inside of inductor's code
 - `kernel_memory`: what inductor's code of a graph will need
+- `backward_orders`: how far another order of backward lowers its peak
 - `graph_planner`: one graph planned, divided and certified
 - `step_shares`: how the graphs of a step share its memory
 - `compile_plan`: what was planned, for whoever asks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable
 
 from trainfit.compiling.recompute_problem import Partition
@@ -50,3 +51,11 @@ class ParetoFront:
         """Return the fastest that is no larger."""
         at = bisect.bisect_right(self._sizes, most)
         return self.partitions[at - 1] if at else None
+
+    def widest_gaps(self) -> list[Partition]:
+        """Return pairs between which no partition is known, those with most bytes times seconds first."""
+        pairs = list(itertools.pairwise(self.partitions))
+        pairs.sort(
+            key=lambda pair: (self._size(pair[0]) - self._size(pair[1])) * (pair[0].seconds - pair[1].seconds)
+        )
+        return [partition for pair in pairs for partition in pair]

@@ -59,12 +59,12 @@ class PartitionMemory:
         self._whole = PartitionJudge(self.rows)
         # Views are in the way of what only needs memory and time.
         fewer = None if self.rows.fuses else rows_without_views(problem)
-        self._judge = self._whole if fewer is None else PartitionJudge(fewer)
-        self._rows = self._judge.rows
+        self.judge = self._whole if fewer is None else PartitionJudge(fewer)
+        self._rows = self.judge.rows
 
     def partition(self, chosen: Collection[int]) -> Partition | None:
         """Return what keeping these nodes means; None if something is needed that cannot run again."""
-        found = self._judge.judge(list(chosen))
+        found = self.judge.judge(list(chosen))
         if found is None:
             return None
         return Partition(
@@ -84,7 +84,7 @@ class PartitionMemory:
 
     def again(self, partition: Partition) -> list[int]:
         """Return what runs again, in order, without views."""
-        found = self._judge.needed(list(partition.kept))
+        found = self.judge.needed(list(partition.kept))
         assert found is not None, "it was judged before"
         return found[1][::-1]
 
@@ -109,7 +109,7 @@ class PartitionMemory:
         """
         if self._rows.fuses:
             return self._least_worth_keeping(partition, per_byte)
-        return relieving(self._judge, list(partition.kept), per_byte)
+        return relieving(self.judge, list(partition.kept), per_byte)
 
 
 def rows_of(problem: RecomputeProblem) -> GraphRows:

@@ -39,8 +39,6 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
-_SMALL_STEPS = 2
-"""On the way from the fastest to the smallest: values with the fewest seconds that are let go of."""
 _FILLING, _LARGE_FILLING = 600, 300
 """How many choices are judged around those that no other beats."""
 _LEVELS, _LARGE_LEVELS = 10, 3
@@ -61,8 +59,8 @@ class PartitionSearch:
     def __init__(self, problem: RecomputeProblem, also: Iterable[Collection[int]] = ()) -> None:
         """Begin with choices that others have made (`also`): what is found is never worse than those."""
         self.problem = problem
-        self._memory = PartitionMemory(problem)
-        self._cuts = PartitionCuts(problem, FUSED_SHARE, self._memory.rows)
+        self.memory = PartitionMemory(problem)
+        self._cuts = PartitionCuts(problem, FUSED_SHARE, self.memory.rows)
         self._is_large = len(problem.useful) > _LARGE
         # What one move takes grows with the graph.
         self._moves = max(_LEAST_MOVES, min(_MOST_MOVES, 60 * _LARGE // 2 // max(len(problem.useful), 1)))
@@ -70,7 +68,7 @@ class PartitionSearch:
         size = sum(problem.own_bytes[n] for n in problem.useful)
         usual = max(seconds, 1e-12) / max(size, 1)
         self._prices = [usual * _PRICE_RANGE ** (2 * n / (_PRICES - 1) - 1) for n in range(_PRICES)]
-        self._swaps = PartitionSwaps(self._memory, self._judge, self._moves)
+        self._swaps = PartitionSwaps(self.memory, self._judge, self._moves)
         self._values = CrossingValues(problem)
         self._crossings: dict[tuple[int, ...], frozenset[int]] = {}
         self._judged = 0
@@ -141,7 +139,7 @@ class PartitionSearch:
         known = self.partitions
         if len(known) < 2:
             return
-        self._go_down(known[-1])
+        self._swaps.go_down(known[-1])
         low, high = known[0].peak_bytes, known[-1].peak_bytes
         levels = _LARGE_LEVELS if self._is_large else _LEVELS
         for number in range(levels):
@@ -159,29 +157,12 @@ class PartitionSearch:
             self._mix(places, *ends, limits)
         return able
 
-    def _go_down(self, partition: Partition) -> None:
-        """Let go of one value after the other, from the fastest partition to the smallest."""
-        lower: Partition | None = partition
-        while lower is not None:
-            partition = lower
-            lower = self._swaps.lower(partition)
-            # What is small fits where the next one would not.
-            self._swaps.descend(partition, 0, _SMALL_STEPS, per_byte=False)
-
-    def _widest_gaps(self) -> list[Partition]:
-        """Return pairs between which no partition is known, those with most bytes times seconds first."""
-        pairs = list(itertools.pairwise(self.partitions))
-        pairs.sort(
-            key=lambda pair: (pair[0].peak_bytes - pair[1].peak_bytes) * (pair[0].seconds - pair[1].seconds),
-        )
-        return [p for pair in pairs for p in pair]
-
     def _fill_gaps(self, most: int) -> None:
         """Try what lies around partitions that no other beats, first where limits may lie between two."""
         tried: set[tuple[int, ...]] = set()
         most += self._judged
         while self._judged < most:
-            partition = next((p for p in self._widest_gaps() if p.kept not in tried), None)
+            partition = next((p for p in self._front.widest_gaps() if p.kept not in tried), None)
             if partition is None:
                 return
             tried.add(partition.kept)
@@ -228,7 +209,7 @@ class PartitionSearch:
         key = frozenset(chosen)
         if key not in self._known:
             self._judged += 1
-            found = self._memory.partition(key)
+            found = self.memory.partition(key)
             if found is None:
                 return None
             kept = frozenset(found.kept)
@@ -297,7 +278,7 @@ class PartitionSearch:
             found = None if chosen is None else self._judge(chosen | given)
             return found if found is not None and found.excess(limits) <= 0 else None
 
-        again = self._memory.again(small)
+        again = self.memory.again(small)
         dearest = sorted((n for n in again if nodes[n].seconds), key=lambda n: -nodes[n].seconds)
         worth = []
         for number in dearest[: self._moves]:
@@ -326,20 +307,20 @@ class PartitionSearch:
 
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
-        worth = self._memory.worth_keeping(best)
+        worth = self.memory.worth_keeping(best)
         for _ in range(_ROUNDS if not self._is_large else 2):
             kept, waiting = frozenset(best.kept), tuple(worth)
             count = self._most(len(waiting), lambda n, k=kept, w=waiting: k | {*w[:n]}, limits)  # type: ignore[misc]
             if count:
                 best = min(best, self._judge(kept | {*waiting[:count]}) or best, key=lambda p: p.seconds)
             # The next one is what does not fit: it is passed over.
-            again = set(self._memory.again(best))
+            again = set(self.memory.again(best))
             worth = [n for n in waiting[count + 1 :] if n in again]
             if not worth:
                 break
         moves = 0
-        again = set(self._memory.again(best))
-        for number in self._memory.worth_keeping(best):
+        again = set(self.memory.again(best))
+        for number in self.memory.worth_keeping(best):
             if moves >= self._moves:
                 break
             if number not in again:
@@ -348,7 +329,7 @@ class PartitionSearch:
             found = self._judge({*best.kept, number})
             if found is not None and found.excess(limits) <= 0 and found.seconds < best.seconds:
                 best = found
-                again = set(self._memory.again(best))
+                again = set(self.memory.again(best))
         return self._best(limits) or best
 
 

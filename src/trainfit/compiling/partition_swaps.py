@@ -13,6 +13,9 @@ _TRIES = 4
 _MORE, _FEWER, _DEAREST, _STEPS = 4, 2, 3, 6
 """Around a partition: how many values more, fewer, or in the place of how many others are tried."""
 
+_SMALL_STEPS = 2
+"""On the way from the fastest to the smallest: values with the fewest seconds that are let go of."""
+
 
 class PartitionSwaps:
     """Tries swaps in partitions of one problem; `judge` says what a choice needs and takes."""
@@ -43,6 +46,15 @@ class PartitionSwaps:
             if lower is None:
                 return
             partition = lower
+
+    def go_down(self, partition: Partition) -> None:
+        """Let go of one value after the other, from a fast partition on, as long as that lowers the peak."""
+        lower: Partition | None = partition
+        while lower is not None:
+            partition = lower
+            lower = self.lower(partition)
+            # What is small fits where the next one would not.
+            self.descend(partition, 0, _SMALL_STEPS, per_byte=False)
 
     def try_around(self, partition: Partition) -> None:
         """Try what is like a partition: a value more or fewer, and some in the place of others."""
