@@ -6,7 +6,7 @@ here says which partitions are worth dividing.
 
 from __future__ import annotations
 
-from trainfit.compiling.fast_partitions import GraphRows, Judgement, PartitionJudge
+from trainfit.compiling.fast_partitions import GraphRows, Judgement
 from trainfit.compiling.partition_memory import PartitionMemory
 from trainfit.compiling.recompute_problem import Partition
 from trainfit.ordering.bound import CutBounds
@@ -23,15 +23,14 @@ class BackwardOrders:
 
     def __init__(self, memory: PartitionMemory) -> None:
         """Begin with none."""
-        self._judge: PartitionJudge = memory.judge
+        self._memory = memory
         self._known: dict[tuple[int, ...], int] = {}
 
     def backward_peak(self, partition: Partition) -> int:
         """Return the peak of backward in the best order that few tries find; the same whoever asks."""
         if partition.kept not in self._known:
-            judged = self._judge.judge(list(partition.kept))
-            assert judged is not None, "it was judged before"
-            found = quick_order(ordering_problem(self._judge.rows, judged))[1]
+            judged = self._memory.judged(partition)
+            found = quick_order(ordering_problem(self._memory.judge.rows, judged))[1]
             self._known[partition.kept] = min(partition.backward_peak_bytes, found)
         return self._known[partition.kept]
 

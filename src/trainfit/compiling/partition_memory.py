@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 
 from trainfit.compiling.fast_partitions import (
     GraphRows,
+    Judgement,
     PartitionJudge,
     least_worth_keeping,
     relieving,
@@ -61,14 +62,18 @@ class PartitionMemory:
         fewer = None if self.rows.fuses else rows_without_views(problem)
         self.judge = self._whole if fewer is None else PartitionJudge(fewer)
         self._rows = self.judge.rows
+        self._latest: tuple[tuple[int, ...], Judgement | None] = ((), None)
+        """The last one: what is asked of a partition is mostly asked when it was judged."""
 
     def partition(self, chosen: Collection[int]) -> Partition | None:
         """Return what keeping these nodes means; None if something is needed that cannot run again."""
         found = self.judge.judge(list(chosen))
         if found is None:
             return None
+        kept = tuple(found.kept)
+        self._latest = kept, found
         return Partition(
-            tuple(found.kept),
+            kept,
             found.seconds,
             found.kept_bytes,
             found.held_bytes,
@@ -84,9 +89,7 @@ class PartitionMemory:
 
     def again(self, partition: Partition) -> list[int]:
         """Return what runs again, in order, without views."""
-        found = self.judge.needed(list(partition.kept))
-        assert found is not None, "it was judged before"
-        return found[1][::-1]
+        return self.judged(partition).repeated
 
     def worth_keeping(self, partition: Partition) -> list[int]:
         """Return what runs again and could be kept as well, most seconds per byte first."""
@@ -109,7 +112,16 @@ class PartitionMemory:
         """
         if self._rows.fuses:
             return self._least_worth_keeping(partition, per_byte)
-        return relieving(self.judge, list(partition.kept), per_byte)
+        return relieving(self._rows, self.judged(partition), per_byte)
+
+    def judged(self, partition: Partition) -> Judgement:
+        """Return all that is known of a partition."""
+        kept, found = self._latest
+        if found is None or kept != partition.kept:
+            found = self.judge.judge(list(partition.kept))
+            assert found is not None, "it was judged before"
+            self._latest = partition.kept, found
+        return found
 
 
 def rows_of(problem: RecomputeProblem) -> GraphRows:

@@ -10,7 +10,7 @@ from trainfit.compiling.recompute_problem import GraphLimits, Partition
 
 _TRIES = 4
 """How many values are tried, if to let go of the first does not lower the peak."""
-_MORE, _FEWER, _DEAREST, _STEPS = 4, 2, 3, 6
+_MORE, _FEWER, _DEAREST, _STEPS = 4, 2, 3, 8
 """Around a partition: how many values more, fewer, or in the place of how many others are tried."""
 
 _SMALL_STEPS = 2
@@ -38,14 +38,14 @@ class PartitionSwaps:
         return None
 
     def descend(self, partition: Partition, until: float, steps: int, *, per_byte: bool = True) -> None:
-        """Do that again and again, until the peak is low enough."""
-        for _ in range(steps):
-            if partition.peak_bytes <= until:
+        """Let go of the first, the first two and so on, until the peak is low enough."""
+        kept, lowest = set(partition.kept), partition
+        for group in self._memory.relieving(partition, per_byte=per_byte)[:steps]:
+            if lowest.peak_bytes <= until:
                 return
-            lower = self.lower(partition, per_byte=per_byte)
-            if lower is None:
-                return
-            partition = lower
+            found = self._judge(kept.difference(group))
+            if found is not None and found.peak_bytes <= lowest.peak_bytes:
+                kept, lowest = kept.difference(group), found
 
     def go_down(self, partition: Partition) -> None:
         """Let go of one value after the other, from a fast partition on, as long as that lowers the peak."""

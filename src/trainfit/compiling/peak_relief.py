@@ -5,11 +5,12 @@ Part of the compiled core.
 
 from __future__ import annotations
 
-from trainfit.compiling.partition_judge import PartitionJudge
+from trainfit.compiling.graph_rows import GraphRows
+from trainfit.compiling.partition_judge import Judgement
 from trainfit.compiling.value_worth import least_worth_keeping
 
 
-def relieving(judge: PartitionJudge, chosen: list[int], per_byte: bool) -> list[list[int]]:
+def relieving(rows: GraphRows, judged: Judgement, per_byte: bool) -> list[list[int]]:
     """Return the kept values that would not be there at the peak, fewest seconds (per byte) first.
 
     Each comes with others that can be let go of for nothing then.
@@ -17,10 +18,6 @@ def relieving(judge: PartitionJudge, chosen: list[int], per_byte: bool) -> list[
     At a peak in backward those are the values that nothing has read by then: computed again, they come later.
     At one in forward those that forward itself has read for the last time.
     """
-    rows = judge.rows
-    judged = judge.judge(chosen)
-    if judged is None:
-        return []
     touched = [False] * len(rows.sizes)
     before = rows.count
     if judged.backward_bytes >= judged.forward_bytes:

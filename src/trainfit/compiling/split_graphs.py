@@ -58,7 +58,6 @@ def prepared(module: GraphModule, forward_outputs: int) -> GraphModule:
         if is_opaque_node(node):
             raise CannotPlan(f"it takes {node.name!r}, which is no tensor")
     _move_up(module.graph, forward_outputs)
-    module.recompile()
     return module
 
 
