@@ -39,8 +39,8 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
-_FILLING, _LARGE_FILLING = 400, 300
-"""How many choices are judged around those that no other beats."""
+_FILLING, _LEAST_FILLING = 400, 40
+"""How many choices are judged around those that no other beats, in small graphs and in the largest."""
 _LEVELS, _LARGE_LEVELS = 10, 3
 """Limits that are searched for, whatever is asked, between the smallest peak and that of the fastest."""
 
@@ -144,7 +144,8 @@ class PartitionSearch:
         levels = _LARGE_LEVELS if self._is_large else _LEVELS
         for number in range(levels):
             self._cut(GraphLimits.same(low + (high - low) * number / levels), mixed=_MIXED)
-        self._fill_gaps(_FILLING if not self._is_large else _LARGE_FILLING)
+        useful = len(self.problem.useful)
+        self._fill_gaps(max(_LEAST_FILLING, min(_FILLING, _FILLING * _LARGE // (2 * useful))))
 
     def _cut(self, limits: GraphLimits, mixed: int | None = None) -> list[Divided]:
         """Return the ways to divide forward with the price that just fits and the one below, fastest first.

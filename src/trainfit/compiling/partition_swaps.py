@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from trainfit.compiling.partition_memory import PartitionMemory
 from trainfit.compiling.recompute_problem import GraphLimits, Partition
 
+_MOST_LOWERED = 128
+"""Kept values up to which they are let go of one by one."""
 _TRIES = 4
 """How many values are tried, if to let go of the first does not lower the peak."""
 _MORE, _FEWER, _DEAREST, _STEPS = 4, 2, 3, 8
@@ -48,13 +50,25 @@ class PartitionSwaps:
                 kept, lowest = kept.difference(group), found
 
     def go_down(self, partition: Partition) -> None:
-        """Let go of one value after the other, from a fast partition on, as long as that lowers the peak."""
+        """Let go of one value after the other, from a fast partition on, as long as that lowers the peak.
+
+        In large graphs it is several at once.
+        """
+        together = 1 + len(partition.kept) // _MOST_LOWERED
         lower: Partition | None = partition
         while lower is not None:
             partition = lower
-            lower = self.lower(partition)
             # What is small fits where the next one would not.
-            self.descend(partition, 0, _SMALL_STEPS, per_byte=False)
+            if together == 1:
+                self.descend(partition, 0, _SMALL_STEPS, per_byte=False)
+            lower = self._without_several(partition, together) or self.lower(partition)
+
+    def _without_several(self, partition: Partition, together: int) -> Partition | None:
+        if together == 1:
+            return None
+        groups = self._memory.relieving(partition)[:together]
+        found = self._judge(set(partition.kept).difference(*groups))
+        return found if found is not None and found.peak_bytes < partition.peak_bytes else None
 
     def try_around(self, partition: Partition) -> None:
         """Try what is like a partition: a value more or fewer, and some in the place of others."""
