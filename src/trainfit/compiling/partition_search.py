@@ -39,7 +39,7 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
-_FILLING, _LEAST_FILLING = 400, 40
+_FILLING, _LEAST_FILLING = 300, 40
 """How many choices are judged around those that no other beats, in small graphs and in the largest."""
 _LEVELS, _LARGE_LEVELS = 10, 3
 """Limits that are searched for, whatever is asked, between the smallest peak and that of the fastest."""
