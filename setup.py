@@ -1,4 +1,4 @@
-"""Compiles the allocator's core with mypyc; where that cannot be done, the same source runs as plain Python.
+"""Compiles the cores with mypyc; where that cannot be done, the same source runs as plain Python.
 
 Everything else about the package is in pyproject.toml.
 """
@@ -12,28 +12,29 @@ from typing import Any
 from setuptools import setup
 
 ROOT = Path(__file__).parent
-SOURCES = ROOT / "src" / "trainfit" / "allocator"
+SOURCES = ROOT / "src" / "trainfit"
 
 
 def extensions() -> list[Any]:
-    """Return the compiled core as an extension that may fail to build, or nothing if mypyc is not there."""
+    """Return the compiled cores as extensions that may fail to build, or nothing if mypyc is not there."""
+    found: list[Any] = []
     try:
         from mypyc.build import mypycify
 
-        sys.path.insert(0, str(SOURCES))
-        from core_source import COMPILED_NAME, joined_source
+        sys.path.insert(0, str(SOURCES / "basics"))
+        from compiled_cores import CORES
 
-        folder = ROOT / "build" / "compiled_allocator"
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{COMPILED_NAME}.py"
-        file.write_text(joined_source(SOURCES), encoding="utf-8")
-        found = mypycify([str(file)], opt_level="3", target_dir=str(folder))
+        for core in CORES:
+            folder = ROOT / "build" / f"compiled_{core.folder}"
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / f"{core.compiled_name}.py"
+            file.write_text(core.joined_source(SOURCES / core.folder), encoding="utf-8")
+            for extension in mypycify([str(file)], opt_level="3", target_dir=str(folder)):
+                extension.name = f"trainfit.{core.folder}.{extension.name}"
+                extension.optional = True
+                found.append(extension)
     except (Exception, SystemExit) as reason:  # whatever it is, plain Python does the same, slower
-        print(f"the allocator is not compiled: {type(reason).__name__}: {reason}")
-        return []
-    for extension in found:
-        extension.name = f"trainfit.allocator.{extension.name}"
-        extension.optional = True
+        print(f"not everything is compiled: {type(reason).__name__}: {reason}")
     return found
 
 

@@ -37,9 +37,15 @@ def check_files(wheel: Path) -> None:
     missing = [name for name in tracked if name.removeprefix("src/") not in inside]
     if missing:
         sys.exit(f"{wheel.name} lacks {', '.join(missing)}")
-    compiled = any(re.search(r"allocator/.*\.so$", name) for name in inside)
     print(f"{wheel.name}: {len(inside)} files, {wheel.stat().st_size:,} bytes")
-    print(f"the allocator is {'compiled' if compiled else 'not compiled: it runs as plain Python, slower'}")
+    sys.path.insert(0, str(root / "src" / "trainfit" / "basics"))
+    from compiled_cores import CORES
+
+    for core in CORES:
+        name = re.compile(rf"trainfit/{core.folder}/{core.compiled_name}\..*(so|pyd)$")
+        compiled = any(name.search(file) for file in inside)
+        said = "compiled" if compiled else "not compiled: it runs as plain Python, slower"
+        print(f"the core of {core.folder} is {said}")
 
 
 def import_extra(wheel: Path, extra: str) -> None:

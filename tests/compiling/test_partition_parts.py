@@ -19,11 +19,10 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
 import trainfit
-from trainfit.compiling.backward_needs import needed_again
 from trainfit.compiling.graph_planner import GraphPlanner
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts
-from trainfit.compiling.partition_memory import PartitionMemory, partition_of
+from trainfit.compiling.partition_memory import PartitionMemory, needed_again, partition_of
 from trainfit.compiling.recompute_problem import Fusing, GraphLimits, RecomputeProblem, Role
 from trainfit.devices.device_table import find_device
 

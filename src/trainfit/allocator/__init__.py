@@ -9,8 +9,7 @@ expandable_memory    pages of expandable segments
 releasing            what is given back to the device, and when
 caching_core         allocate and free
 replay_loop          the loop over a sequence's events
-core_source          those from `stand_in_device` to here as one source, for mypyc
-fast_core            the same, compiled where that was possible
+fast_core            those from `stand_in_device` to here, compiled where that was possible
 caching_allocator    the allocator with names, its statistics, running out of memory
 event_sequence       sequences as data and as text
 sequence_replay      what becomes of a sequence

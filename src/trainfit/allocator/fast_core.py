@@ -5,11 +5,6 @@ Both are the same source. `TRAINFIT_ALLOCATOR_CORE=python` chooses plain Python;
 
 from __future__ import annotations
 
-import importlib
-import os
-from pathlib import Path
-from typing import Any
-
 from trainfit.allocator.allocator_state import AllocatorState
 from trainfit.allocator.block_pools import MemoryBlock
 from trainfit.allocator.caching_core import (
@@ -20,9 +15,9 @@ from trainfit.allocator.caching_core import (
     rounded_size,
     segment_size,
 )
-from trainfit.allocator.core_source import COMPILED_NAME, source_digest
 from trainfit.allocator.replay_loop import run_events
 from trainfit.allocator.stand_in_device import StandInDevice
+from trainfit.basics.compiled_cores import ALLOCATOR
 
 __all__ = [
     "COMPILED",
@@ -39,18 +34,7 @@ __all__ = [
 ]
 
 
-def _compiled_core() -> Any:
-    """Return the compiled module if there is one and it was made of these files; None otherwise."""
-    if os.environ.get("TRAINFIT_ALLOCATOR_CORE") == "python":
-        return None
-    try:
-        module = importlib.import_module(f"trainfit.allocator.{COMPILED_NAME}")
-    except ImportError:
-        return None
-    return module if source_digest(Path(__file__).parent) == module.SOURCE_DIGEST else None
-
-
-_module = _compiled_core()
+_module = ALLOCATOR.load()
 COMPILED = _module is not None
 if COMPILED:
     for _name in __all__[1:]:

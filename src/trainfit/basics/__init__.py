@@ -9,5 +9,6 @@ doing            what is being done at the moment, told to whoever listens
 other_python     a Python of its own that works for this one
 decoding         JSON into dataclasses; says which value is not what it should be
 sealed_files     JSON files with a schema number and a hash, written whole or not at all
+compiled_cores   which files mypyc compiles, and whether what it made is of the files here
 maximum_flow     the largest flow through a network and its minimum cut, for orders and plans
 """

@@ -204,7 +204,7 @@ class _PlannedGraph:
             static_inputs=self._static,
         )
         if self._backend == "aot_eager":
-            backward = with_better_order(backward, problem_workspaces(self._problem, self._nodes))
+            backward, _ = with_better_order(backward, problem_workspaces(self._problem, self._nodes))
         return forward, backward
 
 

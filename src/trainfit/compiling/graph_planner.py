@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch.fx import GraphModule, Node
 
+from trainfit.compiling.backward_orders import BackwardOrders
 from trainfit.compiling.joint_problem import CannotPlan, read_joint_graph
 from trainfit.compiling.kernel_memory import KernelPeaks, kernel_peaks
 from trainfit.compiling.node_costs import NodeCosts
@@ -26,12 +27,8 @@ Backend = Literal["inductor", "aot_eager"]
 
 CANDIDATES: dict[str, int] = {"aot_eager": 1024, "inductor": 24}
 """Among how many partitions of a graph is chosen; counting inductor's kernels takes seconds."""
-_TORCH_FRACTIONS = (0.95, 0.85, 0.8, 0.75, 0.7, 0.65, 0.55, 0.4, 0.25)
-"""Of torch's `activation_memory_budget`: its choices for them are begun with."""
-_QUICK = 400
-"""Useful nodes up to which torch's partitioner takes a fraction of a second."""
-_SURE: dict[Backend, tuple[float, float]] = {"aot_eager": (0.05, 0.3), "inductor": (0.3, 0.7)}
-"""How far below and above a limit the model's peak may be, as a share of it, so that counting can tell."""
+_SURE = (0.3, 0.7)
+"""How far below and above a limit inductor's kernels may be from the model's peak, as a share of it."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +87,17 @@ class GraphPlanner:
         self.torch_failure = ""
         """Why torch's own choice is not among those that are looked at, if it is not."""
         self.search = PartitionSearch(self.problem, self._torch_choices())
+        self._orders = BackwardOrders(self.search.memory)
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
 
     def _torch_choices(self) -> list[set[int]]:
-        """Return what torch would keep without a budget and, where that is quick, for some of its own."""
-        found: list[set[int]] = []
-        for fraction in (1.0, *_TORCH_FRACTIONS) if len(self.problem.useful) <= _QUICK else (1.0,):
-            try:
-                found.append(self.torch_choice(fraction))
-            except NoChoice as why:
-                if not found:  # not even without a budget
-                    failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
-                    self.torch_failure = failure
-                break
-        return found
+        """Return what torch would keep without a budget, if its partitioner does not fail."""
+        try:
+            return [self.torch_choice()]
+        except NoChoice as why:
+            self.torch_failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
+            return []
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -169,8 +162,8 @@ class GraphPlanner:
             return DividedGraph(forward, backward, partition, *most)
         if self._backend == "aot_eager":
             inside = self._workspaces
-            backward = with_better_order(backward, inside)
-            peaks = KernelPeaks(graph_peak(forward, (), inside), graph_peak(backward, kept, inside), 0)
+            backward, peak = with_better_order(backward, inside)
+            peaks = KernelPeaks(graph_peak(forward, (), inside), peak, 0)
         else:
             peaks = kernel_peaks(forward, backward, kept, self._workspaces, self._forward_outputs)
         most = peaks.forward_bytes, peaks.backward_bytes + self._beside(partition)
@@ -200,14 +193,27 @@ class GraphPlanner:
         return None
 
     def _fits(self, partition: Partition, limits: GraphLimits) -> bool:
-        """Whether a partition keeps the limits: counted, unless the model is far from them."""
-        below, above = _SURE[self._backend]
+        """Whether a partition keeps the limits: kernels are counted, unless the model is far from them."""
+        if self._backend == "aot_eager":
+            return self._fits_in_order(partition, limits)
+        below, above = _SURE
         least = min(limits.forward_bytes, limits.held_bytes, limits.backward_bytes)
         if partition.held_bytes > limits.held_bytes or partition.excess(limits) > above * least:
             return False
         if partition.excess(limits) < -below * least:
             return True
         return self.divide(partition).excess(limits) <= 0
+
+    def _fits_in_order(self, partition: Partition, limits: GraphLimits) -> bool:
+        """Whether a partition keeps the limits, in the graph's own order or with another one of backward."""
+        if partition.excess(limits) <= 0:
+            return True
+        if (
+            self._changes_size
+            or limits.exceeded_by(partition.forward_peak_bytes, partition.held_bytes, 0) > 0
+        ):
+            return False
+        return self._orders.backward_peak(partition) <= limits.backward_bytes
 
     def smallest(self) -> DividedGraph:
         """Return the division with the smallest peak that the search knows."""

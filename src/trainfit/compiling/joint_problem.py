@@ -22,10 +22,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from trainfit.capturing.schemas import describe
-from trainfit.compiling.node_costs import NodeCosts, hint, tensors_in
+from trainfit.compiling.node_costs import NodeCosts, hint, signature_of_node, tensors_in
 from trainfit.compiling.recompute_problem import Fusing, ProblemNode, RecomputeProblem, Role
 from trainfit.operators.families import ATTENTION
 from trainfit.operators.names import OperatorSet
+from trainfit.traces.trace import Signature
 
 _REDUCTIONS = OperatorSet.of(
     "sum mean var var_mean std std_mean prod amax amin max min argmax argmin any all logsumexp"
@@ -94,8 +95,9 @@ class _JointReader:
         what it is a view of: the view itself costs nothing."""
 
     def read(self) -> tuple[RecomputeProblem, tuple[Node, ...]]:
-        workspaces = self._costs.workspaces(self._nodes, fuses=self._fuses)
-        nodes = tuple(self._read(node, workspaces.get(node, 0)) for node in self._nodes)
+        calls = {node: signature_of_node(node) for node in self._nodes}
+        workspaces = self._costs.workspaces_of(calls, fuses=self._fuses)
+        nodes = tuple(self._read(node, calls[node], workspaces.get(node, 0)) for node in self._nodes)
         forward = self._numbers(self._outputs[: self._count])
         backward = self._numbers(self._outputs[self._count :])
         return RecomputeProblem(nodes, tuple(self._sizes), forward, backward), tuple(self._nodes)
@@ -103,7 +105,7 @@ class _JointReader:
     def _numbers(self, outputs: Sequence[Any]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self._number[node] for node in outputs if isinstance(node, Node)))
 
-    def _read(self, node: Node, workspace: int) -> ProblemNode:
+    def _read(self, node: Node, call: Signature | None, workspace: int) -> ProblemNode:
         role = self._role(node)
         self._roles.append(role)
         reads = tuple(self._number[source] for source in node.all_input_nodes)
@@ -122,7 +124,7 @@ class _JointReader:
             reads=reads,
             storages=storages,
             makes=made if role in (Role.FORWARD, Role.BACKWARD) else (),
-            seconds=0.0 if is_view or role is not Role.FORWARD else self._costs.seconds(node),
+            seconds=0.0 if is_view or role is not Role.FORWARD else self._costs.seconds(call),
             workspace_bytes=workspace,
             repeatable=fresh and _is_repeatable(node) and node not in self._saved,
             keepable=_is_keepable(node, is_view)

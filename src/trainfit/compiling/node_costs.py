@@ -6,7 +6,7 @@ symbols count with the values that the graph was traced with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,9 +59,8 @@ class NodeCosts:
         self._roofline = Roofline(device, constants_of(device))
         self._seconds: dict[Signature, float] = {}
 
-    def seconds(self, node: Node) -> float:
+    def seconds(self, signature: Signature | None) -> float:
         """Return what one call takes; nothing for what is no operator of torch's."""
-        signature = signature_of_node(node)
         if signature is None:
             return 0.0
         if signature not in self._seconds:
@@ -75,8 +74,18 @@ class NodeCosts:
         """
         if self.device.kind != "cpu":
             return {}
-        found = [(node, signature_of_node(node)) for node in nodes if not fuses or _name(node) in _MEASURED]
-        known = [(node, signature) for node, signature in found if signature and not signature.view]
+        called = [node for node in nodes if not fuses or _name(node) in _MEASURED]
+        return self.workspaces_of({node: signature_of_node(node) for node in called}, fuses=fuses)
+
+    def workspaces_of(self, calls: Mapping[Node, Signature | None], *, fuses: bool) -> dict[Node, int]:
+        """Return the same of nodes whose calls are known as data."""
+        if self.device.kind != "cpu":
+            return {}
+        known = [
+            (node, signature)
+            for node, signature in calls.items()
+            if signature and not signature.view and (not fuses or _name(node) in _MEASURED)
+        ]
         with _disable_current_modes(), torch._C._DisableTorchDispatch():
             measured = measure_operators([signature for _, signature in known], QUICK)
         return {

@@ -14,14 +14,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Iterable, Sequence
 
-from trainfit.basics.maximum_flow import UNLIMITED, FlowNetwork
+from trainfit.compiling.fast_partitions import GraphRows, PriceCuts
+from trainfit.compiling.partition_memory import rows_of
 from trainfit.compiling.recompute_problem import Fusing, RecomputeProblem
-
-_ROUNDING = 1e-16
-"""Seconds: less than this is rounding."""
-_LEAST_SECONDS = 1e-13
-"""Of running anything again: of equally cheap choices the one that runs less."""
-
 
 _SHARES = (0.1, 0.35, 0.7, 1.0)
 """Of the places where the bytes that cross are fewest near them, those with the fewest."""
@@ -38,24 +33,15 @@ class PartitionCuts:
     same (repeated blocks) are solved once, and a higher price goes on from the flow of a lower one.
     """
 
-    def __init__(self, problem: RecomputeProblem, fused_share: float) -> None:
+    def __init__(self, problem: RecomputeProblem, fused_share: float, rows: GraphRows | None = None) -> None:
         """Prepare the network; pointwise nodes cost `fused_share` of their seconds."""
-        self._problem = problem
-        nodes = problem.nodes
-        self._seconds = [
-            node.seconds * (fused_share if node.fusing is Fusing.POINTWISE else 1.0) for node in nodes
+        seconds = [
+            float(node.seconds * (fused_share if node.fusing is Fusing.POINTWISE else 1.0))
+            for node in problem.nodes
         ]
-        useful = set(problem.useful)
-        self._stands_for = _what_views_stand_for(problem, useful)
-        self._useful = [n for n in problem.useful if self._stands_for[n] == n]
-        self._reads = {
-            n: tuple(dict.fromkeys(self._stands_for[r] for r in nodes[n].reads if self._stands_for[r] >= 0))
-            for n in self._useful
-            if nodes[n].repeatable
-        }
-        self._wanted = {self._stands_for[n] for n in problem.wanted}
-        self._networks: dict[tuple[object, ...], _PricedNetwork] = {}
-        self._parts: dict[frozenset[int], list[tuple[_PricedNetwork, list[int]]]] = {}
+        stands_for = _what_views_stand_for(problem, set(problem.useful))
+        rows = rows_of(problem) if rows is None else rows
+        self._cuts = PriceCuts(rows, seconds, stands_for, list(problem.wanted))
 
     def cheapest(
         self,
@@ -67,56 +53,8 @@ class PartitionCuts:
 
         What is in `once` must not run again.
         """
-        if given not in self._parts:
-            self._parts[given] = self._divided(given)
-        found: list[int] = []
-        for network, numbers in self._parts[given]:
-            # Most parts have none of them, and are known.
-            forbidden = () if once.isdisjoint(numbers) else [n for n, m in enumerate(numbers) if m in once]
-            kept = network.cheapest(seconds_per_byte, tuple(forbidden))
-            if kept is None:
-                return None
-            found += [numbers[place] for place in kept]
-        return frozenset(found)
-
-    def _divided(self, given: frozenset[int]) -> list[tuple[_PricedNetwork, list[int]]]:
-        """Return the networks of the parts into which what is given divides the problem, with their nodes."""
-        parent = {n: n for n in self._useful if n not in given}
-
-        def root(number: int) -> int:
-            while parent[number] != number:
-                parent[number] = parent[parent[number]]
-                number = parent[number]
-            return number
-
-        for number in parent:
-            for read in self._reads.get(number, ()):
-                if read in parent:
-                    parent[root(number)] = root(read)
-        parts: dict[int, list[int]] = {}
-        for number in parent:
-            parts.setdefault(root(number), []).append(number)
-        return [
-            (self._network(numbers), numbers)
-            for numbers in parts.values()
-            if not self._wanted.isdisjoint(numbers)
-        ]
-
-    def _network(self, numbers: list[int]) -> _PricedNetwork:
-        nodes, sizes = self._problem.nodes, self._problem.own_bytes
-        place = {number: at for at, number in enumerate(numbers)}
-        key = tuple(
-            (
-                self._seconds[n] if nodes[n].repeatable else UNLIMITED,
-                sizes[n] if nodes[n].keepable else -1,
-                n in self._wanted,
-                tuple(place[read] for read in self._reads.get(n, ()) if read in place),
-            )
-            for n in numbers
-        )
-        if key not in self._networks:
-            self._networks[key] = _PricedNetwork(key)
-        return self._networks[key]
+        found = self._cuts.cheapest(float(seconds_per_byte), given, once)
+        return None if found is None else frozenset(found)
 
 
 def _what_views_stand_for(problem: RecomputeProblem, useful: Collection[int]) -> list[int]:
@@ -133,61 +71,6 @@ def _what_views_stand_for(problem: RecomputeProblem, useful: Collection[int]) ->
         looked_through = node.repeatable and not node.keepable and not node.seconds and len(read) <= 1
         found.append(next(iter(read), -1) if looked_through else number)
     return found
-
-
-class _PricedNetwork:
-    """One part of the problem: for each node its seconds, bytes, whether it is wanted, and what it reads."""
-
-    def __init__(self, nodes: Sequence[tuple[float, int, bool, tuple[int, ...]]]) -> None:
-        self._count = count = len(nodes)
-        network = FlowNetwork(2 * count + 2, _ROUNDING)
-        self._priced: list[tuple[int, int]] = []
-        self._running: list[int] = []
-        """For each node the edge that costs its seconds."""
-        for again, (seconds, size, wanted, reads) in enumerate(nodes):
-            needed = count + again
-            self._running.append(len(network.heads))
-            network.connect(again, 2 * count + 1, seconds + _LEAST_SECONDS)
-            if wanted:
-                network.connect(2 * count, needed, UNLIMITED)
-            if size >= 0:
-                self._priced.append((len(network.heads), size))
-            network.connect(needed, again, 0.0 if size >= 0 else UNLIMITED)
-            for read in reads:
-                network.connect(again, count + read, UNLIMITED)
-        self._filled: list[tuple[float, FlowNetwork]] = [(0.0, network)]
-        self._known: dict[tuple[float, tuple[int, ...]], tuple[int, ...] | None] = {}
-
-    def cheapest(self, seconds_per_byte: float, once: tuple[int, ...] = ()) -> tuple[int, ...] | None:
-        """Return the places of the nodes to keep; None if something that is wanted cannot be had.
-
-        The nodes at the places `once` must not run again.
-        """
-        asked = seconds_per_byte, once
-        if asked not in self._known:
-            network = self._at(seconds_per_byte)
-            if once and network.sent < UNLIMITED:
-                network = network.with_more((self._running[place], UNLIMITED) for place in once)
-                network.fill(2 * self._count, 2 * self._count + 1)
-            kept: tuple[int, ...] | None = None
-            if network.sent < UNLIMITED:
-                reached = network.reached_from(2 * self._count)
-                kept = tuple(n for n in range(self._count) if reached[self._count + n] and not reached[n])
-            self._known[asked] = kept
-        return self._known[asked]
-
-    def _at(self, seconds_per_byte: float) -> FlowNetwork:
-        """Return the network filled at a price, from the one at the next lower price that is known."""
-        at = bisect.bisect_right(self._filled, seconds_per_byte, key=lambda filled: filled[0])
-        price, network = self._filled[at - 1]
-        if price == seconds_per_byte:
-            return network
-        more = seconds_per_byte - price
-        network = network.with_more((edge, size * more) for edge, size in self._priced)
-        network.fill(2 * self._count, 2 * self._count + 1)
-        if network.sent < UNLIMITED:
-            self._filled.insert(at, (seconds_per_byte, network))
-        return network
 
 
 class CrossingValues:

@@ -9,24 +9,31 @@ computed from. Near means that no kernel of its own (`Fusing.NOTHING`) runs betw
 reader, and that it reads few tensors itself: else the compiler writes it to memory. Its result lies where
 another value of its size was that it is the last to read.
 
-A search asks for hundreds of choices of one problem, so that what is the same for all of them is found once.
+A search asks for thousands of choices of one problem: `partition_judge.py` answers, and may be compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
+import itertools
+from collections.abc import Collection, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trainfit.compiling.backward_needs import NEVER, BackwardNeeds, Numbers
+from trainfit.compiling.fast_partitions import (
+    GraphRows,
+    Judgement,
+    PartitionJudge,
+    least_worth_keeping,
+    relieving,
+    worth_keeping,
+)
+from trainfit.compiling.graph_rows import NOTHING, POINTWISE, REDUCTION, VIEW
 from trainfit.compiling.recompute_problem import Fusing, Partition, RecomputeProblem, Role
 
-_MOST_FUSED_READS = 4
-"""A pointwise result that several kernels read and that reads more tensors is written to memory."""
-FUSED_SHARE = 0.05
-"""Of the seconds of a pointwise node, where it is computed inside of other kernels."""
+_KINDS = {
+    Fusing.NOTHING: NOTHING,
+    Fusing.VIEW: VIEW,
+    Fusing.POINTWISE: POINTWISE,
+    Fusing.REDUCTION: REDUCTION,
+}
 
 
 def partition_of(problem: RecomputeProblem, chosen: Collection[int]) -> Partition | None:
@@ -37,250 +44,146 @@ def partition_of(problem: RecomputeProblem, chosen: Collection[int]) -> Partitio
     return PartitionMemory(problem).partition(chosen)
 
 
+def needed_again(problem: RecomputeProblem, chosen: Collection[int]) -> tuple[set[int], set[int]] | None:
+    """Return which of the chosen nodes backward reads, and which others it has to run again."""
+    found = PartitionJudge(rows_of(problem)).needed(list(chosen))
+    return None if found is None else (set(found[0]), set(found[1]))
+
+
 class PartitionMemory:
     """Answers for one problem what choices need."""
 
     def __init__(self, problem: RecomputeProblem) -> None:
         """Take what does not depend on the choice."""
         self.problem = problem
-        self._layout = _Layout(problem)
-        nodes = problem.nodes
-        tangents = {s for node in nodes if node.role is Role.TANGENT for s in node.storages}
-        returned = {storage for n in problem.backward_outputs for storage in nodes[n].storages}
-        self._outputs = _mask(len(problem.sizes), problem.output_storages)
-        self._given_to_backward = _mask(len(problem.sizes), tangents) | self._outputs
-        self._staying_in_backward = _mask(len(problem.sizes), returned | tangents) | self._outputs
-        self._ours = ~_mask(len(problem.sizes), problem.input_storages)
-        self._seconds = [node.seconds for node in nodes]
-        self._reach = BackwardNeeds(problem)
-        self._forward_base = self._forward_nodes(problem.forward_outputs, frozenset())
-        self._forward_order = sorted(self._forward_base)
+        self.rows = rows_of(problem)
+        self._whole = PartitionJudge(self.rows)
+        # Views are in the way of what only needs memory and time.
+        fewer = None if self.rows.fuses else rows_without_views(problem)
+        self.judge = self._whole if fewer is None else PartitionJudge(fewer)
+        self._rows = self.judge.rows
+        self._latest: tuple[tuple[int, ...], Judgement | None] = ((), None)
+        """The last one: what is asked of a partition is mostly asked when it was judged."""
 
     def partition(self, chosen: Collection[int]) -> Partition | None:
         """Return what keeping these nodes means; None if something is needed that cannot run again."""
-        problem, layout = self.problem, self._layout
-        found = self._reach.needed(chosen)
+        found = self.judge.judge(list(chosen))
         if found is None:
             return None
-        kept, repeated, places = found
-        kept.reverse()
-        count = len(problem.sizes)
-        keeping = _mask(count, (s for n in kept for s in problem.nodes[n].storages)) & self._ours
-        held = keeping | self._outputs
-        more = self._forward_nodes(kept, self._forward_base)
-        running = sorted(self._forward_base | more) if more else self._forward_order
-        if layout.fuses:
-            running = self._kept_last(running, set(kept))
-        forward = _GraphRun(layout, running, (*problem.forward_outputs, *kept))
-        order = self._reach.order(repeated, places)
-        repeated.reverse()
-        backward = _GraphRun(layout, order, problem.backward_outputs)
-        seconds, fused = self._seconds, backward.fused
+        kept = tuple(found.kept)
+        self._latest = kept, found
         return Partition(
-            tuple(kept),
-            tuple(repeated),
-            tuple(order.tolist()),
-            sum([seconds[n] * (FUSED_SHARE if n in fused else 1.0) for n in repeated]),
-            int(layout.sizes[keeping].sum()),
-            int(layout.sizes[held].sum()),
-            forward.peak(np.zeros(count, dtype=bool), held),
-            # The caller has what forward returned while backward runs.
-            backward.peak(keeping | self._given_to_backward, self._staying_in_backward),
+            kept,
+            found.seconds,
+            found.kept_bytes,
+            found.held_bytes,
+            found.forward_bytes,
+            found.backward_bytes,
+            self._what_runs,
         )
 
-    def _kept_last(self, running: Sequence[int], kept: Collection[int]) -> list[int]:
-        """Return forward with fused results that are only kept behind the others, up to the next own kernel.
+    def _what_runs(self, kept: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        found = self._whole.judge(list(kept))
+        assert found is not None, "it was judged before"
+        return tuple(found.repeated), tuple(found.order)
 
-        A compiler writes them when nothing else reads what they are computed from.
+    def again(self, partition: Partition) -> list[int]:
+        """Return what runs again, in order, without views."""
+        return self.judged(partition).repeated
+
+    def worth_keeping(self, partition: Partition) -> list[int]:
+        """Return what runs again and could be kept as well, most seconds per byte first."""
+        return worth_keeping(self._rows, self.again(partition))
+
+    def least_worth_keeping(self, partition: Partition) -> list[int]:
+        """Return what is kept, fewest seconds per byte first."""
+        return [group[0] for group in self._least_worth_keeping(partition, True)]
+
+    def _least_worth_keeping(self, partition: Partition, per_byte: bool) -> list[list[int]]:
+        kept = list(partition.kept)
+        return least_worth_keeping(self._rows, kept, kept, self.again(partition), per_byte)
+
+    def relieving(self, partition: Partition, *, per_byte: bool = True) -> list[list[int]]:
+        """Return what is kept and would not be there at the peak if let go of, fewest seconds first.
+
+        Each comes with what can be let go of for nothing then.
+
+        Where nodes are fused, all that is kept: there it is not known where the peak is.
         """
-        users, kinds = self.problem.users, self._layout.kinds
-        there = set(running)
-        found: list[int] = []
-        waiting: list[int] = []
-        for number in running:
-            if kinds[number] is Fusing.NOTHING:
-                found += waiting
-                waiting = []
-            alone = number in kept and kinds[number] is Fusing.POINTWISE
-            if alone and there.isdisjoint(users[number]):
-                waiting.append(number)
-            else:
-                found.append(number)
-        return found + waiting
+        if self._rows.fuses:
+            return self._least_worth_keeping(partition, per_byte)
+        return relieving(self._rows, self.judged(partition), per_byte)
 
-    def _forward_nodes(self, results: Iterable[int], known: Collection[int]) -> set[int]:
-        """Return what forward runs for these results, without what is known to run."""
-        nodes = self.problem.nodes
-        found: set[int] = set()
-        pending = list(results)
-        while pending:
-            number = pending.pop()
-            if number not in found and number not in known and nodes[number].role is Role.FORWARD:
-                found.add(number)
-                pending += nodes[number].reads
+    def judged(self, partition: Partition) -> Judgement:
+        """Return all that is known of a partition."""
+        kept, found = self._latest
+        if found is None or kept != partition.kept:
+            found = self.judge.judge(list(partition.kept))
+            assert found is not None, "it was judged before"
+            self._latest = partition.kept, found
         return found
 
 
-def _mask(count: int, members: Iterable[int]) -> NDArray[np.bool_]:
-    found = np.zeros(count, dtype=bool)
-    found[list(members)] = True
-    return found
+def rows_of(problem: RecomputeProblem) -> GraphRows:
+    """Return a problem as lists of numbers."""
+    return _rows(problem, frozenset())
 
 
-class _Layout:
-    """A problem as arrays: which storages each node touches and makes."""
+def rows_without_views(problem: RecomputeProblem) -> GraphRows:
+    """Return the same with the readers of views reading what those are views of: same memory, same time.
 
-    def __init__(self, problem: RecomputeProblem) -> None:
-        nodes = problem.nodes
-        self.problem = problem
-        self.count = len(nodes)
-        self.sizes = np.array(problem.sizes, dtype=np.int64)
-        self.workspaces = np.array([node.workspace_bytes for node in nodes], dtype=np.int64)
-        touched: list[tuple[int, int]] = []
-        made: list[tuple[int, int]] = []
-        for number, node in enumerate(nodes):
-            storages = {*node.storages, *node.makes}
-            if not node.picks:
-                storages.update(s for read in node.reads for s in nodes[read].storages)
-            touched += [(s, number) for s in storages]
-            made += [(s, number) for s in node.makes]
-        touched.sort()
-        pairs = np.array(touched, dtype=np.int64).reshape(-1, 2)
-        self.touching = pairs[:, 1]
-        self.touched, self.starts = np.unique(pairs[:, 0], return_index=True)
-        makes = np.array(made, dtype=np.int64).reshape(-1, 2)
-        self.made, self.makers = makes[:, 0], makes[:, 1]
-        self.ours = ~_mask(len(problem.sizes), problem.input_storages)
-
-    @cached_property
-    def kinds(self) -> list[Fusing]:
-        """What a compiler makes of each node."""
-        return [node.fusing for node in self.problem.nodes]
-
-    @cached_property
-    def own_kernel(self) -> NDArray[np.bool_]:
-        """Whether a node is a kernel of its own."""
-        return np.array([kind is Fusing.NOTHING for kind in self.kinds], dtype=bool)
-
-    @cached_property
-    def fuses(self) -> bool:
-        """Whether any node may be computed inside of others."""
-        return any(kind is Fusing.POINTWISE for kind in self.kinds)
-
-    @cached_property
-    def fusible(self) -> NDArray[np.bool_]:
-        """Whether a node may be computed, or is looked through, inside of the kernels that read it.
-
-        What a kernel of its own reads is memory in any case; if not here, because that one does not run, it
-        is left as memory all the same where it is kept or computed again.
-        """
-        return np.array([kind in (Fusing.POINTWISE, Fusing.VIEW) for kind in self.kinds], dtype=bool)
-
-    @cached_property
-    def many_reads(self) -> list[bool]:
-        """Whether a node reads so many tensors that it is not computed in several kernels."""
-        return [len(set(node.reads)) > _MOST_FUSED_READS for node in self.problem.nodes]
+    Views of forward values that backward itself has stay where they are: what they need is needed there.
+    """
+    nodes = problem.nodes
+    results = {*problem.forward_outputs, *problem.backward_outputs}
+    views = set()
+    for number, node in enumerate(nodes):
+        if node.fusing is not Fusing.VIEW or node.makes or node.workspace_bytes or number in results:
+            continue
+        if node.role is Role.FORWARD:
+            left_out = node.repeatable and not node.keepable and not node.seconds
+        else:
+            left_out = node.role is Role.BACKWARD and all(
+                nodes[read].role in (Role.BACKWARD, Role.TANGENT) for read in node.reads
+            )
+        read = {s for read in node.reads for s in nodes[read].storages}
+        if left_out and node.reads and (node.picks or read <= set(node.storages)):
+            views.add(number)
+    return _rows(problem, views)
 
 
-class _GraphRun:
-    """Nodes that run in an order, as one graph: which of them are fused into others, and the memory."""
-
-    def __init__(self, layout: _Layout, order: Sequence[int] | Numbers, results: Iterable[int]) -> None:
-        self._layout = layout
-        self._order = np.array(order, dtype=np.int64)
-        self._place = np.full(layout.count, -1, dtype=np.int64)
-        self._place[self._order] = np.arange(len(order))
-        self.fused: set[int] = set()
-        self._last: dict[int, int] = {}
-        """For each node that is read inside of kernels, and each view of one, the last of their places."""
-        if layout.fuses:
-            self._fuse(set(results))
-
-    def peak(self, alive: NDArray[np.bool_], staying: NDArray[np.bool_]) -> int:
-        """Return the most bytes alive: `alive` are storages that are there before, `staying` never go."""
-        layout = self._layout
-        sizes, steps = layout.sizes, len(self._order)
-        begin = int(sizes[alive].sum())
-        if not steps:
-            return begin
-        # What a fused node reads is read where it is computed.
-        ends = self._place.copy()
-        if self._last:
-            ends[list(self._last)] = list(self._last.values())
-        last = np.full(len(sizes), -1, dtype=np.int64)
-        last[layout.touched] = np.maximum.reduceat(ends[layout.touching], layout.starts)
-        born = self._place[layout.makers]
-        if self.fused:
-            written = np.ones(layout.count, dtype=bool)
-            written[list(self.fused)] = False
-            born = np.where(written[layout.makers], born, -1)
-        here = born >= 0
-        made, born = layout.made[here], born[here]
-        change = np.zeros(steps + 1, dtype=np.int64)
-        inside = layout.workspaces[self._order]
-        again = alive[made]
-        # A node with several results makes all of them anew, even those that are there.
-        np.add.at(inside, born[again], sizes[made[again]])
-        np.add.at(change, born[~again], sizes[made[~again]])
-        ending = alive.copy()
-        ending[made] = True
-        ending &= ~staying & layout.ours & (last >= 0)
-        np.add.at(change, last[ending] + 1, -sizes[ending])
-        if self.fused:
-            inside -= self._written_over(made[~again], born[~again], np.flatnonzero(ending), last)
-        memory = begin + np.cumsum(change[:-1])
-        return max(begin, int((memory + inside).max()))
-
-    def _written_over(self, made: Numbers, born: Numbers, ending: Numbers, last: Numbers) -> Numbers:
-        """Return for each step the bytes that are written over.
-
-        A fused kernel puts its result where another value of the same size was that it is the last to read.
-        """
-        layout = self._layout
-        own = layout.own_kernel[self._order[born]]
-        most = int(layout.sizes.max()) + 1
-        # One number for a step and a size, so that equal ones meet.
-        results, counts = np.unique(born[~own] * most + layout.sizes[made[~own]], return_counts=True)
-        ends, others = np.unique(last[ending] * most + layout.sizes[ending], return_counts=True)
-        _, mine, theirs = np.intersect1d(results, ends, assume_unique=True, return_indices=True)
-        found = np.zeros(len(self._order), dtype=np.int64)
-        meeting = results[mine]
-        np.add.at(found, meeting // most, np.minimum(counts[mine], others[theirs]) * (meeting % most))
-        return found
-
-    def _fuse(self, results: set[int]) -> None:
-        """Find the pointwise nodes that are computed inside of the kernels that read them."""
-        layout = self._layout
-        users, kinds, many = layout.problem.users, layout.kinds, layout.many_reads
-        kernels = np.concatenate(([0], np.cumsum(layout.own_kernel[self._order]))).tolist()
-        place = self._place.tolist()
-        fused, last = self.fused, self._last
-        # For each node that may be read inside of kernels: the first place of such kernels.
-        first: dict[int, int] = {}
-        nothing, view, pointwise = Fusing.NOTHING, Fusing.VIEW, Fusing.POINTWISE
-        for number in reversed(self._order[layout.fusible[self._order]].tolist()):
-            if number in results:
-                continue
-            begin, end = NEVER, -1
-            for user in users[number]:
-                at = place[user]
-                if at < 0:
-                    continue
-                kind = kinds[user]
-                if kind is nothing:
-                    end = -1
-                    break
-                if user in fused or kind is view:
-                    if user not in first:
-                        end = -1
-                        break
-                    begin, end = min(begin, first[user]), max(end, last[user])
-                else:
-                    begin, end = min(begin, at), max(end, at)
-            if end < 0 or kernels[begin] != kernels[end]:
-                continue
-            if kinds[number] is pointwise:
-                if begin != end and many[number]:
-                    continue
-                fused.add(number)
-            first[number], last[number] = begin, end
+def _rows(problem: RecomputeProblem, views: Collection[int]) -> GraphRows:
+    nodes = problem.nodes
+    reads: list[list[int]] = []
+    touches: list[list[int]] = []
+    for number, node in enumerate(nodes):
+        behind = (reads[read] if read in views else (read,) for read in node.reads)
+        reads.append(list(dict.fromkeys(itertools.chain.from_iterable(behind))))
+        storages = dict.fromkeys((*node.storages, *node.makes))
+        if not node.picks:
+            for read in node.reads:
+                storages.update(dict.fromkeys(nodes[read].storages))
+        touches.append([] if number in views else list(storages))
+    rows = GraphRows(
+        reads,
+        [node.role is Role.FORWARD for node in nodes],
+        [node.repeatable for node in nodes],
+        [node.keepable for node in nodes],
+        [float(node.seconds) for node in nodes],
+        [node.workspace_bytes for node in nodes],
+        [_KINDS[node.fusing] for node in nodes],
+    )
+    rows.picks = [node.picks for node in nodes]
+    rows.set_storages(
+        list(problem.sizes),
+        [list(node.storages) for node in nodes],
+        [list(node.makes) for node in nodes],
+        touches,
+        [storage in problem.input_storages for storage in range(len(problem.sizes))],
+    )
+    tangents = [n for n, node in enumerate(nodes) if node.role is Role.TANGENT]
+    rows.set_results(list(problem.forward_outputs), list(problem.backward_outputs), tangents)
+    rows.set_backward(
+        [n for n in problem.backward_nodes if n not in views], [n for n in problem.useful if n not in views]
+    )
+    return rows

@@ -20,10 +20,11 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from trainfit.compiling.fast_partitions import FUSED_SHARE
+from trainfit.compiling.pareto_front import ParetoFront
 from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts, divided, places_to_divide
-from trainfit.compiling.partition_memory import FUSED_SHARE, PartitionMemory
+from trainfit.compiling.partition_memory import PartitionMemory
 from trainfit.compiling.partition_swaps import PartitionSwaps
-from trainfit.compiling.partition_worth import by_worth
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem
 
 _PRICES = 31
@@ -38,8 +39,8 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
-_FILLING, _FILLED = 6, 6
-"""How many single values are tried between what was found, as a multiple of those in the end; and of one."""
+_FILLING, _LEAST_FILLING = 300, 40
+"""How many choices are judged around those that no other beats, in small graphs and in the largest."""
 _LEVELS, _LARGE_LEVELS = 10, 3
 """Limits that are searched for, whatever is asked, between the smallest peak and that of the fastest."""
 
@@ -48,6 +49,8 @@ _END_PRICES = {0.0: 1e-19, math.inf: 1e3}
 """The two ends: time alone decides, and bytes alone."""
 
 Figures = tuple[float, int, int, int]
+Divided = tuple[float, tuple[int, ...], tuple[Partition, Partition]]
+"""Seconds, the places where forward is divided, and the partitions at two prices."""
 
 
 class PartitionSearch:
@@ -56,7 +59,8 @@ class PartitionSearch:
     def __init__(self, problem: RecomputeProblem, also: Iterable[Collection[int]] = ()) -> None:
         """Begin with choices that others have made (`also`): what is found is never worse than those."""
         self.problem = problem
-        self._cuts = PartitionCuts(problem, FUSED_SHARE)
+        self.memory = PartitionMemory(problem)
+        self._cuts = PartitionCuts(problem, FUSED_SHARE, self.memory.rows)
         self._is_large = len(problem.useful) > _LARGE
         # What one move takes grows with the graph.
         self._moves = max(_LEAST_MOVES, min(_MOST_MOVES, 60 * _LARGE // 2 // max(len(problem.useful), 1)))
@@ -64,11 +68,12 @@ class PartitionSearch:
         size = sum(problem.own_bytes[n] for n in problem.useful)
         usual = max(seconds, 1e-12) / max(size, 1)
         self._prices = [usual * _PRICE_RANGE ** (2 * n / (_PRICES - 1) - 1) for n in range(_PRICES)]
-        self._memory = PartitionMemory(problem)
-        self._swaps = PartitionSwaps(problem, self._judge, self._moves)
+        self._swaps = PartitionSwaps(self.memory, self._judge, self._moves)
         self._values = CrossingValues(problem)
         self._crossings: dict[tuple[int, ...], frozenset[int]] = {}
+        self._judged = 0
         self._known: dict[frozenset[int], Partition] = {}
+        self._front = self._everywhere = ParetoFront(lambda partition: partition.peak_bytes)
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
         self._looked = False
@@ -80,11 +85,7 @@ class PartitionSearch:
     @property
     def partitions(self) -> list[Partition]:
         """All that were looked at and that no other beats in both peak and seconds; smallest peak first."""
-        found: list[Partition] = []
-        for partition in sorted(self._known.values(), key=lambda p: (p.peak_bytes, p.seconds, p.kept)):
-            if not found or partition.seconds < found[-1].seconds:
-                found.append(partition)
-        return found
+        return self._front.partitions
 
     @property
     def trade_offs(self) -> list[Partition]:
@@ -107,11 +108,13 @@ class PartitionSearch:
         For limits that are all the same these are the same partitions whatever the limit is. So whoever takes
         the first that fits never takes a slower one for a higher limit.
         """
-        ordered = sorted(self._everywhere, key=lambda p: (p.excess(limits), p.seconds, p.kept))
-        found: list[Partition] = []
-        for partition in ordered:
-            if not found or partition.seconds < found[-1].seconds:
-                found.append(partition)
+        self.look_everywhere()
+        found = self._everywhere.partitions
+        if not limits.are_same:
+            front = ParetoFront(lambda partition: partition.excess(limits))
+            for partition in self._known.values():
+                front.add(partition)
+            found = front.partitions
         if len(found) > most:
             low, high = found[0].excess(limits), found[-1].excess(limits)
             wanted = [low + (high - low) * n / (most - 1) for n in range(most)]
@@ -122,60 +125,49 @@ class PartitionSearch:
             found = [found[n] for n in sorted(taken)]
         return found[::-1]
 
-    @functools.cached_property
-    def _everywhere(self) -> tuple[Partition, ...]:
-        """All partitions that are seen on the way to a row of limits that depends on the graph alone."""
-        self.look_everywhere()
-        return tuple(dict.fromkeys(self._known.values()))
-
     def look_everywhere(self) -> None:
-        """Look for partitions between the smallest peak and the fastest, so that others can choose.
-
-        Half of the limits are as far from each other, the others where most may lie between two partitions.
-        """
+        """Look for partitions between the smallest peak and the fastest, so that others can choose."""
         if self._looked:
             return
         self._looked = True
+        self._look()
+        self._everywhere = self._front.copy()
+
+    def _look(self) -> None:
+        """Look for the smallest, then from the fastest down, at a row of limits, and where gaps are left."""
         self.fastest(GraphLimits.same(0.0))
         known = self.partitions
         if len(known) < 2:
             return
+        self._swaps.go_down(known[-1])
         low, high = known[0].peak_bytes, known[-1].peak_bytes
         levels = _LARGE_LEVELS if self._is_large else _LEVELS
-        even = levels - levels // 2
-        for number in range(even):
-            self.fastest(GraphLimits.same(low + (high - low) * number / even))
-        between: set[float] = set()
-        for _ in range(levels // 2):
-            middles = ((p.peak_bytes + q.peak_bytes) / 2 for p, q in self._widest_gaps())
-            limit = next((middle for middle in middles if middle not in between), None)
-            if limit is None:
-                break
-            between.add(limit)
-            self.fastest(GraphLimits.same(limit))
-        self._fill_gaps()
+        for number in range(levels):
+            self._cut(GraphLimits.same(low + (high - low) * number / levels), mixed=_MIXED)
+        useful = len(self.problem.useful)
+        self._fill_gaps(max(_LEAST_FILLING, min(_FILLING, _FILLING * _LARGE // (2 * useful))))
 
-    def _widest_gaps(self) -> list[tuple[Partition, Partition]]:
-        """Return pairs between which no partition is known, those with most bytes times seconds first."""
-        pairs = list(itertools.pairwise(self.partitions))
-        return sorted(
-            pairs,
-            key=lambda pair: (pair[0].peak_bytes - pair[1].peak_bytes) * (pair[0].seconds - pair[1].seconds),
-        )
+    def _cut(self, limits: GraphLimits, mixed: int | None = None) -> list[Divided]:
+        """Return the ways to divide forward with the price that just fits and the one below, fastest first.
 
-    def _fill_gaps(self) -> None:
-        """Keep single values more than partitions that no other beats: limits lie between these, too."""
-        moves = _FILLING * self._moves
+        Of some of them the stretches take different prices.
+        """
+        found = [(self._bisect(places, limits), places) for places in self._divisions]
+        able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
+        for _, places, ends in able[:mixed]:
+            self._mix(places, *ends, limits)
+        return able
+
+    def _fill_gaps(self, most: int) -> None:
+        """Try what lies around partitions that no other beats, first where limits may lie between two."""
         tried: set[tuple[int, ...]] = set()
-        while moves > 0:
-            smaller = (p for p, _ in self._widest_gaps() if p.kept not in tried)
-            partition = next(smaller, None)
+        most += self._judged
+        while self._judged < most:
+            partition = next((p for p in self._front.widest_gaps() if p.kept not in tried), None)
             if partition is None:
                 return
             tried.add(partition.kept)
-            for number in by_worth(self.problem, partition, repeated=True)[:_FILLED]:
-                self._judge({*partition.kept, number})
-                moves -= 1
+            self._swaps.try_around(partition)
 
     def smallest(self) -> Partition | None:
         """Return the partition with the smallest peak that was found."""
@@ -183,10 +175,7 @@ class PartitionSearch:
 
     def fastest(self, limits: GraphLimits) -> Partition | None:
         """Return the fastest partition found within the limits; None if none is."""
-        found = [(self._bisect(places, limits), places) for places in self._divisions]
-        able = sorted((ends[0].seconds, places, ends) for ends, places in found if ends is not None)
-        for _, places, ends in able[:_MIXED] if self._is_large else able:
-            self._mix(places, *ends, limits)
+        able = self._cut(limits, _MIXED if self._is_large else None)
         for _, places, ends in able[:_MIXED]:
             self._run_once(places, ends[0], limits)
         best = self._best(limits)
@@ -199,6 +188,8 @@ class PartitionSearch:
         return min(self._known.values(), key=lambda p: (p.excess(limits), p.seconds), default=None)
 
     def _best(self, limits: GraphLimits) -> Partition | None:
+        if limits.are_same:
+            return self._front.fastest(limits.backward_bytes)
         fitting = [p for p in self._known.values() if p.excess(limits) <= 0]
         return min(fitting, key=lambda p: (p.seconds, p.peak_bytes, p.kept), default=None)
 
@@ -218,11 +209,17 @@ class PartitionSearch:
     def _judge(self, chosen: Collection[int]) -> Partition | None:
         key = frozenset(chosen)
         if key not in self._known:
-            found = self._memory.partition(key)
+            self._judged += 1
+            found = self.memory.partition(key)
             if found is None:
                 return None
+            kept = frozenset(found.kept)
+            if kept in self._known:
+                found = self._known[kept]
+            else:
+                self._known[kept] = found
+                self._front.add(found)
             self._known[key] = found
-            self._known.setdefault(frozenset(found.kept), found)
         return self._known[key]
 
     def _at(self, places: tuple[int, ...], price: float) -> Partition | None:
@@ -258,11 +255,12 @@ class PartitionSearch:
     def _mix(self, places: tuple[int, ...], small: Partition, fast: Partition, limits: GraphLimits) -> None:
         """Let as many stretches as fit take the faster choice: from the last on, then from the first on."""
         given = self._crossing(places)
-        groups = [_of_stretches(places, partition.kept) for partition in (small, fast)]
-        order = [n for n in range(len(places), -1, -1) if groups[0][n] != groups[1][n]]
+        borders = self._places[-1] if self._places else []
+        groups = [_of_stretches(borders, partition.kept) for partition in (small, fast)]
+        order = [n for n in range(len(borders), -1, -1) if groups[0][n] != groups[1][n]]
 
         def mixed(faster: Sequence[int]) -> set[int]:
-            taken = (groups[n in faster][n] for n in range(len(places) + 1))
+            taken = (groups[n in faster][n] for n in range(len(borders) + 1))
             return {*given, *itertools.chain.from_iterable(taken)}
 
         self._most(len(order), lambda count: mixed(order[:count]), limits)
@@ -281,7 +279,8 @@ class PartitionSearch:
             found = None if chosen is None else self._judge(chosen | given)
             return found if found is not None and found.excess(limits) <= 0 else None
 
-        dearest = sorted((n for n in small.repeated if nodes[n].seconds), key=lambda n: -nodes[n].seconds)
+        again = self.memory.again(small)
+        dearest = sorted((n for n in again if nodes[n].seconds), key=lambda n: -nodes[n].seconds)
         worth = []
         for number in dearest[: self._moves]:
             found = cut(frozenset((number,)))
@@ -309,26 +308,29 @@ class PartitionSearch:
 
     def _improved(self, best: Partition, limits: GraphLimits) -> Partition:
         """Keep more where it fits: many values at once, then one by one; then see what can be let go."""
-        worth = by_worth(self.problem, best, repeated=True)
+        worth = self.memory.worth_keeping(best)
         for _ in range(_ROUNDS if not self._is_large else 2):
             kept, waiting = frozenset(best.kept), tuple(worth)
             count = self._most(len(waiting), lambda n, k=kept, w=waiting: k | {*w[:n]}, limits)  # type: ignore[misc]
             if count:
                 best = min(best, self._judge(kept | {*waiting[:count]}) or best, key=lambda p: p.seconds)
             # The next one is what does not fit: it is passed over.
-            worth = [n for n in waiting[count + 1 :] if n in set(best.repeated)]
+            again = set(self.memory.again(best))
+            worth = [n for n in waiting[count + 1 :] if n in again]
             if not worth:
                 break
         moves = 0
-        for number in by_worth(self.problem, best, repeated=True):
+        again = set(self.memory.again(best))
+        for number in self.memory.worth_keeping(best):
             if moves >= self._moves:
                 break
-            if number in best.kept or number not in best.repeated:
+            if number not in again:
                 continue
             moves += 1
             found = self._judge({*best.kept, number})
             if found is not None and found.excess(limits) <= 0 and found.seconds < best.seconds:
                 best = found
+                again = set(self.memory.again(best))
         return self._best(limits) or best
 
 

@@ -12,8 +12,8 @@ What a choice costs and needs is asked of `partition_memory.py`; which choice is
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 
@@ -153,6 +153,11 @@ class GraphLimits:
         """Return one limit for all of them."""
         return GraphLimits(limit, limit, limit)
 
+    @property
+    def are_same(self) -> bool:
+        """Whether they are one limit."""
+        return self.forward_bytes == self.held_bytes == self.backward_bytes
+
     def exceeded_by(self, forward_bytes: int, held_bytes: int, backward_bytes: int) -> float:
         """Return by how many bytes a call is above the limits; 0 or less: it is within."""
         return max(
@@ -162,15 +167,16 @@ class GraphLimits:
         )
 
 
+WhatRuns = Callable[[Sequence[int]], tuple[tuple[int, ...], tuple[int, ...]]]
+"""Returns what runs again for what is kept, and the order of backward."""
+
+
 @dataclass(frozen=True)
 class Partition:
     """One choice: what is kept and what is computed again, and what comes of it."""
 
     kept: tuple[int, ...]
     """The nodes whose results cross from forward to backward, in order; without inputs."""
-    repeated: tuple[int, ...]
-    backward_order: tuple[int, ...]
-    """What backward runs, in order: its own nodes and those computed again, each before its first need."""
     seconds: float
     """What computing again adds."""
     kept_bytes: int
@@ -180,6 +186,21 @@ class Partition:
     """Above the inputs, which are the caller's."""
     backward_peak_bytes: int
     """The same, with what was kept, the tangents, and what forward returned."""
+    what_runs: WhatRuns = field(repr=False, compare=False)
+
+    @cached_property
+    def _runs(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.what_runs(self.kept)
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """The forward nodes that run again, in order."""
+        return self._runs[0]
+
+    @property
+    def backward_order(self) -> tuple[int, ...]:
+        """What backward runs: its own nodes and those computed again, each before its first need."""
+        return self._runs[1]
 
     @property
     def peak_bytes(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch._functorch import config as functorch_config
@@ -21,17 +22,22 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_leaves
 
+from trainfit.compiling.backward_orders import quick_order
 from trainfit.compiling.joint_problem import CannotPlan
 from trainfit.compiling.recompute_problem import Partition, RecomputeProblem, Role
 from trainfit.order_fronts.fx import buffer_graph, in_order
 from trainfit.ordering.best_order import best_order
-from trainfit.ordering.ordering_problem import problem_of, step_bytes
+from trainfit.ordering.graph import BufferGraph
+from trainfit.ordering.ordering_problem import OrderingProblem, peak_of, problem_of
+from trainfit.ordering.tighten import tighten
 
 WITH_STATES = (
     torch.ops.higher_order.run_and_save_rng_state,
     torch.ops.higher_order.run_with_rng_state,
 )
 """How torch computes random operators of the user's checkpoints again: their states are kept."""
+_NEAR = 1.001
+"""A peak so near to what no order is below is good enough."""
 
 
 def prepared(module: GraphModule, forward_outputs: int) -> GraphModule:
@@ -52,7 +58,6 @@ def prepared(module: GraphModule, forward_outputs: int) -> GraphModule:
         if is_opaque_node(node):
             raise CannotPlan(f"it takes {node.name!r}, which is no tensor")
     _move_up(module.graph, forward_outputs)
-    module.recompile()
     return module
 
 
@@ -188,12 +193,15 @@ def graph_peak(
 
     `workspaces` are bytes that kernels need inside, by the node's name.
     """
-    graph = buffer_graph(module, freeable)
-    counted = problem_of(graph)
-    alive = step_bytes(counted, range(counted.count))
+    counted = _counted(module, buffer_graph(module, freeable), workspaces or {})
+    return peak_of(counted, range(counted.count))
+
+
+def _counted(module: GraphModule, graph: BufferGraph, workspaces: Mapping[str, int]) -> OrderingProblem:
     called = {node.name: node for node in module.graph.nodes}
-    inside = [node_workspace(called[node.name], workspaces or {}) for node in graph.nodes]
-    return max([counted.initial_bytes, *(here + extra for here, extra in zip(alive, inside))])
+    problem = problem_of(graph)
+    inside = (node_workspace(called[node.name], workspaces) for node in graph.nodes)
+    return replace(problem, rise=[rise + extra for rise, extra in zip(problem.rise, inside)])
 
 
 def node_workspace(node: Node, workspaces: Mapping[str, int]) -> int:
@@ -207,13 +215,19 @@ def node_workspace(node: Node, workspaces: Mapping[str, int]) -> int:
     return workspaces.get(node.name, 0)
 
 
-def with_better_order(backward: GraphModule, workspaces: Mapping[str, int]) -> GraphModule:
-    """Return backward in a better order, where there is one that lowers its peak."""
+def with_better_order(backward: GraphModule, workspaces: Mapping[str, int]) -> tuple[GraphModule, int]:
+    """Return backward in a better order, where there is one that lowers its peak; and its peak."""
     freeable = given_away(backward)
-    order = best_order(buffer_graph(backward, freeable))
-    before = graph_peak(backward, freeable, workspaces)
-    if order.peak_bytes >= before:
-        return backward
+    graph = buffer_graph(backward, freeable)
+    counted = _counted(backward, graph, workspaces)
+    before = peak_of(counted, range(counted.count))
+    steps, peak, bound = quick_order(counted)
+    if peak > _NEAR * bound:
+        others = best_order(graph).steps
+        steps, peak = min((steps, peak), tighten(counted, others), key=lambda found: found[1])
+    if peak >= before:
+        return backward, before
     # All results of an operator live until the last of them is taken: they are taken at once.
-    better = raise_getitems(in_order(backward, order.names))
-    return better if graph_peak(better, freeable, workspaces) < before else backward
+    better = raise_getitems(in_order(backward, [graph.nodes[step].name for step in steps]))
+    after = graph_peak(better, freeable, workspaces)
+    return (better, after) if after < before else (backward, before)
