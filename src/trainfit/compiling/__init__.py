@@ -15,12 +15,14 @@ In the order in which a graph passes through them:
 - `fast_partitions`: those from `graph_rows` to here, compiled where that was possible
 - `partition_memory`: what choices of a problem need
 - `partition_cuts`: the cheapest choice for a price per byte, and where forward is divided
+- `cut_corners`: the prices at which the cheapest choice changes
 - `pareto_front`: what no other choice beats
 - `partition_swaps`: values kept in the place of others
 - `partition_search`: the fastest choice within limits
 - `torch_choices`: what torch's own partitioner would keep
 - `split_graphs`: the graphs of forward and backward that torch compiles
 - `kernel_workspaces`: what kernels of torch's own need inside of inductor's code
+- `written_code`: what the code that inductor writes allocates and lets go
 - `kernel_memory`: what inductor's code of a graph will need
 - `backward_orders`: how far another order of backward lowers its peak
 - `graph_planner`: one graph planned, divided and certified

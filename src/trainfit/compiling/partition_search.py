@@ -20,6 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from trainfit.compiling.cut_corners import look_at_corners
 from trainfit.compiling.fast_partitions import FUSED_SHARE
 from trainfit.compiling.pareto_front import ParetoFront
 from trainfit.compiling.partition_cuts import CrossingValues, PartitionCuts, divided, places_to_divide
@@ -39,8 +40,10 @@ _MOST_MOVES, _LEAST_MOVES = 60, 6
 """How many single values are tried in the end, in small graphs and in the largest."""
 _LARGE = 1000
 """Useful nodes above which fewer ways are tried, so that a large graph is planned in seconds."""
-_FILLING, _LEAST_FILLING = 300, 40
+_FILLING, _LEAST_FILLING = 350, 40
 """How many choices are judged around those that no other beats, in small graphs and in the largest."""
+_CORNERS = 48
+"""How many prices are looked at where two cuts of all of forward cost the same."""
 _LEVELS, _LARGE_LEVELS = 10, 3
 """Limits that are searched for, whatever is asked, between the smallest peak and that of the fastest."""
 
@@ -144,6 +147,7 @@ class PartitionSearch:
         levels = _LARGE_LEVELS if self._is_large else _LEVELS
         for number in range(levels):
             self._cut(GraphLimits.same(low + (high - low) * number / levels), mixed=_MIXED)
+        look_at_corners(functools.partial(self._at, ()), _CORNERS)
         useful = len(self.problem.useful)
         self._fill_gaps(max(_LEAST_FILLING, min(_FILLING, _FILLING * _LARGE // (2 * useful))))
 
