@@ -28,6 +28,7 @@ In the order in which a graph passes through them:
 - `graph_planner`: one graph planned, divided and certified
 - `step_shares`: how the graphs of a step share its memory
 - `compile_plan`: what was planned, for whoever asks
+- `remembered_plans`: what was planned for code that torch finds again
 - `planned_partitioner`: the partitioner that torch.compile calls
 - `graph_probe`: which graphs a model has, before it is compiled
 - `standing_memory`: parameters, buffers and optimizer state

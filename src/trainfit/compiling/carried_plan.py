@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_memory import partition_of
 from trainfit.compiling.planned_partitioner import code_hash
 from trainfit.compiling.recompute_problem import Partition, RecomputeProblem, Role
+from trainfit.compiling.remembered_plans import note_refusal, was_refused
 from trainfit.compiling.split_graphs import prepared, split, with_better_order
 from trainfit.compiling.standing_memory import device_of
 from trainfit.compiling.value_names import GraphValues, named_values
@@ -72,6 +74,7 @@ class CarriedPlan:
                 stacklevel=2,
             )
         self.refused.append(why)
+        note_refusal(_identity())
 
 
 _carried: WeakKeyDictionary[nn.Module, CarriedPlan] = WeakKeyDictionary()
@@ -148,9 +151,17 @@ class CarryingPartitioner(CustomPartitionerFn):
         return _as_before(backend, gm, joint_inputs, kwargs)
 
     def uuid(self) -> Any:
-        """Identify the decisions for torch's caches: our code and the plans that are carried out."""
-        plans = sorted(json.dumps(asdict(carried.plan), sort_keys=True) for carried in _carried.values())
-        return code_hash(), hashlib.sha256("\n".join(plans).encode()).hexdigest()
+        """Identify the decisions for torch's caches: our code and the plans that are carried out.
+
+        Code of a model that was warned about is not found again: who uses it is to hear of it each time.
+        """
+        identity = _identity()
+        return (*identity, os.urandom(16).hex()) if was_refused(identity) else identity
+
+
+def _identity() -> tuple[str, str]:
+    plans = sorted(json.dumps(asdict(carried.plan), sort_keys=True) for carried in _carried.values())
+    return code_hash(), hashlib.sha256("\n".join(plans).encode()).hexdigest()
 
 
 class _Unpriced(NodeCosts):
@@ -195,6 +206,7 @@ class _PlannedGraph:
                 "carried out, but the peak that it promises does not hold.",
                 stacklevel=2,
             )
+            note_refusal(_identity())
         forward, backward = split(
             self._module,
             partition,

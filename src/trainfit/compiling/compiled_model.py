@@ -16,6 +16,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._functorch import config as functorch_config
 from torch._inductor import compile_fx, list_mode_options
 from torch._inductor import config as inductor_config
 from torch.fx import GraphModule
@@ -27,6 +28,13 @@ from trainfit.compiling.graph_probe import GraphProbe, nothing_changed
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.planned_partitioner import PlannedPartitioner, too_small
 from trainfit.compiling.recompute_problem import GraphLimits
+from trainfit.compiling.remembered_plans import (
+    RememberedGraph,
+    has_gradients,
+    key_of_graph,
+    recalled,
+    remember,
+)
 from trainfit.compiling.standing_memory import device_of, model_bytes, optimizer_bytes
 from trainfit.compiling.step_shares import shared, smallest_peak
 from trainfit.devices.device_table import Device, find_device
@@ -101,6 +109,22 @@ class _PlannedCompiler:
                 fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=self.partitioner
             )(gm, example_inputs)
             return compiled
+        key = key_of_graph(self.partitioner.uuid(), gm, example_inputs)
+        before = len(self.plan.graphs)
+        made = self._by_inductor(gm, example_inputs)
+        if len(self.plan.graphs) > before:
+            remember(key, RememberedGraph(self.plan.graphs[-1], self.plan.standing_bytes))
+        elif has_gradients(gm, example_inputs):
+            # Torch has found compiled code again, and asked nobody.
+            known = recalled(key)
+            if known is not None:
+                self.partitioner.note(known)
+            else:
+                with functorch_config.patch(enable_autograd_cache=False):
+                    made = self._by_inductor(gm, example_inputs)
+        return made
+
+    def _by_inductor(self, gm: GraphModule, example_inputs: Any) -> Callable[..., Any]:
         with inductor_config.patch({**self._patches, "custom_partitioner_fn": self.partitioner}):
             made: Any = compile_fx.compile_fx(gm, example_inputs)
         return cast(Callable[..., Any], made)

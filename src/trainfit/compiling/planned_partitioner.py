@@ -24,6 +24,7 @@ from trainfit.compiling.graph_planner import Backend, DividedGraph, GraphPlanner
 from trainfit.compiling.joint_problem import CannotPlan
 from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.recompute_problem import GraphLimits
+from trainfit.compiling.remembered_plans import RememberedGraph
 from trainfit.errors import BudgetTooSmall
 
 
@@ -58,6 +59,14 @@ class PlannedPartitioner(CustomPartitionerFn):
             return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         self.plan.graphs.append(_described(divided, planner, limits))
         return divided.forward, divided.backward
+
+    def note(self, known: RememberedGraph) -> None:
+        """Take what an earlier process has planned for the next graph: its compiled code is used again."""
+        self.batch_is_counted()
+        self.plan.standing_bytes = known.standing_bytes
+        self.plan.graphs.append(known.graph)
+        if known.graph.refused:
+            self._warn(known.graph.refused)
 
     def uuid(self) -> Any:
         """Identify the decisions for torch's caches: our code, the budget and who shares it."""
