@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainfit.compiling.node_costs import signature_of_node
 from trainfit.compiling.split_graphs import WITH_STATES, node_workspace
 from trainfit.operators.families import CONVOLUTIONS
-from trainfit.order_fronts.scheduler_memory import kernel_names
 from trainfit.traces.trace import Signature, TensorSpec
 from trainfit.workspace.measured import QUICK, measure_operators
 
@@ -28,7 +27,7 @@ def inside_bytes(node: Any, workspaces: dict[str, int]) -> int:
 
     `workspaces` are the bytes as the graph has them, by the node's name, and by the operator's.
     """
-    found = [workspaces.get(name, workspaces.get(called, 0)) for name, called in kernel_names(node)]
+    found = [workspaces.get(name, workspaces.get(called, 0)) for name, called in _kernel_names(node)]
     found += [node_workspace(origin, workspaces) for origin in _given_states(node)]
     most = max(found, default=0)
     if not most:
@@ -39,6 +38,15 @@ def inside_bytes(node: Any, workspaces: dict[str, int]) -> int:
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
         measured = measure_operators(laid_out, QUICK)
     return max(most if result is None else result.workspace_bytes for result in measured)
+
+
+def _kernel_names(node: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a node calls as kernels of their own: the FX node and the operator (`aten.mm.default`)."""
+    for part in node.get_nodes():
+        called = getattr(part.node, "op_overload", None)
+        if called is not None and isinstance(part.node, ir.ExternKernel):
+            origin = part.node.get_origin_node()
+            yield "" if origin is None else origin.name, str(called)
 
 
 def _given_states(node: Any) -> Iterator[Node]:

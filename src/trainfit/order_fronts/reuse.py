@@ -26,23 +26,20 @@ def live_bytes_with_reuse(
     buffers that the code allocates itself, `released` those that it may hand on, each with its kind.
     """
     live = list(order_timeline(precise, steps).after_alloc)
-    for _, between, size in kept_for_later(planned, precise, steps, allocated, released):
+    for between, size in _kept_for_later(planned, precise, steps, allocated, released):
         for place in between:
             live[place] += size
     return live
 
 
-def kept_for_later(
+def _kept_for_later(
     planned: BufferGraph,
     precise: BufferGraph,
     steps: Sequence[int],
     allocated: Mapping[str, Hashable],
     released: Mapping[str, Hashable],
-) -> Iterator[tuple[str, range, int]]:
-    """Yield the buffers that stay allocated for a later one, the steps in between, and the bytes.
-
-    The arguments are those of `live_bytes_with_reuse`.
-    """
+) -> Iterator[tuple[range, int]]:
+    """Yield for each buffer that stays allocated for a later one the steps in between, and the bytes."""
     counted = list(order_timeline(planned, steps).live_bytes)
     most = max(counted)
     starting: list[list[str]] = [[] for _ in steps]
@@ -55,19 +52,18 @@ def kept_for_later(
                 ending[life.end].append(life.buffer)
         if life.size_alloc:
             starting[life.start].append(life.buffer)
-    pool: dict[Hashable, list[tuple[int, str]]] = {}
+    pool: dict[Hashable, list[int]] = {}
     for step in range(len(steps)):
         for name in starting[step]:
             waiting = pool.get(allocated.get(name))
             if not waiting:
                 continue
-            since, before = waiting[-1]
-            between = range(since + 1, step)
+            between = range(waiting[-1] + 1, step)
             if all(counted[place] + size.get(name, 0) <= most for place in between):
                 waiting.pop()
                 for place in between:
                     counted[place] += size.get(name, 0)
-                yield before, between, size.get(name, 0)
+                yield between, size.get(name, 0)
         for name in ending[step]:
             if name in released:
-                pool.setdefault(released[name], []).append((step, name))
+                pool.setdefault(released[name], []).append(step)

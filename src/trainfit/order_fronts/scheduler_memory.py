@@ -3,16 +3,14 @@
 Inductor counts every buffer of a node as allocated. When it writes the code it leaves out those that only
 their own fused kernel uses, and lets a kernel write its result over an input of the same size that no later
 kernel reads. Both can be known before an order is chosen where they hold in every order; `precise_graph`
-takes them into account. Which of the other inputs are overwritten depends on the order and is left out.
-
-What is joined (`torch.cat`) is one buffer into whose parts kernels write: the code allocates it before the
-first of them runs, and its parts have no memory of their own. Which is first depends on the order, too.
+takes them into account. Which of the other inputs are overwritten depends on the order and is left out. What
+code that is written really has alive is read off it (`compiling/written_code.py`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,43 +34,28 @@ def planned_graph(nodes: Nodes) -> BufferGraph:
     return graph_of_uses(nodes, made, inputs, set(V.graph.get_output_names()))
 
 
-def precise_graph(nodes: Nodes, planned: BufferGraph, *, in_this_order: bool = False) -> BufferGraph:
-    """Return the same graph without what is never allocated and with what is overwritten in every order.
-
-    If the nodes will run `in_this_order`, also with what is overwritten in this one, and with the parts of
-    joined buffers as one.
-    """
+def precise_graph(nodes: Nodes, planned: BufferGraph) -> BufferGraph:
+    """Return the same graph without what is never allocated and with what is overwritten in every order."""
     removed = set(_removed(nodes))
     owner: dict[str, str] = {}
     taken: set[str] = set()
     size = {buffer.name: buffer for buffer in planned.buffers}
-    for result, overwritten in _overwritten(nodes, in_this_order):
+    for result, overwritten in _overwritten(nodes):
         if overwritten not in size or {result, overwritten} & removed or overwritten in taken:
             continue
         before, after = size[overwritten], size[result]
         if not before.output and before.size_alloc == before.size_free == after.size_alloc == after.size_free:
             owner[result] = overwritten
             taken.add(overwritten)
-    whole: dict[str, str] = {}
-    for joined, parts in (_joined(nodes) if in_this_order else {}).items():
-        if joined in size and not removed & {joined, *parts}:
-            first, *others = parts
-            whole[first] = joined
-            owner |= dict.fromkeys((joined, *others), first)
     buffers = []
     for buffer in planned.buffers:
-        if buffer.name in whole:
-            known = size[whole[buffer.name]]
-            buffer = replace(buffer, size_alloc=known.size_alloc, size_free=known.size_free)
-        elif buffer.name in removed or buffer.name in owner:
+        if buffer.name in removed or buffer.name in owner:
             buffer = replace(buffer, size_alloc=0, size_free=0, alias_of=owner.get(buffer.name))
         buffers.append(buffer)
     return BufferGraph(planned.nodes, tuple(buffers), planned.inputs)
 
 
-def kinds_of_buffers(
-    nodes: Nodes, *, in_this_order: bool = False
-) -> tuple[dict[str, Hashable], dict[str, Hashable]]:
+def kinds_of_buffers(nodes: Nodes) -> tuple[dict[str, Hashable], dict[str, Hashable]]:
     """Return the kinds of the buffers that the code allocates, and of those that later ones may take over."""
     allocated: dict[str, Hashable] = {}
     released: dict[str, Hashable] = {}
@@ -84,28 +67,7 @@ def kinds_of_buffers(
             released[buffer.get_name()] = kind
             if buffer.node.should_allocate():
                 allocated[buffer.get_name()] = kind
-    for joined, parts in (_joined(nodes) if in_this_order else {}).items():
-        if joined in released:
-            allocated[parts[0]] = released[parts[0]] = released[joined]
-            for name in (joined, *parts[1:]):
-                released.pop(name, None)
-                allocated.pop(name, None)
     return allocated, released
-
-
-def _joined(nodes: Nodes) -> dict[str, list[str]]:
-    """Return the buffers that others are parts of, each with its parts as they are written."""
-    found: dict[str, list[str]] = {}
-    for node in nodes:
-        for buffer in node.get_outputs():
-            part = whole = buffer.node
-            while isinstance(whole.get_output_spec(), ir.NonOwningLayout):
-                whole = whole.get_output_spec().view.unwrap_view()
-                while isinstance(whole, ir.BaseView | ir.MutableBox):
-                    whole = whole.data
-            if whole is not part:
-                found.setdefault(whole.get_name(), []).append(part.get_name())
-    return found
 
 
 def nodes_with_unknown_workspace(nodes: Nodes) -> list[int]:
@@ -154,23 +116,10 @@ def _removed(nodes: Nodes) -> Iterator[str]:
                 yield name
 
 
-def kernel_names(node: Any) -> Iterator[tuple[str, str]]:
-    """Yield what a node calls as kernels of their own: the FX node and the operator (`aten.mm.default`)."""
-    for part in node.get_nodes():
-        called = getattr(part.node, "op_overload", None)
-        if called is not None and isinstance(part.node, ir.ExternKernel):
-            origin = part.node.get_origin_node()
-            yield "" if origin is None else origin.name, str(called)
-
-
-def _overwritten(nodes: Nodes, in_this_order: bool) -> Iterator[tuple[str, str]]:
+def _overwritten(nodes: Nodes) -> Iterator[tuple[str, str]]:
     """Yield results of kernels, each with an input that it may overwrite: its other readers run before."""
     scheduler: Any = V.graph.scheduler
-    done: set[str] = set()
     for node in nodes if config.inplace_buffers else ():
-        before = frozenset(done)
-        if in_this_order:
-            done |= {part.get_name() for part in node.get_nodes()}
         device = node.get_device()
         if device is None or not V.graph.has_feature(device, BackendFeature.INPLACE_BUFFERS):
             continue
@@ -181,11 +130,11 @@ def _overwritten(nodes: Nodes, in_this_order: bool) -> Iterator[tuple[str, str]]
                 for read in part.read_writes.reads:
                     known = scheduler.name_to_donated_buffer.get(read.name)
                     source = known or scheduler.name_to_buf.get(read.name)
-                    if source is not None and _may_overwrite(node, part, source, result, before):
+                    if source is not None and _may_overwrite(node, part, source, result):
                         yield result.get_name(), read.name
 
 
-def _may_overwrite(node: Any, part: Any, source: Any, result: Any, done: Set[str]) -> bool:
+def _may_overwrite(node: Any, part: Any, source: Any, result: Any) -> bool:
     if not result.node.should_allocate() or result.node.get_mutation_names() or source.node is None:
         return False
     if isinstance(
@@ -195,7 +144,7 @@ def _may_overwrite(node: Any, part: Any, source: Any, result: Any, done: Set[str
         return False
     if source.get_name() in V.graph.never_reuse_buffers or source.get_name() in V.graph.constants:
         return False
-    later = [user for user in source.users if user.node.get_name() not in part.ancestors | done]
+    later = [user for user in source.users if user.node.get_name() not in part.ancestors]
     if len(later) != 1 or later[0].node is not part or not later[0].can_inplace:
         return False
     accesses = {
