@@ -190,13 +190,13 @@ def test_never_worse_than_what_torch_keeps() -> None:
         assert ours.seconds <= theirs.seconds + 1e-12
 
 
-def test_that_torchs_partitioner_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_partitioner_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
-        raise RuntimeError("the cut is unbounded\nmore")
+        raise RuntimeError("the cut is unbounded")
 
     monkeypatch.setattr(partitioners, "choose_saved_values_set", fails)
     torch._dynamo.reset()
     compiled = trainfit.compile(nn.Linear(4, 4), budget="1GiB", backend="aot_eager", fullgraph=True)
-    with pytest.warns(UserWarning, match=r"fails on a graph \(RuntimeError: the cut is unbounded\)"):
-        compiled(torch.randn(2, 4)).sum().backward()
+    compiled(torch.ones(2, 4)).sum().backward()
+    assert not any(graph.refused for graph in compiled.compile_plan.graphs)
     torch._dynamo.reset()

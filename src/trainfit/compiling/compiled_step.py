@@ -123,7 +123,6 @@ class CompiledStep:
             try:
                 planner = graph.planner(self._costs, self._backend)
                 found.append(planner)
-                self.warnings += (planner.torch_failure,) if planner.torch_failure else ()
             except CannotPlan as why:
                 found.append(None)
                 self.warnings += (f"torch's own partitioner divides a graph of the step, because {why}",)

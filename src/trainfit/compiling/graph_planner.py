@@ -21,12 +21,14 @@ from trainfit.compiling.node_costs import NodeCosts
 from trainfit.compiling.partition_search import PartitionSearch
 from trainfit.compiling.recompute_problem import GraphLimits, Partition, RecomputeProblem, Role
 from trainfit.compiling.split_graphs import given_away, graph_peak, prepared, split, with_better_order
-from trainfit.compiling.torch_choices import NoChoice, torch_choice
+from trainfit.compiling.torch_choices import torch_choice
 
 Backend = Literal["inductor", "aot_eager"]
 
 CANDIDATES: dict[str, int] = {"aot_eager": 1024, "inductor": 24}
 """Among how many partitions of a graph is chosen; counting inductor's kernels takes seconds."""
+_SMALLEST: dict[Backend, int] = {"aot_eager": 1, "inductor": 3}
+"""Of how many with the smallest peaks the smallest is found by counting."""
 _SURE = (0.3, 0.7)
 """How far below and above a limit inductor's kernels may be from the model's peak, as a share of it."""
 
@@ -84,20 +86,10 @@ class GraphPlanner:
         self._changes_size = any(isinstance(node.meta.get("val"), torch.SymInt) for node in self._nodes)
         self._divided: dict[tuple[int, ...], DividedGraph] = {}
         self._workspaces = problem_workspaces(self.problem, self._nodes)
-        self.torch_failure = ""
-        """Why torch's own choice is not among those that are looked at, if it is not."""
-        self.search = PartitionSearch(self.problem, self._torch_choices())
+        self.search = PartitionSearch(self.problem)
         self._orders = BackwardOrders(self.search.memory)
         if self.search.smallest() is None:
             raise CannotPlan("backward needs something that can neither be kept nor run again")
-
-    def _torch_choices(self) -> list[set[int]]:
-        """Return what torch would keep without a budget, if its partitioner does not fail."""
-        try:
-            return [self.torch_choice()]
-        except NoChoice as why:
-            self.torch_failure = f"torch's own partitioner fails on a graph ({why}): it is not compared with"
-            return []
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -216,10 +208,14 @@ class GraphPlanner:
         return self._orders.backward_peak(partition) <= limits.backward_bytes
 
     def smallest(self) -> DividedGraph:
-        """Return the division with the smallest peak that the search knows."""
+        """Return the division with the smallest peak that the search knows.
+
+        What inductor makes of partitions may put them into another order: of some the smallest as counted.
+        """
         partition = self.search.smallest()
         assert partition is not None, "checked when the graph was read"
-        return self.divide(partition)
+        near = self.search.partitions[: _SMALLEST[self._backend]]
+        return min(map(self.divide, (partition, *near)), key=lambda divided: divided.peak_bytes)
 
     def _beside(self, partition: Partition) -> int:
         """Return what is alive while backward runs and is not counted in its graph: outputs and tangents."""

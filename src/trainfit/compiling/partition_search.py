@@ -18,7 +18,7 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from trainfit.compiling.cut_corners import look_at_corners
 from trainfit.compiling.fast_partitions import FUSED_SHARE
@@ -59,8 +59,8 @@ Divided = tuple[float, tuple[int, ...], tuple[Partition, Partition]]
 class PartitionSearch:
     """Finds partitions of one problem, for as many limits as are asked for."""
 
-    def __init__(self, problem: RecomputeProblem, also: Iterable[Collection[int]] = ()) -> None:
-        """Begin with choices that others have made (`also`): what is found is never worse than those."""
+    def __init__(self, problem: RecomputeProblem) -> None:
+        """Begin with the two ends of each way to divide forward: time alone decides, or bytes alone."""
         self.problem = problem
         self.memory = PartitionMemory(problem)
         self._cuts = PartitionCuts(problem, FUSED_SHARE, self.memory.rows)
@@ -80,7 +80,6 @@ class PartitionSearch:
         self._places = places_to_divide(problem)
         self._answers: dict[tuple[tuple[int, ...], float], Partition | None] = {}
         self._looked = False
-        self._given = [judged for chosen in also if (judged := self._judge(chosen)) is not None]
         for places in self._divisions:
             for price in (0.0, math.inf):
                 self._at(places, price)
@@ -122,9 +121,8 @@ class PartitionSearch:
             low, high = found[0].excess(limits), found[-1].excess(limits)
             wanted = [low + (high - low) * n / (most - 1) for n in range(most)]
             above = [p.excess(limits) for p in found]
-            # Of each step the fastest; the steps begin and end with what is there. What others chose stays.
+            # Of each step the fastest; the steps begin and end with what is there.
             taken = {bisect.bisect_right(above, w) - 1 for w in wanted}
-            taken |= {n for n, partition in enumerate(found) if partition in self._given}
             found = [found[n] for n in sorted(taken)]
         return found[::-1]
 

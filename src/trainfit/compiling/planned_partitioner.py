@@ -91,8 +91,6 @@ class PlannedPartitioner(CustomPartitionerFn):
             backend=self._backend,
             static_inputs=static_lifetime_input_indices or (),
         )
-        if planner.torch_failure:
-            warnings.warn(f"{planner.torch_failure}.", stacklevel=2)
         if not self._batch_counted:
             # The batch is known only now, and it is there all the time.
             self._batch_counted = True
