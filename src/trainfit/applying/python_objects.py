@@ -14,6 +14,7 @@ import enum
 import itertools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -177,10 +178,24 @@ class ModuleAttributes:
                     return False
         return all(_same_items(holder, items) for holder, items in self._held)
 
-    def is_as_if_new(self) -> bool:
-        """Return whether looking anew would find the same, down to what torch itself sets."""
-        for (module, attributes, buffers), inner in zip(self._rows, self._inner):
-            now = vars(module)
+    def without_owner(self) -> ModuleAttributes:
+        """Return the same without the module itself, and without its `forward`, which may hold these."""
+        found = copy.copy(self)
+        _, attributes, buffers = self._rows[0]
+        attributes = {name: value for name, value in attributes.items() if name != FORWARD}
+        found._rows = [(nn.Module.__new__(nn.Module), attributes, buffers), *self._rows[1:]]
+        return found
+
+    def of_owner(self, module: nn.Module) -> ModuleAttributes:
+        """Return the same as the attributes of this module, which has them."""
+        found = copy.copy(self)
+        found._rows = [(module, vars(module).copy(), self._rows[0][2]), *self._rows[1:]]
+        return found
+
+    def is_as_if_new(self, owner: nn.Module) -> bool:
+        """Return whether looking at this module anew would find the same, down to what torch itself sets."""
+        for number, ((module, attributes, buffers), inner) in enumerate(zip(self._rows, self._inner)):
+            now = vars(module) if number else {n: v for n, v in vars(owner).items() if n != FORWARD}
             if (
                 list(now) != list(attributes)
                 or not all(map(operator.is_, now.values(), attributes.values()))
@@ -209,11 +224,16 @@ class ModuleAttributes:
 
 
 class LastAttributes:
-    """The attributes of one module when it was called last: the same object, as long as nothing changes."""
+    """The attributes of one module when it was called last, which are the same as long as nothing changes.
+
+    They are held without the module: whoever holds them belongs to it, and it is to die when it is let go.
+    """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._last: ModuleAttributes | None = None
+        self._given: weakref.ref[ModuleAttributes] | None = None
+        """What was returned last, as long as somebody has it."""
         self._changes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -223,12 +243,17 @@ class LastAttributes:
     def now(self, module: nn.Module) -> ModuleAttributes:
         """Return the attributes as they are now; to compare them takes a third of looking at them."""
         last = self._last
-        if last is not None and last.is_as_if_new():
-            return last
+        if last is not None and last.is_as_if_new(module):
+            found = None if self._given is None else self._given()
+            found = last.of_owner(module) if found is None else found
+            self._given = weakref.ref(found)
+            return found
         self._changes += 1
         found = ModuleAttributes(module)
+        self._given = weakref.ref(found)
         # Not held beyond backward if there may be tensors in them, or if they are others each time.
-        self._last = found if found.is_known and self._changes <= _MOST_CHANGES else None
+        is_lasting = found.is_known and self._changes <= _MOST_CHANGES
+        self._last = found.without_owner() if is_lasting else None
         return found
 
 
