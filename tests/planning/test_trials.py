@@ -62,7 +62,7 @@ def choices(planner: Planner) -> list[Combination]:
     found = list(made.by_price)
     found += [one for uniform in made.by_price[-4:] for one in made.variations(uniform)]
     peak, least = planner.nothing().peak_bytes, planner.smallest().peak_bytes
-    for share in (0.2, 0.5, 0.8):
+    for share in (0.2, 0.35, 0.5, 0.65, 0.8):
         solved = planner.problem.solve(
             round(least + share * (peak - least)), seconds_limit=2.0, gap_seconds=0.0
         )
