@@ -126,6 +126,8 @@ class _Reader:
         self._outputs = set(graph.get_output_names())
         self._called = [-1] * len(self._nodes)
         self._calls = 0
+        self._before = 0
+        """The first of the nodes that no call of a kernel of inductor's own has passed yet."""
         self._made: list[tuple[str, int, int]] = []
         """Name, bytes and first call of each storage."""
         self._ends: dict[int, int] = {}
@@ -177,11 +179,9 @@ class _Reader:
         elif isinstance(line, w.FreeLine):
             self._delete(line.node.get_name())
         elif isinstance(line, w.KernelCallLine):
-            self._call(
-                n
-                for n in range(place + 1)
-                if self._called[n] < 0 and not runs_nothing(self._nodes[n]) and not self._nodes[n].is_extern()
-            )
+            ran = range(self._before, place + 1)
+            self._call(n for n in ran if not runs_nothing(self._nodes[n]) and not self._nodes[n].is_extern())
+            self._before = place + 1
         elif not isinstance(line, w.MemoryPlanningLine | w.CommentLine | w.MultiOutputLine):
             self._call_of_torch(place, line)
 
